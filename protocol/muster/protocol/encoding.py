@@ -1,0 +1,84 @@
+"""Hashing and canonical encodings shared by every component and by the contracts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import rfc8785
+from eth_hash.auto import keccak as _keccak
+
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, Hash32
+
+
+def keccak(data: bytes) -> Hash32:
+    """Return the Keccak-256 digest of `data`, as the EVM computes it."""
+    return Hash32(_keccak(data))
+
+
+def file_hash(data: bytes) -> Hash32:
+    """Return the SHA-256 of a submission file: what `sha256sum` prints."""
+    return Hash32(hashlib.sha256(data).digest())
+
+
+def abi_words(*values: int | bytes) -> bytes:
+    """Return `abi.encode` of static values, 32 bytes each.
+
+    Integers are uint256; 20-byte strings are addresses (left-padded); 32-byte strings are bytes32.
+    Raises EncodingError on a negative or too large integer and on any other length.
+    """
+    return b"".join(_word(value) for value in values)
+
+
+def _word(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        if not 0 <= value < 1 << 256:
+            raise EncodingError(f"does not fit uint256: {value}")
+        return value.to_bytes(32, "big")
+    if len(value) not in (20, 32):
+        raise EncodingError(f"expected 20 or 32 bytes, got {len(value)}")
+    return value.rjust(32, b"\0")
+
+
+def address_bytes(address: Address) -> bytes:
+    """Return the 20 bytes of an account address."""
+    return bytes.fromhex(address[2:])
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return the RFC 8785 (JCS) encoding of a JSON value: one value, one byte string.
+
+    Raises EncodingError for what JSON cannot hold: NaN, infinities, integers beyond 2^53, keys that
+    are not strings.
+    """
+    try:
+        return rfc8785.dumps(value)
+    except (rfc8785.CanonicalizationError, RecursionError) as error:
+        raise EncodingError(f"cannot be canonical JSON: {error}") from error
+
+
+def parse_canonical_json(data: bytes, *, max_bytes: int) -> Any:
+    """Return the value of canonical JSON bytes; refuses oversized and non-canonical input."""
+    if len(data) > max_bytes:
+        raise EncodingError(f"document of {len(data)} bytes exceeds the limit of {max_bytes}")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EncodingError(f"not JSON: {error}") from error
+    if canonical_json(value) != data:
+        raise EncodingError("JSON is not in canonical form (RFC 8785)")
+    return value
+
+
+def require_uint(name: str, value: int, bits: int) -> int:
+    """Return `value` if it fits an unsigned integer of `bits` bits; else raises EncodingError."""
+    if not 0 <= value < 1 << bits:
+        raise EncodingError(f"{name} does not fit uint{bits}: {value}")
+    return value
+
+
+def hex0x(data: bytes) -> str:
+    """Return `0x` followed by lower-case hexadecimal."""
+    return "0x" + data.hex()

@@ -1,0 +1,126 @@
+"""Every error Muster raises on purpose.
+
+MusterError
+├── ConfigError (ValueError)            a setting, file or argument the user can mend
+├── WalletError (ValueError)            keystore missing, malformed, or the password is wrong
+├── ChainError (RuntimeError)
+│   ├── ChainUnreachable                the RPC endpoint does not answer
+│   ├── WrongChain                      it answers for another chain or other contracts
+│   ├── ContractRevert                  a call or transaction reverted; carries the decoded error
+│   └── TransactionLost                 a sent transaction has no receipt in time
+├── ProtocolError (ValueError)          bytes that do not follow docs/protocol.md
+│   ├── EncodingError                   a message, record or file that does not parse
+│   ├── ProofError                      a TOPLOC proof that does not parse
+│   └── SignatureError                  a signature that is malformed or by the wrong key
+├── ApiError (RuntimeError)             the orchestrator refused a request; carries status and code
+├── PolicyUnavailable (RuntimeError)    no relay delivers a version that matches the chain
+├── TaskError (ValueError)              a task set or verifier that breaks its contract
+├── EngineError (RuntimeError)          an inference engine failed
+└── StorageError (OSError)              a disk that is full, a database or folder that is corrupt
+
+Expected outcomes (a rejected submission, a failed check) are values, not exceptions.
+"""
+
+from __future__ import annotations
+
+
+class MusterError(Exception):
+    """Root of all errors raised on purpose; `hint` says what the user can do next."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(MusterError, ValueError):
+    """A setting, file or argument that the user can mend."""
+
+
+class WalletError(MusterError, ValueError):
+    """A keystore is missing or malformed, or its password is wrong."""
+
+
+class ChainError(MusterError, RuntimeError):
+    """Talking to the chain failed."""
+
+
+class ChainUnreachable(ChainError):
+    """The RPC endpoint does not answer."""
+
+
+class WrongChain(ChainError):
+    """The RPC endpoint serves another chain, or the contracts are not at the recorded addresses."""
+
+
+class ContractRevert(ChainError):
+    """A call or transaction reverted.
+
+    `name` and `args_` are the decoded custom error (`name` is the bare selector when the ABI does
+    not know it), `tx` is the transaction hash when one was sent.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        args_: tuple[object, ...] = (),
+        *,
+        tx: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        shown = ", ".join(str(a) for a in args_)
+        super().__init__(f"the contract refused: {name}({shown})", hint=hint)
+        self.name = name
+        self.args_ = args_
+        self.tx = tx
+
+
+class TransactionLost(ChainError):
+    """A transaction was sent but no receipt came in time; `tx` is its hash."""
+
+    def __init__(self, message: str, *, tx: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.tx = tx
+
+
+class ProtocolError(MusterError, ValueError):
+    """Bytes that do not follow docs/protocol.md."""
+
+
+class EncodingError(ProtocolError):
+    """A message, record or file does not parse, or a value does not fit its field."""
+
+
+class ProofError(ProtocolError):
+    """A TOPLOC proof does not parse."""
+
+
+class SignatureError(ProtocolError):
+    """A signature is malformed, not canonical, or made by the wrong key."""
+
+
+class ApiError(MusterError, RuntimeError):
+    """The orchestrator refused a request.
+
+    `status` is the HTTP status, `code` the machine-readable reason in its answer.
+    """
+
+    def __init__(self, message: str, *, status: int, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+
+
+class PolicyUnavailable(MusterError, RuntimeError):
+    """No relay delivers a policy version whose manifest matches the chain."""
+
+
+class TaskError(MusterError, ValueError):
+    """A task set or verifier breaks its contract."""
+
+
+class EngineError(MusterError, RuntimeError):
+    """An inference engine failed."""
+
+
+class StorageError(MusterError, OSError):
+    """A disk is full, or a database or folder is corrupt."""

@@ -1,0 +1,56 @@
+"""Merkle trees whose proofs OpenZeppelin's `MerkleProof` verifies.
+
+Siblings are hashed in sorted order, `keccak(min ‖ max)`; a node without a sibling moves up
+unchanged. A leaf's preimage is never 64 bytes long, so no node can be passed off as a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32
+
+
+def hash_pair(a: bytes, b: bytes) -> Hash32:
+    """Return the parent of two nodes, whichever order they come in."""
+    return keccak(a + b if a < b else b + a)
+
+
+def _parents(level: Sequence[Hash32]) -> list[Hash32]:
+    pairs = [hash_pair(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+    return [*pairs, level[-1]] if len(level) % 2 else pairs
+
+
+def merkle_root(leaves: Sequence[Hash32]) -> Hash32:
+    """Return the root over leaf hashes; raises EncodingError when there are none."""
+    if not leaves:
+        raise EncodingError("a Merkle tree needs at least one leaf")
+    level = list(leaves)
+    while len(level) > 1:
+        level = _parents(level)
+    return level[0]
+
+
+def merkle_proof(leaves: Sequence[Hash32], position: int) -> list[Hash32]:
+    """Return the siblings from the leaf at `position` up to the root."""
+    if not 0 <= position < len(leaves):
+        raise EncodingError(f"no leaf {position} among {len(leaves)}")
+    proof: list[Hash32] = []
+    level = list(leaves)
+    while len(level) > 1:
+        sibling = position ^ 1
+        if sibling < len(level):
+            proof.append(level[sibling])
+        level = _parents(level)
+        position //= 2
+    return proof
+
+
+def verify_merkle_proof(leaf: Hash32, proof: Sequence[Hash32], root: Hash32) -> bool:
+    """Return whether `proof` leads from `leaf` to `root`."""
+    node = leaf
+    for sibling in proof:
+        node = hash_pair(node, sibling)
+    return node == root

@@ -1,0 +1,114 @@
+"""The recipe: everything about a run that workers, validators and the trainer must agree on.
+
+A recipe is canonical JSON; its Keccak-256 is pinned on chain (`RunRegistry.recipeHash`), so whoever
+hands it over need not be trusted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32
+
+MAX_RECIPE_BYTES = 64 * 1024
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class SamplingRecipe(_Part):
+    """How rollouts are generated."""
+
+    problems_per_submission: Annotated[int, Field(ge=1, le=4096)]
+    """Groups in one submission."""
+    samples_per_problem: Annotated[int, Field(ge=2, le=1024)]
+    """Samples in one group (G in GRPO)."""
+    temperature: Annotated[float, Field(gt=0, le=10)]
+    """Softmax temperature T; top-p is 1."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=1 << 20)]
+    """Limit of a completion, EOS included; also the unit cap per sample."""
+    target_lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Length budgets in tokens from which one is derived per problem; empty for none."""
+
+
+class ProofRecipe(_Part):
+    """TOPLOC parameters."""
+
+    chunk_tokens: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Completion tokens per proof."""
+    topk: Annotated[int, Field(ge=1, le=1024)] = 128
+    """Values per proof."""
+
+
+class TrainingRecipe(_Part):
+    """The GRPO step. Defaults are INTELLECT-2's."""
+
+    submissions_per_step: Annotated[int, Field(ge=1)]
+    """Accepted submissions that one training step consumes."""
+    max_async_level: Annotated[int, Field(ge=0, le=64)] = 2
+    """How many versions old a rollout's policy may be when it is trained on."""
+    optimizer_steps: Annotated[int, Field(ge=1)] = 8
+    """Optimiser steps per training step."""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-7
+    """AdamW learning rate after warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 25
+    """Training steps of linear warm-up."""
+    clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Epsilon of the clipped ratio."""
+    clip_delta: Annotated[float, Field(gt=1)] = 4.0
+    """Upper bound of the ratio when the advantage is negative (two-sided clip)."""
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.001
+    """Weight of the KL term to the base model."""
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 1e-4
+    """Weight of the entropy bonus."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 0.1
+    """Gradient clip, L2 norm over all parameters."""
+    length_alpha: Annotated[float, Field(ge=0)] = 0.0003
+    """Length reward is -alpha * |target - length|; unused without target lengths."""
+
+    @model_validator(mode="after")
+    def _delta_exceeds_clip(self) -> Self:
+        if self.clip_delta <= 1 + self.clip_epsilon:
+            raise ValueError(f"clip_delta {self.clip_delta} must exceed 1 + clip_epsilon")
+        return self
+
+
+class Recipe(_Part):
+    """A run's recipe."""
+
+    schema_version: Annotated[int, Field(ge=1, le=1)] = 1
+    """Version of this document's form."""
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    """What people call the run."""
+    sampling: SamplingRecipe
+    """How rollouts are generated."""
+    proof: ProofRecipe = ProofRecipe()
+    """How generation is proven."""
+    training: TrainingRecipe
+    """How the policy learns."""
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def hash(self) -> Hash32:
+        """Return the Keccak-256 that is pinned on chain."""
+        return keccak(self.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse canonical JSON; raises EncodingError on oversized, unknown or invalid content."""
+        parse_canonical_json(data, max_bytes=MAX_RECIPE_BYTES)
+        try:
+            # JSON has no tuples and may write 1.0 as 1, so strictness is pydantic's JSON kind.
+            recipe = cls.model_validate_json(data)
+        except ValidationError as error:
+            raise EncodingError(f"malformed recipe: {error}") from error
+        if recipe.to_bytes() != data:
+            raise EncodingError("recipe does not re-encode to the same bytes")
+        return recipe

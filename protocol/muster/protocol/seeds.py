@@ -1,0 +1,62 @@
+"""What a worker must do, derived from its ticket: problems, target lengths, sampling seeds.
+
+Nothing here is chosen by anyone: the beacon is a block hash that did not exist when the worker
+registered. Solidity and Python share the golden vectors of `tests/conformance/seeds.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, Hash32, RunId, Step
+
+
+class Purpose(IntEnum):
+    """Separates the streams drawn from one seed."""
+
+    PROBLEM = 0
+    TARGET_LENGTH = 1
+    SAMPLE = 2
+
+
+def ticket_seed(run_id: RunId, beacon: Hash32, worker: Address, step: Step, index: int) -> Hash32:
+    """Return `keccak256(abi.encode(runId, beacon, worker, step, index))`."""
+    return keccak(abi_words(run_id, beacon, address_bytes(worker), step, index))
+
+
+def draw(seed: Hash32, purpose: Purpose, counter: int) -> int:
+    """Return the `counter`-th 64-bit integer of one stream: the first 8 bytes, big-endian, of
+    `keccak256(abi.encode(seed, purpose, counter))`.
+    """
+    return int.from_bytes(keccak(abi_words(seed, purpose, counter))[:8], "big")
+
+
+def problem_indices(seed: Hash32, count: int, task_set_size: int) -> list[int]:
+    """Return `count` distinct indices below `task_set_size`, in the order drawn.
+
+    Draws modulo the size and skips repeats; the bias is below 2^-32 for sets under 2^32 problems.
+    Raises EncodingError when the set holds fewer than `count` problems.
+    """
+    if count > task_set_size:
+        raise EncodingError(f"cannot draw {count} problems from a set of {task_set_size}")
+    chosen: dict[int, None] = {}
+    counter = 0
+    while len(chosen) < count:
+        chosen[draw(seed, Purpose.PROBLEM, counter) % task_set_size] = None
+        counter += 1
+    return list(chosen)
+
+
+def target_length(seed: Hash32, problem: int, lengths: Sequence[int]) -> int:
+    """Return the budget of the ticket's `problem`-th problem in tokens, -1 without budgets."""
+    if not lengths:
+        return -1
+    return lengths[draw(seed, Purpose.TARGET_LENGTH, problem) % len(lengths)]
+
+
+def sample_seed(seed: Hash32, problem: int, sample: int, samples_per_problem: int) -> int:
+    """Return the 64-bit sampling seed of one sample of the ticket's `problem`-th problem."""
+    return draw(seed, Purpose.SAMPLE, problem * samples_per_problem + sample)
