@@ -43,7 +43,7 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
         address trainer;
         /// @dev Commits batches, signs tickets.
         address orchestrator;
-        /// @dev Manifest root of policy version 0.
+        /// @dev BLAKE3 state hash of the base model's files (`state_hash` of version 0's manifest).
         bytes32 baseModelHash;
         /// @dev Content hash of the task set.
         bytes32 taskSetHash;

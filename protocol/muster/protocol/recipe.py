@@ -48,6 +48,8 @@ class ProofRecipe(_Part):
 class TrainingRecipe(_Part):
     """The GRPO step. Defaults are INTELLECT-2's."""
 
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Training steps of the run; 0 until stopped."""
     submissions_per_step: Annotated[int, Field(ge=1)]
     """Accepted submissions that one training step consumes."""
     max_async_level: Annotated[int, Field(ge=0, le=64)] = 2

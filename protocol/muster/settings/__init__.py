@@ -1,0 +1,75 @@
+"""Process settings: one frozen model per process, from defaults < TOML < environment < flags.
+
+Secrets are never settings: they come from a file or one environment variable, see muster.client.wallet.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from muster.protocol.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """Base of every process's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_settings(
+    cls: type[S],
+    *,
+    env_prefix: str,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> S:
+    """Return the settings; flags that are None count as not given.
+
+    Raises ConfigError for an unreadable file, an unknown key (with the close match) or a bad value.
+    """
+    values = _read_toml(file) if file else {}
+    _refuse_unknown(cls, values, str(file))
+    for name in cls.model_fields:
+        text = environ.get(env_prefix + name.upper())
+        if text is not None:
+            values[name] = text
+    values |= {name: value for name, value in (flags or {}).items() if value is not None}
+    _refuse_unknown(cls, values, "flags")
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error)) from error
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def _refuse_unknown(cls: type[Settings], values: Mapping[str, Any], where: str) -> None:
+    for key in values:
+        if key not in cls.model_fields:
+            close = difflib.get_close_matches(key, cls.model_fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else None
+            raise ConfigError(f"unknown setting {key!r} in {where}", hint=hint)
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    name = ".".join(str(part) for part in problem["loc"])
+    return f"setting {name!r}: {problem['msg']}, got {problem['input']!r}"
