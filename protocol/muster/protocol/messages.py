@@ -16,7 +16,6 @@ from muster.protocol.encoding import address_bytes, hex0x, keccak, require_uint
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address, to_hash32
 
-
 COMMIT_GRACE_S = 60
 """A batch may be committed this long after a ticket's deadline before its submission is late."""
 

@@ -1,0 +1,54 @@
+# `make setup check fmt test test-all demo clean`: every verb works on a fresh clone.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Many small processes share few cores: one thread each, and idle threads must not spin.
+export OMP_NUM_THREADS ?= 1
+export MKL_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: setup check fmt test test-all demo clean
+
+setup: $(VENV)/.installed node_modules/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1)"; echo "hint: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[model,dev]'
+	@touch $@
+
+node_modules/.installed: package.json package-lock.json
+	@command -v npm >/dev/null || { echo "error: npm is not installed (it brings Anvil, Forge and solc)"; echo "hint: install Node.js 20 or newer with npm, then run make $(MAKECMDGOALS) again"; exit 1; } >&2
+	npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	node_modules/.bin/forge fmt --check
+	node_modules/.bin/forge build --quiet
+	$(BIN)/python contracts/script/export_artifacts.py --check
+
+fmt: setup
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+	node_modules/.bin/forge fmt
+
+test: setup
+	node_modules/.bin/forge test
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: setup
+	FOUNDRY_PROFILE=deep node_modules/.bin/forge test
+	$(BIN)/python -m pytest -q
+
+demo: setup
+	$(BIN)/muster demo $(ARGS)
+
+clean:
+	rm -rf out cache runs .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,104 @@
+"""The `muster` command: one lazy group over every component's commands.
+
+Nothing is imported until its command is chosen, so `muster --help` needs neither torch nor web3.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NamedTuple
+
+import click
+
+from muster.protocol.errors import MusterError
+
+
+class _Command(NamedTuple):
+    target: str
+    """`module:attribute` of a click command."""
+    help: str
+    """The line shown by `muster --help`."""
+
+
+COMMANDS = {
+    "demo": _Command("muster.devnet.demo:demo", "See the whole network learn and catch a cheater."),
+    "devnet": _Command("muster.devnet.chain:devnet", "Start a local chain with the contracts."),
+    "wallet": _Command("muster.client.cli:wallet", "Create and show encrypted keystores."),
+    "stake": _Command("muster.client.cli:stake", "Stake and register a worker."),
+    "worker": _Command("muster.client.cli:worker", "Generate rollouts and be paid."),
+    "rewards": _Command("muster.client.cli:rewards", "Show and claim what a worker has earned."),
+    "validator": _Command("muster.client.cli:validator", "Check rollouts and sign verdicts."),
+    "relay": _Command("muster.client.relay:relay", "Mirror policy weights for others."),
+    "calibrate": _Command("muster.client.cli:calibrate", "Measure a model's validation limits."),
+    "run": _Command("muster.trainer.cli:run", "Create a training run."),
+    "trainer": _Command("muster.trainer.cli:trainer", "Train the policy and publish it."),
+    "orchestrator": _Command(
+        "muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."
+    ),
+    "audit": _Command("muster.client.audit:audit", "Rebuild and check everything from the chain."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[name].target.split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="muster-rl")
+def muster() -> None:
+    """Train language models with strangers' computers, and let only checked work touch the model.
+
+    \b
+    Start here:
+      muster demo            the whole network on this machine, in two minutes
+      muster audit           what happened, rebuilt from the chain alone
+    """
+
+
+def main() -> None:
+    """Run the command line; every MusterError becomes `error:` and `hint:` lines and exit code 1."""
+    try:
+        muster(standalone_mode=False)
+    except MusterError as error:
+        _fail(str(error), error.hint)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "muster":
+            raise
+        _fail(f"{error.name} is not installed", "pip install 'muster-rl[model]'")
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), _os_hint(error))
+
+
+def _fail(message: str, hint: str | None) -> None:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    sys.exit(1)
+
+
+def _os_hint(error: OSError) -> str | None:
+    import errno
+
+    return {
+        errno.ENOSPC: "the disk is full: free some space, then run the same command again",
+        errno.EADDRINUSE: "another program uses that port: stop it, or choose another with --port",
+        errno.EACCES: "check who owns the path and its permissions",
+    }.get(error.errno or 0)
