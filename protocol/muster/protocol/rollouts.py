@@ -1,7 +1,8 @@
 """The submission file: one Parquet row per sample, groups in ticket order, samples in group order.
 
-`decode_rollouts` is total: hostile bytes give an EncodingError with a reason, never another
-exception, and never more memory than the caps allow.
+`decode_rollouts` checks schema, ranges and sizes. The Parquet library below it aborts the process on
+some damaged files, so files nobody has judged are decoded in a child process
+(`muster.client.validator.decoding`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,107 @@
+"""Canonical JSON and the recipe: one document, one byte string, one hash."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol.encoding import canonical_json, parse_canonical_json
+from muster.protocol.errors import EncodingError
+from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+
+RECIPE = Recipe(
+    name="demo",
+    sampling=SamplingRecipe(
+        problems_per_submission=8, samples_per_problem=16, temperature=0.6, max_new_tokens=6
+    ),
+    training=TrainingRecipe(submissions_per_step=4, learning_rate=5e-4),
+)
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(json_values)
+def test_canonical_json_survives_a_round_trip(value: Any) -> None:
+    data = canonical_json(value)
+    assert canonical_json(parse_canonical_json(data, max_bytes=1 << 16)) == data
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers(0, 9), min_size=2, max_size=5))
+def test_key_order_does_not_matter(value: dict[str, int]) -> None:
+    assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"a": 1}', b'{"b":1,"a":2}', b"1.0", b"", b"{", b"\xff", b"NaN"]
+)
+def test_parse_refuses_what_is_not_canonical(data: bytes) -> None:
+    with pytest.raises(EncodingError):
+        parse_canonical_json(data, max_bytes=100)
+
+
+def test_parse_refuses_oversized_documents_unread() -> None:
+    with pytest.raises(EncodingError, match="exceeds the limit of 10"):
+        parse_canonical_json(b'"' + b"x" * 50 + b'"', max_bytes=10)
+
+
+def test_parse_refuses_deep_nesting() -> None:
+    with pytest.raises(EncodingError):
+        parse_canonical_json(b"[" * 50_000 + b"]" * 50_000, max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**60, {1: 2}, object()])
+def test_canonical_json_refuses_what_json_cannot_hold(value: Any) -> None:
+    with pytest.raises(EncodingError, match="cannot be canonical"):
+        canonical_json(value)
+
+
+def test_recipe_survives_a_round_trip() -> None:
+    assert Recipe.from_bytes(RECIPE.to_bytes()) == RECIPE
+
+
+def test_recipe_hash_changes_with_any_parameter() -> None:
+    other = RECIPE.model_copy(update={"training": TrainingRecipe(submissions_per_step=5)})
+    assert other.hash() != RECIPE.hash()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("sampling", "temperature"), 0),
+        (("sampling", "temperature"), "1"),
+        (("sampling", "samples_per_problem"), 1),
+        (("training", "clip_delta"), 1.1),
+        (("training", "max_async_level"), -1),
+        (("schema_version",), 2),
+        (("name",), ""),
+        (("surprise",), 1),
+    ],
+)
+def test_recipe_refuses_bad_values(path: tuple[str, ...], value: object) -> None:
+    document = json.loads(RECIPE.to_bytes())
+    part = document
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    with pytest.raises(EncodingError, match="recipe"):
+        Recipe.from_bytes(canonical_json(document))
+
+
+def test_recipe_refuses_documents_that_rely_on_defaults() -> None:
+    document = json.loads(RECIPE.to_bytes())
+    del document["training"]["clip_epsilon"]
+    with pytest.raises(EncodingError, match="re-encode"):
+        Recipe.from_bytes(canonical_json(document))

@@ -1,0 +1,60 @@
+"""Merkle trees: proofs hold for every leaf and for nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32
+from muster.protocol.merkle import hash_pair, merkle_proof, merkle_root, verify_merkle_proof
+
+leaf_lists = st.lists(
+    st.binary(min_size=32, max_size=32).map(Hash32), min_size=1, max_size=40, unique=True
+)
+
+
+def test_root_of_one_leaf_is_the_leaf() -> None:
+    leaf = keccak(b"a")
+    assert merkle_root([leaf]) == leaf
+
+
+def test_root_of_three_promotes_the_last() -> None:
+    a, b, c = (keccak(x) for x in (b"a", b"b", b"c"))
+    assert merkle_root([a, b, c]) == hash_pair(hash_pair(a, b), c)
+
+
+@given(leaf_lists, st.data())
+def test_proof_verifies_for_each_leaf(leaves: list[Hash32], data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(leaves) - 1))
+    proof = merkle_proof(leaves, position)
+    assert verify_merkle_proof(leaves[position], proof, merkle_root(leaves))
+
+
+@given(leaf_lists, st.data())
+def test_proof_fails_for_a_changed_leaf(leaves: list[Hash32], data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(leaves) - 1))
+    proof = merkle_proof(leaves, position)
+    assert not verify_merkle_proof(keccak(leaves[position]), proof, merkle_root(leaves))
+
+
+@given(leaf_lists, st.data())
+def test_proof_fails_when_a_sibling_changes(leaves: list[Hash32], data: st.DataObject) -> None:
+    proof = merkle_proof(leaves, 0)
+    if proof:
+        i = data.draw(st.integers(0, len(proof) - 1))
+        proof[i] = keccak(proof[i])
+        assert not verify_merkle_proof(leaves[0], proof, merkle_root(leaves))
+
+
+def test_root_refuses_no_leaves() -> None:
+    with pytest.raises(EncodingError, match="at least one"):
+        merkle_root([])
+
+
+@pytest.mark.parametrize("position", [-1, 2])
+def test_proof_refuses_a_position_outside(position: int) -> None:
+    with pytest.raises(EncodingError, match="no leaf"):
+        merkle_proof([keccak(b"a"), keccak(b"b")], position)

@@ -1,0 +1,108 @@
+"""Submission files: round trips, caps, and total parsing of hostile bytes."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol import rollouts as module
+from muster.protocol.errors import EncodingError
+from muster.protocol.rollouts import SCHEMA, Rollout, decode_rollouts, encode_rollouts
+
+int31 = st.integers(0, 2**31 - 1)
+rows = st.builds(
+    Rollout,
+    problem_id=st.text(max_size=10),
+    group=int31,
+    sample=int31,
+    sampling_seed=st.integers(0, 2**64 - 1),
+    target_length=st.integers(-1, 2**31 - 1),
+    policy_version=st.integers(0, 2**32 - 1),
+    prompt_tokens=st.lists(int31, min_size=1, max_size=5).map(tuple),
+    completion_tokens=st.lists(int31, min_size=1, max_size=5).map(tuple),
+    proofs=st.binary(max_size=40),
+    task_reward=st.floats(0, 1),
+)
+ROW = Rollout("p", 0, 0, 7, -1, 3, (1, 2), (3, 4), b"proof", 1.0)
+FILE = encode_rollouts([ROW, replace(ROW, sample=1)])
+
+
+@given(st.lists(rows, min_size=1, max_size=6))
+def test_file_survives_a_round_trip(expected: list[Rollout]) -> None:
+    assert decode_rollouts(encode_rollouts(expected)) == expected
+
+
+@given(st.binary(max_size=300))
+def test_decoding_is_total_over_bytes(data: bytes) -> None:
+    with pytest.raises(EncodingError):
+        decode_rollouts(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_tokens": ()}, "empty prompt"),
+        ({"completion_tokens": ()}, "empty prompt or completion"),
+        ({"prompt_tokens": (-1,)}, "negative"),
+        ({"completion_tokens": (1, -5)}, "negative"),
+        ({"group": -1}, "negative position"),
+        ({"sample": -1}, "negative position"),
+        ({"target_length": -2}, "target length"),
+        ({"task_reward": 1.5}, "reward outside"),
+        ({"task_reward": -0.1}, "reward outside"),
+        ({"task_reward": float("nan")}, "reward outside"),
+    ],
+)
+def test_a_row_out_of_range_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(EncodingError, match=message):
+        decode_rollouts(encode_rollouts([replace(ROW, **change)]))
+
+
+def test_more_rows_than_allowed_are_refused() -> None:
+    with pytest.raises(EncodingError, match="2 rows, allowed are 1 to 1"):
+        decode_rollouts(FILE, max_rows=1)
+
+
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(EncodingError, match="0 rows"):
+        decode_rollouts(encode_rollouts([]))
+
+
+def test_another_column_order_is_refused() -> None:
+    table = pa.Table.from_pylist([{n: getattr(ROW, n) for n in SCHEMA.names}], schema=SCHEMA)
+    with pytest.raises(EncodingError, match="schema"):
+        decode_rollouts(_parquet(table.select(list(reversed(SCHEMA.names)))))
+
+
+def test_nulls_are_refused() -> None:
+    nullable = pa.schema([field.with_nullable(True) for field in SCHEMA])
+    row = {n: getattr(ROW, n) for n in SCHEMA.names} | {"task_reward": None}
+    with pytest.raises(EncodingError):
+        decode_rollouts(_parquet(pa.Table.from_pylist([row], schema=nullable)))
+
+
+def test_an_oversized_file_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FILE_BYTES", 10)
+    with pytest.raises(EncodingError, match="exceeds the limit of 10"):
+        decode_rollouts(FILE)
+
+
+def test_a_zip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = encode_rollouts([replace(ROW, proofs=bytes(4_000_000))])
+    assert len(bomb) < 20_000
+    monkeypatch.setattr(module, "MAX_UNCOMPRESSED_BYTES", 1_000_000)
+    with pytest.raises(EncodingError, match="decodes to"):
+        decode_rollouts(bomb)
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()

@@ -1,0 +1,69 @@
+"""Settings: precedence, and bad input that says what to mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import Field, ValidationError
+
+from muster.protocol.errors import ConfigError
+from muster.settings import Settings, load_settings
+
+
+class Example(Settings):
+    port: Annotated[int, Field(ge=0, le=65535)] = 1
+    host: str = "localhost"
+
+
+def load(**kwargs: object) -> Example:
+    return load_settings(Example, env_prefix="X_", **{"environ": {}, **kwargs})  # type: ignore[arg-type]
+
+
+def test_defaults_hold_without_input() -> None:
+    assert load() == Example(port=1, host="localhost")
+
+
+def test_each_source_overrides_the_one_before(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('port = 2\nhost = "toml"')
+    assert load(file=file) == Example(port=2, host="toml")
+    assert load(file=file, environ={"X_PORT": "3"}) == Example(port=3, host="toml")
+    assert load(file=file, environ={"X_PORT": "3"}, flags={"port": 4}).port == 4
+
+
+def test_flags_that_are_none_are_not_given() -> None:
+    assert load(environ={"X_PORT": "3"}, flags={"port": None}).port == 3
+
+
+def test_an_unknown_key_names_the_close_match(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text("prot = 2")
+    with pytest.raises(ConfigError, match="unknown setting 'prot'") as caught:
+        load(file=file)
+    assert caught.value.hint == "did you mean 'port'?"
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "x"])
+def test_a_bad_value_names_the_setting(port: str) -> None:
+    with pytest.raises(ConfigError, match="setting 'port'"):
+        load(environ={"X_PORT": port})
+
+
+def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(file=tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe"])
+def test_a_malformed_file_is_a_config_error(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "x.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(file=file)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Example().port = 5  # type: ignore[misc]

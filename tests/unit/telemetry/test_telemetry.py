@@ -1,0 +1,49 @@
+"""Logs: one line per event, fields after the message, JSON on request."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from muster.telemetry import setup_logging
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def test_a_line_carries_process_message_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging("worker")
+    logging.getLogger("x").info("submission accepted", extra={"step": 3, "slot": 0})
+    line = capsys.readouterr().err.strip()
+    assert line.endswith("worker info submission accepted step=3 slot=0")
+
+
+def test_json_carries_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_LOG_FORMAT", "json")
+    setup_logging("worker")
+    logging.getLogger("x").info("submission accepted", extra={"step": 3})
+    entry = json.loads(capsys.readouterr().err)
+    assert (entry["process"], entry["message"], entry["step"]) == (
+        "worker",
+        "submission accepted",
+        3,
+    )
+
+
+def test_a_level_below_the_chosen_one_is_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_LOG_LEVEL", "warning")
+    setup_logging("worker")
+    logging.getLogger("x").info("quiet")
+    assert capsys.readouterr().err == ""
