@@ -64,12 +64,18 @@ def parse_canonical_json(data: bytes, *, max_bytes: int) -> Any:
     if len(data) > max_bytes:
         raise EncodingError(f"document of {len(data)} bytes exceeds the limit of {max_bytes}")
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_int=_json_number)
     except (ValueError, RecursionError) as error:
         raise EncodingError(f"not JSON: {error}") from error
     if canonical_json(value) != data:
         raise EncodingError("JSON is not in canonical form (RFC 8785)")
     return value
+
+
+def _json_number(text: str) -> int | float:
+    # JCS writes large floats without exponent or point; JSON's integers are exact below 2^53 only.
+    number = int(text)
+    return number if abs(number) < 1 << 53 else float(text)
 
 
 def require_uint(name: str, value: int, bits: int) -> int:

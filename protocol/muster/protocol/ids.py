@@ -30,7 +30,11 @@ def to_address(value: str | bytes) -> Address:
         value = "0x" + value.hex()
     if not is_address(value):
         raise EncodingError(f"not an account address: {value!r}")
-    return Address(to_checksum_address(value))
+    checksummed = Address(to_checksum_address(value))
+    is_mixed_case = value[2:] not in (value[2:].lower(), value[2:].upper())
+    if is_mixed_case and value[2:] != checksummed[2:]:
+        raise EncodingError(f"address {value!r} has a wrong checksum (EIP-55), is it mistyped?")
+    return checksummed
 
 
 def to_hash32(value: str | bytes) -> Hash32:

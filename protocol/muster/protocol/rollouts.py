@@ -1,7 +1,7 @@
-"""The submission file: one Parquet row per sample, groups in ticket order, samples in group order.
+"""The submission file: one Parquet row per sample, groups in ticket order, samples in order.
 
-`decode_rollouts` checks schema, ranges and sizes. The Parquet library below it aborts the process on
-some damaged files, so files nobody has judged are decoded in a child process
+`decode_rollouts` checks schema, ranges and sizes. The Parquet library below it aborts the process
+on some damaged files, so files nobody has judged are decoded in a child process
 (`muster.client.validator.decoding`).
 """
 

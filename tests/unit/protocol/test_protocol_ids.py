@@ -24,7 +24,7 @@ def test_address_refuses_anything_else(value: str | bytes) -> None:
 
 
 def test_address_refuses_a_wrong_checksum() -> None:
-    with pytest.raises(EncodingError):
+    with pytest.raises(EncodingError, match="checksum"):
         to_address("0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAee")
 
 
