@@ -1,0 +1,156 @@
+"""The JSON answers of the orchestrator, typed: it writes them with these, clients parse with them.
+
+Parsing is total: anything else than the documented form is a pydantic ValidationError, which the
+client turns into an ApiError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
+
+from muster.api.signing import signature_bytes
+from muster.protocol.encoding import hex0x
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address, to_hash32
+from muster.protocol.messages import Reason, Submission, Ticket, Verdict
+
+
+def _hash(value: Any) -> Hash32:
+    if not isinstance(value, (str, bytes)):
+        raise ValueError(f"not a hash: {value!r}")
+    return to_hash32(value)
+
+
+def _signature(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else signature_bytes(str(value))
+
+
+def _submission(value: Any) -> Submission:
+    return value if isinstance(value, Submission) else Submission.from_json(value)
+
+
+def _ticket(value: Any) -> Ticket:
+    return value if isinstance(value, Ticket) else Ticket.from_json(value)
+
+
+HexHash = Annotated[Hash32, PlainValidator(_hash), PlainSerializer(hex0x, return_type=str)]
+"""32 bytes, `0x` hexadecimal in JSON."""
+HexSignature = Annotated[bytes, PlainValidator(_signature), PlainSerializer(hex0x, return_type=str)]
+"""65 bytes, `0x` hexadecimal in JSON."""
+AccountAddress = Annotated[Address, BeforeValidator(to_address)]
+"""A checksummed account address."""
+SubmissionJson = Annotated[
+    Submission, PlainValidator(_submission), PlainSerializer(Submission.to_json)
+]
+"""A submission in its JSON form."""
+TicketJson = Annotated[Ticket, PlainValidator(_ticket), PlainSerializer(Ticket.to_json)]
+"""A ticket in its JSON form."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True)
+
+
+class RunDocuments(_Answer):
+    """Hashes of the documents a run pins on chain; each is served by `/v1/documents/{hash}`."""
+
+    recipe: HexHash
+    """Keccak-256 of the canonical recipe."""
+    calibration: HexHash
+    """Keccak-256 of the canonical calibration."""
+    task_set: HexHash
+    """Keccak-256 of the task set."""
+
+
+class RunInfo(_Answer):
+    """What a newcomer needs to take part in a run."""
+
+    run_id: RunId
+    """The run."""
+    chain_id: int
+    """EIP-155 chain id."""
+    ledger: AccountAddress
+    """The ContributionLedger: verifying contract of tickets, submissions and requests."""
+    orchestrator: AccountAddress
+    """The account that signs tickets: the audience of signed requests."""
+    documents: RunDocuments
+    """What the chain pins."""
+    relays: list[str]
+    """Where policy weights are mirrored."""
+    origin: str
+    """Where the trainer serves them."""
+    step: Step
+    """The training step whose rollouts are being collected."""
+    policy_version: PolicyVersion | None
+    """The newest policy version on chain, if there is one."""
+
+
+class HeartbeatAnswer(_Answer):
+    """What the orchestrator knows about the node."""
+
+    status: str
+    """Status of its worker on chain, lower case."""
+    policy_version: PolicyVersion | None
+    """The newest policy version on chain."""
+
+
+class Lease(_Answer):
+    """A signed ticket."""
+
+    ticket: TicketJson
+    """What to do, and by when."""
+    signature: HexSignature
+    """EIP-712 `Ticket` by the orchestrator."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoWork:
+    """There is nothing to lease now."""
+
+    retry_after_s: float
+    """When to ask again."""
+
+
+class SubmissionState(_Answer):
+    """How far a submission has come."""
+
+    state: Literal["received", "committed", "judged"]
+    """Held by the orchestrator; in a batch on chain; with an outcome on chain."""
+    batch_id: int | None = None
+    """The batch, once committed."""
+    position: int | None = None
+    """Its place in the batch, once committed."""
+    verdict: Verdict | None = None
+    """The decision, once judged."""
+    reason: Reason | None = None
+    """Why, when it is not Accepted."""
+
+
+class BatchEntry(_Answer):
+    """One submission of a batch, with what proves that it was allowed."""
+
+    submission: SubmissionJson
+    """The worker's claim."""
+    signature: HexSignature
+    """EIP-712 `Submission` by the node."""
+    ticket: TicketJson | None
+    """The ticket it fills; none when the worker committed directly, without the orchestrator."""
+    ticket_signature: HexSignature | None
+    """EIP-712 `Ticket` by the orchestrator."""
+    received_at: int
+    """Unix seconds (chain clock) at which the upload was complete."""
+
+
+class BatchContents(_Answer):
+    """A batch's submissions, in batch order."""
+
+    batch_id: int
+    """The batch."""
+    root: HexHash
+    """Merkle root over the submissions' leaves, as committed."""
+    count: int
+    """Submissions in the batch."""
+    submissions: list[BatchEntry] = Field(max_length=4096)
+    """In batch order."""

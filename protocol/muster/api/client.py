@@ -1,0 +1,346 @@
+"""Typed client of the orchestrator's HTTP API. Every method is safe to repeat.
+
+Transport errors and the answers 429, 502, 503 and 504 are retried here with backoff, each time
+under a fresh nonce; nobody needs to retry around it. Whatever the orchestrator answers is checked
+against its documented form, files and documents against their hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from muster.api.answers import (
+    BatchContents,
+    HeartbeatAnswer,
+    Lease,
+    NoWork,
+    RunInfo,
+    SubmissionState,
+)
+from muster.api.limits import MAX_ANSWER_BYTES, MAX_FILE_BYTES
+from muster.api.signing import (
+    SUBMISSION_HEADER,
+    SUBMISSION_SIGNATURE_HEADER,
+    sign_request,
+)
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.messages import Submission
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=BaseModel)
+
+ATTEMPTS = 4
+"""Tries per request before it fails."""
+BACKOFF_S = 0.2
+"""Pause after the first failed try; doubles, with jitter, up to MAX_PAUSE_S."""
+MAX_PAUSE_S = 5.0
+"""Longest pause between two tries."""
+_RETRIED = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    signed: bool
+    body_hash: Hash32
+    max_bytes: int
+
+
+class OrchestratorApi:
+    """One orchestrator, as one signer (or, without a key, as an anonymous reader)."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        key: bytes | None = None,
+        domain: Domain | None = None,
+        audience: Address | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._key = key
+        self._domain = domain
+        self._audience = audience
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._http = httpx.AsyncClient(
+            base_url=base_url, transport=transport, timeout=timeout_s, trust_env=False
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    # Anyone
+
+    async def run_info(self, run_id: RunId) -> RunInfo:
+        """Return what a newcomer needs to take part in the run."""
+        return _parse(RunInfo, await self._send("GET", f"/v1/runs/{run_id}"))
+
+    async def document(self, document_hash: Hash32) -> bytes:
+        """Return a pinned document, checked against its Keccak-256."""
+        answer = await self._send("GET", f"/v1/documents/{hex0x(document_hash)}")
+        if keccak(answer.body) != document_hash:
+            raise _lied(f"document {hex0x(document_hash)} hashes to something else")
+        return answer.body
+
+    async def submission_state(self, submission_id: Hash32) -> SubmissionState:
+        """Return how far a submission (named by its file hash) has come."""
+        path = f"/v1/submissions/{hex0x(submission_id)}"
+        return _parse(SubmissionState, await self._send("GET", path))
+
+    async def batch(self, batch_id: int) -> BatchContents:
+        """Return a batch's submissions; the caller checks the root against the chain."""
+        return _parse(BatchContents, await self._send("GET", f"/v1/batches/{batch_id}"))
+
+    async def status(self) -> dict[str, Any]:
+        """Return what the dashboard shows."""
+        return _json_object(await self._send("GET", "/v1/status"))
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the status whenever it changes, until the orchestrator closes the stream."""
+        timeout = httpx.Timeout(self._timeout_s, read=60.0)
+        async with self._http.stream("GET", "/v1/events", timeout=timeout) as response:
+            if response.status_code != 200:
+                raise _refusal(response.status_code, await _read(response, MAX_ANSWER_BYTES))
+            async for line in response.aiter_lines():
+                if line.startswith("data:"):
+                    yield json.loads(line.removeprefix("data:"))
+
+    # Nodes
+
+    async def heartbeat(
+        self, run_id: RunId, *, policy_version: PolicyVersion | None, state: str, software: str
+    ) -> HeartbeatAnswer:
+        """Tell that the node lives; returns its worker's status and the newest policy version."""
+        body = {
+            "run_id": run_id,
+            "policy_version": policy_version,
+            "state": state,
+            "software": software,
+        }
+        return _parse(HeartbeatAnswer, await self._send_json("POST", "/v1/heartbeat", body))
+
+    async def lease(self, run_id: RunId) -> Lease | NoWork:
+        """Return a ticket: the node's open one, or the next; or when to ask again."""
+        answer = await self._send_json("POST", "/v1/leases", {"run_id": run_id})
+        if answer.status == 204:
+            return NoWork(retry_after_s=_retry_after(answer.headers) or 1.0)
+        return _parse(Lease, answer)
+
+    async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:
+        """Upload a submission's file; returns its id, the file hash. Repeating it is harmless."""
+        path = f"/v1/submissions/{submission.run_id}/{submission.step}/{submission.index}"
+        headers = {
+            SUBMISSION_HEADER: canonical_json(submission.to_json()).decode(),
+            SUBMISSION_SIGNATURE_HEADER: hex0x(signature),
+            "content-type": "application/vnd.apache.parquet",
+        }
+        await self._send("PUT", path, body, headers=headers, signed=True)
+        return submission.file_hash
+
+    # Validators and the trainer
+
+    async def committed_batches(self, *, after: int = 0) -> list[int]:
+        """Return the ids above `after` of batches without outcomes, ascending."""
+        path = f"/v1/batches?state=committed&after={after}"
+        answer = _json_object(await self._send("GET", path, signed=True))
+        ids = answer.get("batches")
+        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+            raise _lied("the list of batches is not a list of integers")
+        return ids
+
+    async def file(self, submission_file_hash: Hash32) -> bytes:
+        """Return a submission's file, checked against its SHA-256."""
+        path = f"/v1/files/{hex0x(submission_file_hash)}"
+        answer = await self._send("GET", path, signed=True, max_bytes=MAX_FILE_BYTES)
+        if file_hash(answer.body) != submission_file_hash:
+            raise _lied(f"file {hex0x(submission_file_hash)} hashes to something else")
+        return answer.body
+
+    async def post_outcomes(self, batch_id: int, records: bytes, signature: bytes) -> None:
+        """Hand over a batch's packed records with the validator's `Outcomes` signature."""
+        body = {"records": hex0x(records), "signature": hex0x(signature)}
+        await self._send_json("POST", f"/v1/batches/{batch_id}/outcomes", body)
+
+    async def post_metrics(self, step: Step | int, metrics: Mapping[str, float]) -> None:
+        """Report the figures of a training step or evaluation; the same step's are merged."""
+        await self._send_json("POST", "/v1/metrics", {"step": step, "metrics": dict(metrics)})
+
+    # One request
+
+    async def _send_json(self, method: str, path: str, body: dict[str, Any]) -> _Answered:
+        return await self._send(
+            method,
+            path,
+            json.dumps(body, separators=(",", ":"), allow_nan=False).encode(),
+            headers={"content-type": "application/json"},
+            signed=True,
+        )
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        signed: bool = False,
+        max_bytes: int = MAX_ANSWER_BYTES,
+    ) -> _Answered:
+        call = _Call(method, path, body, headers or {}, signed, file_hash(body or b""), max_bytes)
+        for attempt in range(1, ATTEMPTS):
+            try:
+                answer = await self._once(call)
+            except httpx.TransportError as error:
+                logger.debug("request failed", extra={"path": path, "error": type(error).__name__})
+                await asyncio.sleep(_pause_s(attempt))
+                continue
+            if answer.status not in _RETRIED:
+                return _accept(answer)
+            await asyncio.sleep(max(_retry_after(answer.headers) or 0.0, _pause_s(attempt)))
+        try:
+            return _accept(await self._once(call))
+        except httpx.TransportError as error:
+            raise _unreachable(self._http.base_url, error) from error
+
+    async def _once(self, call: _Call) -> _Answered:
+        request = self._http.build_request(
+            call.method, call.path, content=call.body, headers=dict(call.headers)
+        )
+        if call.signed:
+            request.headers.update(self._sign(request, call.body_hash))
+        # httpx limits each read and write; this limits an answer that trickles.
+        async with asyncio.timeout(self._timeout_s * 6):
+            response = await self._http.send(request, stream=True)
+            try:
+                content = await _read(response, call.max_bytes)
+            finally:
+                await response.aclose()
+        return _Answered(response.status_code, response.headers, content)
+
+    def _sign(self, request: httpx.Request, body_hash: Hash32) -> dict[str, str]:
+        if self._key is None or self._domain is None or self._audience is None:
+            raise ConfigError("this request must be signed: give key, domain and audience")
+        return sign_request(
+            self._key,
+            self._domain,
+            self._audience,
+            request.method,
+            request.url.raw_path.decode("ascii"),
+            body_hash=body_hash,
+            nonce=Hash32(secrets.token_bytes(32)),
+            issued_at=int(self._clock()),
+        )
+
+
+def _accept(answer: _Answered) -> _Answered:
+    if answer.status >= 300:
+        raise _refusal(answer.status, answer.body)
+    return answer
+
+
+async def _read(response: httpx.Response, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > max_bytes:
+            raise _lied(f"the answer exceeds {max_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _parse(kind: type[A], answer: _Answered) -> A:
+    try:
+        return kind.model_validate_json(answer.body)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise _lied(f"{kind.__name__}.{where}: {problem['msg']}") from error
+
+
+def _json_object(answer: _Answered) -> dict[str, Any]:
+    try:
+        value = json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise _lied("the answer is not JSON") from error
+    if not isinstance(value, dict):
+        raise _lied("the answer is not a JSON object")
+    return value
+
+
+def _refusal(status: int, body: bytes) -> ApiError:
+    try:
+        error = json.loads(body)["error"]
+        return ApiError(
+            str(error["message"]), status=status, code=str(error["code"]), hint=error.get("hint")
+        )
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return ApiError(f"the orchestrator answered {status}", status=status, code=f"http_{status}")
+
+
+def _unreachable(base_url: httpx.URL, error: httpx.TransportError) -> ApiError:
+    return ApiError(
+        f"no answer from the orchestrator at {base_url.host}: {type(error).__name__}",
+        status=503,
+        code="unreachable",
+        hint="is `muster orchestrator run` up, and is the URL right?",
+    )
+
+
+def _lied(message: str) -> ApiError:
+    return ApiError(
+        message, status=502, code="bad_answer", hint="the orchestrator is faulty or dishonest"
+    )
+
+
+def _retry_after(headers: httpx.Headers) -> float | None:
+    try:
+        return min(max(float(headers["retry-after"]), 0.0), 60.0)
+    except (KeyError, ValueError):
+        return None
+
+
+def _pause_s(attempt: int) -> float:
+    # Jitter keeps a fleet that lost its orchestrator from coming back in step.
+    return float(min(BACKOFF_S * 2 ** (attempt - 1), MAX_PAUSE_S) * random.uniform(0.5, 1.5))

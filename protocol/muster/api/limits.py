@@ -1,0 +1,21 @@
+"""Sizes and times both sides of the API hold each other to (docs/protocol.md section 11)."""
+
+from __future__ import annotations
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+"""Largest submission file: `muster.protocol.rollouts.MAX_FILE_BYTES`, without its pyarrow."""
+MAX_JSON_BYTES = 256 * 1024
+"""Largest JSON body of a request."""
+MAX_RECORDS_BYTES = 2 * 1024 * 1024
+"""Largest body of an outcomes post: 4096 records of 56 bytes as hexadecimal fit four times."""
+MAX_HEADER_JSON_BYTES = 2 * 1024
+"""Largest `x-muster-submission` header."""
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Largest answer a client reads."""
+
+REQUEST_VALIDITY_S = 60
+"""A signed request is refused when it was issued longer ago than this."""
+REQUEST_FUTURE_S = 30
+"""A signed request is refused when it claims to be issued further ahead than this."""
+NONCE_LIFE_S = 300
+"""How long a signer's nonces are remembered: longer than any request stays valid."""
