@@ -1,1 +1,1 @@
-"""The composition root: the only package that sees all others. It starts every process on one machine."""
+"""The composition root: sees all other packages and starts every process on one machine."""

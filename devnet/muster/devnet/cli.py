@@ -69,7 +69,7 @@ def muster() -> None:
 
 
 def main() -> None:
-    """Run the command line; every MusterError becomes `error:` and `hint:` lines and exit code 1."""
+    """Run the command line; a MusterError becomes `error:` and `hint:` lines and exit code 1."""
     try:
         muster(standalone_mode=False)
     except MusterError as error:
