@@ -1,0 +1,63 @@
+"""Documentation stays true: every command it shows exists, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from muster.devnet.cli import muster
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def _code_lines(page: Path) -> list[str]:
+    blocks = re.findall(r"^```(?:sh|console|bash)\n(.*?)^```", page.read_text(), re.M | re.S)
+    indented = re.findall(r"^    (make .*|muster .*)$", page.read_text(), re.M)
+    joined = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip().removeprefix("$ ") for line in [*joined, *indented]]
+
+
+MUSTER_LINES = [
+    (page.name, line) for page in PAGES for line in _code_lines(page) if line.startswith("muster ")
+]
+MAKE_LINES = [
+    (page.name, line) for page in PAGES for line in _code_lines(page) if line.startswith("make ")
+]
+
+
+@pytest.mark.parametrize(("page", "line"), MUSTER_LINES)
+def test_a_documented_muster_command_exists_with_its_options(page: str, line: str) -> None:
+    words = shlex.split(line.split(" #")[0].split("|")[0])[1:]
+    command: click.Command = muster
+    context = click.Context(muster)
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(context, words.pop(0))
+        assert found is not None, f"{page}: {line}"
+        command = found
+    known = {option for p in command.get_params(context) for option in p.opts + p.secondary_opts}
+    used = {word.split("=")[0] for word in words if word.startswith("--")}
+    assert used <= known, f"{page}: {line}"
+
+
+@pytest.mark.parametrize(("page", "line"), MAKE_LINES)
+def test_a_documented_make_target_exists(page: str, line: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    words = shlex.split(line.split("#")[0])[1:]
+    assert {w for w in words if "=" not in w} <= targets, f"{page}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_relative_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert missing == []
+
+
+def test_every_glossary_word_is_defined_once() -> None:
+    rows = re.findall(r"^\| ([a-z, ]+) \| ", (ROOT / "docs/glossary.md").read_text(), re.M)
+    assert len(rows) == len(set(rows)) > 20
