@@ -15,6 +15,8 @@ interface IContributionLedgerErrors {
     error LedgerOutcomesPosted(uint64 batchId);
     /// @notice Thrown when records are not one per submission.
     error LedgerRecordCount(uint256 bytesGiven, uint256 bytesExpected);
+    /// @notice Thrown when a record's verdict is none of the four.
+    error LedgerInvalidVerdict(uint256 position, uint8 verdict);
     /// @notice Thrown when fewer valid signatures than the quorum are given.
     error LedgerQuorumNotMet(uint256 signatures, uint256 quorum);
     /// @notice Thrown when signers are not validators of the run, or not in strictly ascending order.
@@ -25,7 +27,8 @@ interface IContributionLedgerErrors {
     error LedgerNotFraud(uint64 batchId, uint32 position, uint8 verdict);
     /// @notice Thrown when an outcome is not final yet, or is under dispute.
     error LedgerNotFinal(uint64 batchId, uint32 position);
-    /// @notice Thrown when a submission is not signed by the node of an active worker.
+    /// @notice Thrown when a submission is not signed by a node of the worker, the worker may not submit, or the
+    ///         submission is not the one that the outcome judges.
     error LedgerInvalidSubmission(address worker, address signer);
 }
 
@@ -114,12 +117,23 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
 
     /// @notice Records the outcome of every submission of a batch, accepts and rejects alike.
     /// @dev Anyone may post; only the validators' signatures count. The outcomes root is computed here.
+    ///      Later than `outcomeDeadline` still counts, so that nobody goes unpaid for the validators' delay;
+    ///      only within it is the worker's stake sure to be there still.
     /// @param records `count` records of 56 bytes, in batch order.
     /// @param signatures EIP-712 `Outcomes` by at least `quorum` validators, ascending by signer.
     function postOutcomes(uint64 batchId, bytes calldata records, bytes[] calldata signatures) external;
 
     /// @notice Slashes and bans the worker of a fraud outcome at once; the stake waits in escrow.
-    function executeFraud(OutcomeProof calldata outcome) external returns (uint256 amount);
+    /// @dev Anyone may call. The worker's own signature on the submission is required: validators whom a run's
+    ///      owner picked can punish only workers that took part in that run. A challenger whose case turned the
+    ///      outcome into fraud is the reporter of the slash; otherwise there is none.
+    /// @param outcome The outcome and its proof; the verdict that stands must be fraud.
+    /// @param submission The submission that the outcome judges.
+    /// @param nodeSignature EIP-712 `Submission` by a current or former node of the worker.
+    /// @return amount Token wei moved into escrow.
+    function executeFraud(OutcomeProof calldata outcome, Submission calldata submission, bytes calldata nodeSignature)
+        external
+        returns (uint256 amount);
 
     /// @notice Releases the escrow of an executed fraud whose challenge window is over.
     function finaliseFraud(OutcomeProof calldata outcome) external;
@@ -127,6 +141,20 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     /// @notice Returns whether an outcome was posted, and its decoded record.
     /// @dev Reverts with LedgerInvalidProof when the proof does not hold.
     function outcomeOf(OutcomeProof calldata outcome) external view returns (Outcome memory, bytes32 leaf);
+
+    /// @notice Remembers that an outcome of this batch was challenged. Only DisputeCourt may call.
+    /// @dev Batches that nobody challenged never ask the court, which keeps claims cheap.
+    function markDisputed(uint64 batchId) external;
+
+    /// @notice Returns a posted outcome with the verdict that stands, its run, and whether it is final.
+    /// @dev Reverts with LedgerInvalidProof when the proof does not hold.
+    function settledOutcome(OutcomeProof calldata outcome)
+        external
+        view
+        returns (uint64 runId, Outcome memory settled, bool isFinal_);
+
+    /// @notice Returns the seats (see `IRunRegistry.seatOf`) of the validators that signed a batch's outcomes.
+    function signersOf(uint64 batchId) external view returns (uint88);
 
     /// @notice Returns whether the outcome with this leaf is final: window over, no open case.
     function isFinal(uint64 batchId, bytes32 leaf) external view returns (bool);

@@ -13,10 +13,13 @@ interface IDisputeCourtErrors {
     error CourtWindowClosed(uint64 batchId, uint256 closedAt);
     /// @notice Thrown when the claimed verdict equals the recorded one, or is not a verdict.
     error CourtInvalidClaim(uint8 recorded, uint8 claimed);
-    /// @notice Thrown when the caller may not vote: no validator of the run, a signer, or voted already.
+    /// @notice Thrown when the caller may not vote: no validator of the run, a signer, the challenger, or voted
+    ///         already.
     error CourtNotJuror(bytes32 leaf, address caller);
     /// @notice Thrown when a case is still open for votes.
     error CourtVotingOpen(bytes32 leaf, uint256 until);
+    /// @notice Thrown when the time to vote is over.
+    error CourtVotingOver(bytes32 leaf, uint256 endedAt);
 }
 
 /// @title Events of the dispute court
@@ -65,7 +68,7 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     /// @notice Challenges a posted outcome within its window; takes the bond from the caller.
     function challenge(IContributionLedger.OutcomeProof calldata outcome, uint8 claimedVerdict) external;
 
-    /// @notice Votes on a case. Validators of the run that did not sign the outcome, once each.
+    /// @notice Votes on a case. Validators of the run that neither signed the outcome nor challenged it, once each.
     function vote(bytes32 leaf, bool overturn) external;
 
     /// @notice Closes a case once all jurors voted or voting is over. Anyone.

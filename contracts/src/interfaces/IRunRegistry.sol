@@ -9,7 +9,8 @@ interface IRunRegistryErrors {
     error RunUnauthorized(uint64 runId, address caller);
     /// @notice Thrown when the quorum is zero or exceeds the number of validators.
     error RunInvalidQuorum(uint256 quorum, uint256 validators);
-    /// @notice Thrown when a validator is zero, listed twice, or staked below the requirement.
+    /// @notice Thrown when a validator is zero, seated twice or not at all, staked below the requirement, or finds
+    ///         no free seat (a run seats at most 88 different validators in its life).
     error RunInvalidValidator(address validator);
     /// @notice Thrown when a hash, key or price that must be set is zero, or ppm exceeds one million.
     error RunInvalidParameter(bytes32 name);
@@ -106,6 +107,27 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
 
     /// @notice Returns the number of runs.
     function runCount() external view returns (uint64);
+
+    /// @notice Returns what the other contracts ask of a run most often. Reverts with RunUnknown.
+    /// @return orchestrator The account that commits batches.
+    /// @return fraudPpm Millionths of the stake slashed for a fraud verdict.
+    /// @return quorum Validators that must sign an outcome.
+    /// @return paused Whether submissions are paused.
+    function termsOf(uint64 runId)
+        external
+        view
+        returns (address orchestrator, uint32 fraudPpm, uint8 quorum, bool paused);
+
+    /// @notice Returns the token wei paid per unit. Reverts with RunUnknown.
+    function priceOf(uint64 runId) external view returns (uint128);
+
+    /// @notice Returns an account's seat among the run's validators and whether it validates now.
+    /// @dev A seat stays its holder's for ever, so that a set of signers fits one bitmap and survives rotations.
+    ///      An account that was never a validator has seat 0 and is not seated.
+    function seatOf(uint64 runId, address account) external view returns (uint8 seat, bool seated);
+
+    /// @notice Returns the seats of the run's current validators: bit *i* stands for seat *i*.
+    function seatsOf(uint64 runId) external view returns (uint88);
 
     /// @notice Returns the active stake a validator must hold, in token wei.
     function requiredValidatorStake() external view returns (uint256);

@@ -56,7 +56,7 @@ interface IStakeVault is IStakeVaultErrors, IStakeVaultEvents {
         address owner;
         /// @dev Who reported the offence; zero for none.
         address reporter;
-        /// @dev Token wei held. Zero once settled.
+        /// @dev Token wei held. Zero once settled, or when there was nothing to take.
         uint128 amount;
     }
 

@@ -9,7 +9,7 @@ interface IWorkerRegistryErrors {
     error RegistryWorkerExists(address worker);
     /// @notice Thrown when an account is not a worker, or its status forbids the call.
     error RegistryWrongStatus(address worker, uint8 status);
-    /// @notice Thrown when a node key already serves a worker.
+    /// @notice Thrown when a node key serves or served a worker: keys are never bound twice.
     error RegistryNodeTaken(address node, address worker);
     /// @notice Thrown when a node's consent is expired or not signed by the node.
     error RegistryInvalidNodeSignature(address node, address recovered);
@@ -99,14 +99,19 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
     /// @notice Undoes a ban or jailing whose offence was overturned. Only DisputeCourt may call.
     function reinstate(address worker, bytes32 offence) external;
 
-    /// @notice Jails a worker whose active stake is below the requirement. Anyone may call.
+    /// @notice Jails a worker whose active stake is below the requirement; does nothing for anybody else.
+    /// @dev Anyone may call. StakeVault calls it whenever active stake falls, so nobody needs to.
     function jailForLowStake(address worker) external;
 
     /// @notice Returns a worker's record.
     function workerOf(address worker) external view returns (Worker memory);
 
-    /// @notice Returns the worker that a node key serves, or zero.
+    /// @notice Returns the worker that a node key serves now, or zero.
     function workerOfNode(address node) external view returns (address);
+
+    /// @notice Returns whether `node` is or was a node of `worker`, and `workerId` is the worker's number.
+    /// @dev Signatures of replaced keys stay evidence against their worker.
+    function wasNodeOf(address node, address worker, uint32 workerId) external view returns (bool);
 
     /// @notice Returns the worker with a number, or zero.
     function workerById(uint32 workerId) external view returns (address);
