@@ -1,0 +1,26 @@
+"""Broadcast of policy weights: manifest, chunk store, origin, relay, fetcher.
+
+Gets roots, domains and addresses as arguments: the chain's client is a sibling it does not import.
+"""
+
+from muster.shardcast.digests import file_digest, state_hash
+from muster.shardcast.fetcher import Fetcher
+from muster.shardcast.limits import ServerLimits
+from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
+from muster.shardcast.relay import Relay, TrustedRoot
+from muster.shardcast.server import ShardServer
+from muster.shardcast.store import ChunkStore
+
+__all__ = [
+    "ChunkSpan",
+    "ChunkStore",
+    "Fetcher",
+    "Manifest",
+    "ManifestFile",
+    "Relay",
+    "ServerLimits",
+    "ShardServer",
+    "TrustedRoot",
+    "file_digest",
+    "state_hash",
+]

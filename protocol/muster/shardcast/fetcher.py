@@ -1,0 +1,310 @@
+"""How a worker, validator or trainer gets a policy version: from any relays, trusting none.
+
+ 1. read the manifest whose root is on chain, from the first relay that has it
+ 2. keep what an interrupted fetch or a neighbouring version already holds
+ 3. pull the other chunks in parallel, each verified by its hash; blame and avoid relays that lie
+ 4. check the state hash of the files on disk, then rename the folder to its final name
+
+Layout of the cache: `<run>/v<version>/` with the files, `<run>/v<version>.manifest` beside it.
+Several processes may share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import functools
+import logging
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random, SystemRandom
+
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.chunks import VerifyingSink, storage_error, temporary_name
+from muster.shardcast.download import Fault, ShardClient, in_thread
+from muster.shardcast.manifest import ChunkSpan, Manifest
+from muster.shardcast.part import PartFolder, PartSink, discard
+from muster.shardcast.sources import SourceBook
+from muster.shardcast.transfer import Transfer, parse_published
+
+logger = logging.getLogger(__name__)
+
+HEDGE_S = 0.05
+"""A relay that has not answered within this gets company from the next one."""
+LOCK_POLL_S = 0.02
+"""How often to look whether another process has finished fetching the same version."""
+
+_VERSION_FOLDER = re.compile(r"v(0|[1-9][0-9]{0,9})")
+
+
+class Fetcher:
+    """Fetches policy versions into a cache folder; keeps the newest `keep` of each run."""
+
+    def __init__(
+        self,
+        relays: Sequence[str],
+        cache: Path,
+        *,
+        keep: int = 5,
+        parallel: int = 4,
+        attempts: int = 6,
+        wait_s: int = 10,
+        token: str | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """`attempts` is how often in a row a relay may fail before a fetch gives it up; `wait_s` is
+        how long relays are asked to wait for a version that they do not have yet.
+        """
+        if not relays:
+            raise ConfigError("a fetcher needs at least one relay")
+        self._cache = cache
+        self._keep = keep
+        self._parallel = parallel
+        self._attempts = attempts
+        self._wait_s = wait_s
+        self._rng = rng or SystemRandom()
+        self._client = ShardClient(token=token)
+        self._book = SourceBook(relays, rng=self._rng)
+        self._locks: dict[Path, asyncio.Lock] = {}
+        self._verified: dict[Path, Hash32] = {}
+
+    async def close(self) -> None:
+        """Close connections; the cache stays."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Fetcher:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def fetch(self, run_id: RunId, version: PolicyVersion, root: Hash32) -> Path:
+        """Return the folder with the version's verified files; `root` is the one on chain.
+
+        Resumes what an earlier fetch left behind, and answers at once for a version this object has
+        fetched before. Raises PolicyUnavailable when no relay delivers, StorageError when the disk
+        refuses.
+        """
+        folder = self._cache / str(int(run_id)) / f"v{int(version)}"
+        async with self._locks.setdefault(folder, asyncio.Lock()):
+            if self._verified.get(folder) != root or not folder.is_dir():
+                await self._fetch(folder, run_id, version, root)
+                self._verified[folder] = root
+        return folder
+
+    async def _fetch(
+        self, folder: Path, run_id: RunId, version: PolicyVersion, root: Hash32
+    ) -> None:
+        started_s = time.monotonic()
+        async with _only_process(folder):
+            if await in_thread(_is_intact, folder, root):
+                return
+            transfer = Transfer(
+                self._client,
+                self._book,
+                attempts=self._attempts,
+                what=f"run {run_id} version {version}",
+                rng=self._rng,
+            )
+            manifest = await self._fetch_manifest(transfer, run_id, version, root)
+            part = PartFolder(folder.with_name(f".{folder.name}.part"), manifest)
+            await self._fill(part, folder, transfer)
+            await in_thread(_install, part, folder)
+            await in_thread(_drop_old, folder, self._keep)
+        logger.info(
+            "policy fetched",
+            extra={
+                "run_id": run_id,
+                "policy_version": version,
+                "bytes": manifest.total_bytes,
+                "wall_s": round(time.monotonic() - started_s, 3),
+            },
+        )
+
+    async def _fetch_manifest(
+        self, transfer: Transfer, run_id: RunId, version: PolicyVersion, root: Hash32
+    ) -> Manifest:
+        data = await self._first_manifest(transfer, run_id, version, root)
+        return parse_published(data, run_id, version)
+
+    async def _first_manifest(
+        self, transfer: Transfer, run_id: RunId, version: PolicyVersion, root: Hash32
+    ) -> bytes:
+        """Ask relay after relay, without waiting for the one before; the first match wins."""
+        ranked = self._book.ranked()
+        running: set[asyncio.Task[bytes | None]] = set()
+        try:
+            while ranked or running:
+                if ranked:
+                    ask = self._ask_manifest(transfer, ranked.pop(0), run_id, version, root)
+                    running.add(asyncio.create_task(ask))
+                done, running = await asyncio.wait(
+                    running,
+                    timeout=HEDGE_S if ranked else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    if (data := task.result()) is not None:
+                        return data
+            raise transfer.unavailable()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _ask_manifest(
+        self, transfer: Transfer, url: str, run_id: RunId, version: PolicyVersion, root: Hash32
+    ) -> bytes | None:
+        """Ask one relay until it answers, lies, or has failed too often."""
+        while await transfer.may_ask(url):
+            answer = await self._client.manifest(
+                url, run_id, version, root=root, wait_s=self._wait_s
+            )
+            if not isinstance(answer, Fault):
+                transfer.note(url, None)
+                return answer
+            transfer.note(url, answer)
+            if answer is Fault.ABSENT:
+                return None
+        return None
+
+    async def _fill(self, part: PartFolder, folder: Path, transfer: Transfer) -> None:
+        lacking = await in_thread(part.prepare)
+        lacking = await in_thread(_copy_from_neighbours, part, lacking, folder)
+        await transfer.pull_all(
+            [functools.partial(_open_sink, part, places) for places in lacking],
+            parallel=self._parallel,
+        )
+
+
+def _open_sink(part: PartFolder, places: list[ChunkSpan]) -> VerifyingSink:
+    return PartSink(part.path, places)
+
+
+@asynccontextmanager
+async def _only_process(folder: Path) -> AsyncIterator[None]:
+    """Exclude other processes that fetch the same version; ends with the process, however."""
+    path = folder.with_name(f".{folder.name}.lock")
+    fd = await _locked(path)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+async def _locked(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+            try:
+                await _wait_for_lock(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            if os.fstat(fd).st_nlink:
+                return fd
+            os.close(fd)  # deleted with its version while we waited
+    except OSError as error:
+        raise storage_error(error, f"lock {path}") from error
+
+
+async def _wait_for_lock(fd: int) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            await asyncio.sleep(LOCK_POLL_S)
+
+
+def _manifest_path(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.manifest")
+
+
+def _read_manifest(folder: Path) -> Manifest | None:
+    try:
+        return Manifest.from_bytes(_manifest_path(folder).read_bytes())
+    except (OSError, EncodingError):
+        return None
+
+
+def _is_intact(folder: Path, root: Hash32) -> bool:
+    """Tell whether the folder holds the version whole; if not, keep what is good for resuming."""
+    if not folder.is_dir():
+        return False
+    manifest = _read_manifest(folder)
+    if manifest is None or keccak(manifest.to_bytes()) != root:
+        discard(folder)
+        return False
+    part = PartFolder(folder, manifest)
+    if {p.name for p in folder.iterdir()} == {f.name for f in manifest.files} and _matches(part):
+        return True
+    logger.warning("cached policy was damaged", extra={"folder": folder.name})
+    remains = folder.with_name(f".{folder.name}.part")
+    discard(remains)
+    folder.rename(remains)
+    return False
+
+
+def _matches(part: PartFolder) -> bool:
+    try:
+        return part.state_matches()
+    except OSError:
+        return False
+
+
+def _copy_from_neighbours(
+    part: PartFolder, lacking: list[list[ChunkSpan]], folder: Path
+) -> list[list[ChunkSpan]]:
+    """Fill chunks that another cached version has too; returns those that none has."""
+    held: dict[Hash32, tuple[Path, int]] = {}
+    for neighbour, _ in _cached_versions(folder.parent):
+        manifest = _read_manifest(neighbour)
+        for span in manifest.spans() if manifest else ():
+            held[span.digest] = (neighbour / span.name, span.offset)
+    return [
+        places
+        for places in lacking
+        if places[0].digest not in held or not part.fill_from(places, *held[places[0].digest])
+    ]
+
+
+def _install(part: PartFolder, folder: Path) -> None:
+    """Give the finished folder its name, after reading everything back."""
+    try:
+        if not part.state_matches():
+            discard(part.path)
+            raise PolicyUnavailable(
+                f"the files of version {part.manifest.version} lack the published state hash",
+                hint="the trainer published a manifest that contradicts itself",
+            )
+        fresh = folder.with_name(temporary_name())
+        fresh.write_bytes(part.manifest.to_bytes())
+        fresh.rename(_manifest_path(folder))
+        part.path.rename(folder)
+    except OSError as error:
+        raise storage_error(error, f"install {folder}") from error
+
+
+def _drop_old(folder: Path, keep: int) -> None:
+    """Delete all but the newest versions; never the one just fetched."""
+    old = [path for path, _ in _cached_versions(folder.parent)[keep:] if path != folder]
+    for path in old:
+        trash = path.with_name(temporary_name())
+        path.rename(trash)
+        for leftover in (trash, _manifest_path(path), path.with_name(f".{path.name}.lock")):
+            discard(leftover)
+
+
+def _cached_versions(run_folder: Path) -> list[tuple[Path, int]]:
+    """Return the version folders of a run, newest first."""
+    found = [(path, _VERSION_FOLDER.fullmatch(path.name)) for path in run_folder.iterdir()]
+    versions = [(path, int(match[1])) for path, match in found if match and path.is_dir()]
+    return sorted(versions, key=lambda item: item[1], reverse=True)

@@ -1,0 +1,255 @@
+"""The policy manifest: which files a version has, and the hash of every chunk of them.
+
+Owns the format of docs/protocol.md section 10 and nothing else: no I/O. `Manifest.from_bytes` is
+total: any bytes give a Manifest whose invariants hold, or EncodingError.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+
+MAX_MANIFEST_BYTES = 1 << 20
+"""Manifests above this are refused unread; it also bounds files and chunks."""
+MAX_TOTAL_BYTES = 1 << 40
+"""Size of all files together above which a manifest is refused."""
+MAX_FILES = 4096
+"""Files in one version."""
+DEFAULT_CHUNK_BYTES = 8 << 20
+"""Chunk size of a publisher that says nothing else."""
+MIN_CHUNK_BYTES = 1 << 10
+"""Smaller chunks are refused: each costs a request."""
+MAX_CHUNK_BYTES = 64 << 20
+"""Larger chunks are refused: each is verified as a whole before it is passed on."""
+MAX_JSON_INT = (1 << 53) - 1
+"""Largest integer that canonical JSON holds."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KEYS = frozenset(
+    {
+        "chunk_bytes",
+        "files",
+        "kind",
+        "parent",
+        "run_id",
+        "schema_version",
+        "state_hash",
+        "stream_from",
+        "stream_to",
+        "version",
+    }
+)
+
+
+class ChunkSpan(NamedTuple):
+    """Where one chunk belongs."""
+
+    digest: Hash32
+    """BLAKE3 of the chunk's bytes."""
+    name: str
+    """The file it is part of."""
+    offset: int
+    """Its first byte in that file."""
+    size: int
+    """Its length in bytes; only a file's last chunk is shorter than `chunk_bytes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """One file of a version."""
+
+    name: str
+    """A plain file name: letters, digits, dot, underscore, hyphen; no leading dot."""
+    size: int
+    """Bytes."""
+    chunks: tuple[Hash32, ...]
+    """BLAKE3 of each chunk, in order; none for an empty file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A policy version; raises EncodingError when constructed with anything the format refuses."""
+
+    run_id: RunId
+    """The run."""
+    version: PolicyVersion
+    """The policy version."""
+    files: tuple[ManifestFile, ...]
+    """Sorted by name, no name twice."""
+    state_hash: Hash32
+    """BLAKE3 of the files' BLAKE3 digests joined in order."""
+    stream_from: int
+    """First position in the training stream that this version's step consumed."""
+    stream_to: int
+    """Position after the last one; equal to `stream_from` for version 0."""
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    """Bytes of every chunk but a file's last."""
+    kind: str = "full"
+    """What the chunks are: the files themselves."""
+    parent: PolicyVersion | None = None
+    """The version that the chunks are relative to; None, as a full version stands alone."""
+    schema_version: int = 1
+    """Version of this document's form."""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _check_files(self)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files together."""
+        return sum(file.size for file in self.files)
+
+    def spans(self) -> Iterator[ChunkSpan]:
+        """Yield every chunk of every file in order; a digest may come more than once."""
+        for file in self.files:
+            for i, digest in enumerate(file.chunks):
+                offset = i * self.chunk_bytes
+                size = min(self.chunk_bytes, file.size - offset)
+                yield ChunkSpan(digest, file.name, offset, size)
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON; raises EncodingError when it exceeds the limit."""
+        data = canonical_json(
+            {
+                "chunk_bytes": self.chunk_bytes,
+                "files": [
+                    {"chunks": [c.hex() for c in f.chunks], "name": f.name, "size": f.size}
+                    for f in self.files
+                ],
+                "kind": self.kind,
+                "parent": self.parent,
+                "run_id": self.run_id,
+                "schema_version": self.schema_version,
+                "state_hash": self.state_hash.hex(),
+                "stream_from": self.stream_from,
+                "stream_to": self.stream_to,
+                "version": self.version,
+            }
+        )
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise EncodingError(
+                f"manifest of {len(data)} bytes exceeds the limit of {MAX_MANIFEST_BYTES}",
+                hint="publish with larger chunks",
+            )
+        return data
+
+    def root(self) -> Hash32:
+        """Return the Keccak-256 of the canonical JSON: what the chain holds."""
+        return keccak(self.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse canonical JSON; raises EncodingError on anything the format refuses."""
+        value = _fields(parse_canonical_json(data, max_bytes=MAX_MANIFEST_BYTES), _KEYS, "manifest")
+        return cls(
+            run_id=RunId(_integer(value, "run_id")),
+            version=PolicyVersion(_integer(value, "version")),
+            files=tuple(_file(item) for item in _list(value, "files", MAX_FILES)),
+            state_hash=_digest(value["state_hash"]),
+            stream_from=_integer(value, "stream_from"),
+            stream_to=_integer(value, "stream_to"),
+            chunk_bytes=_integer(value, "chunk_bytes"),
+            kind=value["kind"],
+            parent=value["parent"],
+            schema_version=_integer(value, "schema_version"),
+        )
+
+
+def require_file_name(name: object) -> str:
+    """Return `name` if it can stand in a manifest; else raises EncodingError.
+
+    What passes has no separator and no leading dot, so joined to a folder it stays inside.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise EncodingError(f"not a plain file name: {_shown(name)}")
+    return name
+
+
+def parse_digest(text: str) -> Hash32 | None:
+    """Return the digest written as 64 lower-case hexadecimal digits, None for anything else."""
+    return Hash32(bytes.fromhex(text)) if _DIGEST.fullmatch(text) else None
+
+
+def _check_numbers(manifest: Manifest) -> None:
+    _require("schema_version", manifest.schema_version, 1, 1)
+    _require("run_id", manifest.run_id, 1, MAX_JSON_INT)
+    _require("version", manifest.version, 0, (1 << 32) - 1)
+    _require("chunk_bytes", manifest.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+    _require("stream_to", manifest.stream_to, 0, MAX_JSON_INT)
+    _require("stream_from", manifest.stream_from, 0, manifest.stream_to)
+    if manifest.version == 0 and manifest.stream_from != manifest.stream_to:
+        raise EncodingError("version 0 is the base model and consumes nothing of the stream")
+    if manifest.kind != "full":
+        raise EncodingError(f"unknown kind of manifest: {_shown(manifest.kind)}")
+    if manifest.parent is not None:
+        raise EncodingError("a full manifest has no parent")
+
+
+def _check_files(manifest: Manifest) -> None:
+    names = [require_file_name(file.name) for file in manifest.files]
+    if not 1 <= len(names) <= MAX_FILES:
+        raise EncodingError(f"a manifest has 1 to {MAX_FILES} files, got {len(names)}")
+    if any(a >= b for a, b in itertools.pairwise(names)):
+        raise EncodingError("files are not sorted by name, or a name comes twice")
+    for file in manifest.files:
+        _require(f"size of {file.name}", file.size, 0, MAX_TOTAL_BYTES)
+        expected = -(-file.size // manifest.chunk_bytes)
+        if len(file.chunks) != expected:
+            raise EncodingError(f"{file.name} needs {expected} chunks, got {len(file.chunks)}")
+    if manifest.total_bytes > MAX_TOTAL_BYTES:
+        raise EncodingError(f"files of {manifest.total_bytes} bytes exceed {MAX_TOTAL_BYTES}")
+
+
+def _require(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise EncodingError(f"{name} must be in [{low}, {high}], got {value}")
+
+
+def _file(value: Any) -> ManifestFile:
+    fields = _fields(value, frozenset({"chunks", "name", "size"}), "file")
+    return ManifestFile(
+        name=require_file_name(fields["name"]),
+        size=_integer(fields, "size"),
+        chunks=tuple(_digest(item) for item in _list(fields, "chunks", MAX_MANIFEST_BYTES)),
+    )
+
+
+def _fields(value: Any, keys: frozenset[str], what: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() != keys:
+        raise EncodingError(f"a {what} is an object with exactly the keys {sorted(keys)}")
+    return value
+
+
+def _list(fields: dict[str, Any], name: str, limit: int) -> list[Any]:
+    value = fields[name]
+    if not isinstance(value, list) or len(value) > limit:
+        raise EncodingError(f"{name} must be a list of at most {limit} entries")
+    return value
+
+
+def _integer(fields: dict[str, Any], name: str) -> int:
+    value = fields[name]
+    # bool is an int to Python, not to JSON.
+    if type(value) is not int:
+        raise EncodingError(f"{name} must be an integer, got {_shown(value)}")
+    return value
+
+
+def _digest(value: Any) -> Hash32:
+    digest = parse_digest(value) if isinstance(value, str) else None
+    if digest is None:
+        raise EncodingError(f"not 64 lower-case hexadecimal digits: {_shown(value)}")
+    return digest
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]

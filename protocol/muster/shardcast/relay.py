@@ -1,0 +1,290 @@
+"""A relay's mirror: copies a run's versions from upstreams into its own store, trusting none.
+
+ 1. hear of versions: long-poll every upstream's listing
+ 2. ask the chain for the version's root and the trainer's address, through `trust`
+ 3. read manifest and signature from an upstream; both must match
+ 4. register the version, so that the server offers it, and pull its chunks: each is passed on as
+    soon as it is verified, while later ones still arrive
+
+Knows neither the chain's client nor HTTP serving; a ShardServer serves the same store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from random import Random, SystemRandom
+
+from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import (
+    ConfigError,
+    MusterError,
+    SignatureError,
+    StorageError,
+)
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.messages import Checkpoint
+from muster.shardcast.chunks import VerifyingSink
+from muster.shardcast.download import Fault, ShardClient, in_thread
+from muster.shardcast.manifest import ChunkSpan, Manifest
+from muster.shardcast.sources import SourceBook
+from muster.shardcast.store import ChunkStore
+from muster.shardcast.transfer import Transfer, parse_published
+
+logger = logging.getLogger(__name__)
+
+LISTING_WAIT_S = 10
+"""How long an upstream is asked to hold its listing back until there is a newer version."""
+TRUST_TIMEOUT_S = 10.0
+"""Longest wait for the chain's answer about one version."""
+RECHECK_S = 15.0
+"""How often the held versions' roots are compared with the chain again."""
+MAX_PAUSE_S = 5.0
+"""Longest pause before an upstream or version that failed is tried again."""
+MAX_CANDIDATES = 16
+"""Versions considered from one upstream: its newest; more would let it waste our requests."""
+REFUSED_PAUSE_S = 60.0
+"""Pause after a version did not fit the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedRoot:
+    """What the chain says about a version."""
+
+    manifest_root: Hash32
+    """Keccak-256 that the manifest must have."""
+    trainer: Address
+    """Who must have signed it."""
+    domain: Domain
+    """RunRegistry's EIP-712 domain."""
+
+
+Trust = Callable[[RunId, PolicyVersion], Awaitable[TrustedRoot | None]]
+"""Returns what the chain says about a version, None when it knows no such version."""
+
+
+def check_signature(
+    run_id: RunId, version: PolicyVersion, signature: bytes, trusted: TrustedRoot
+) -> None:
+    """Raise SignatureError unless the trainer signed this version's root."""
+    checkpoint = Checkpoint(run_id, version, trusted.manifest_root)
+    signer = recover(digest(trusted.domain, checkpoint.struct_hash()), signature)
+    if signer != trusted.trainer:
+        raise SignatureError(f"the checkpoint is signed by {signer}, not by the trainer")
+
+
+class Relay:
+    """Mirrors one run's versions into a store until cancelled."""
+
+    def __init__(
+        self,
+        upstreams: Sequence[str],
+        store: ChunkStore,
+        *,
+        run_id: RunId,
+        trust: Trust,
+        poll_s: float = 0.2,
+        parallel: int = 4,
+        attempts: int = 6,
+        token: str | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """`poll_s` is the shortest pause between two looks at an upstream or at the chain."""
+        if not upstreams:
+            raise ConfigError("a relay needs at least one upstream")
+        self._store = store
+        self._run_id = run_id
+        self._trust = trust
+        self._poll_s = poll_s
+        self._parallel = parallel
+        self._attempts = attempts
+        self._rng = rng or SystemRandom()
+        self._client = ShardClient(token=token)
+        self._book = SourceBook(upstreams, rng=self._rng)
+        self._announced: dict[str, list[PolicyVersion]] = {}
+        self._retry_at: dict[PolicyVersion, float] = {}
+        self._failures: dict[PolicyVersion, int] = {}
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Mirror until cancelled; survives upstreams, the chain and the disk failing."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for url in self._book.urls:
+                    group.create_task(self._watch(url))
+                group.create_task(self._mirror_all())
+                group.create_task(self._recheck_all())
+        finally:
+            await self._client.close()
+
+    def wanted(self, run_id: RunId, version: PolicyVersion) -> None:
+        """Look at a version now: a client waits for it, so it has probably seen it on chain."""
+        if run_id == self._run_id and version in self._candidates():
+            soonest = asyncio.get_running_loop().time() + self._poll_s / 4
+            self._retry_at[version] = min(soonest, self._retry_at.get(version, soonest))
+            self._news.set()
+
+    async def recheck(self) -> None:
+        """Remove held versions whose root is no longer the chain's; a silent chain removes none."""
+        for version in self._store.stored_versions(self._run_id):
+            try:
+                trusted = await self._ask_chain(version)
+            except (MusterError, TimeoutError) as error:
+                logger.warning("chain does not answer", extra={"cause": str(error)})
+                return
+            data = self._store.manifest_bytes(self._run_id, version)
+            if data is not None and (trusted is None or keccak(data) != trusted.manifest_root):
+                logger.warning("version is not the chain's", extra={"policy_version": version})
+                await in_thread(self._store.remove, self._run_id, version)
+
+    async def _watch(self, url: str) -> None:
+        """Keep `_announced` true to one upstream's listing."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            asked_s = loop.time()
+            known = self._announced.get(url, [])
+            after = max(known, default=-1)
+            listed = await self._client.versions(
+                url, self._run_id, after=after, wait_s=LISTING_WAIT_S
+            )
+            if isinstance(listed, Fault):
+                failures += 1
+                await asyncio.sleep(self._pause_s(failures))
+                continue
+            failures = 0
+            self._announced[url] = listed[:MAX_CANDIDATES]
+            self._news.set()
+            # An upstream that does not hold its answers back must not be asked without pause.
+            is_news = max(listed, default=-1) > after
+            pause_s = self._poll_s / 10 if is_news else self._poll_s
+            await asyncio.sleep(max(0.0, pause_s - (loop.time() - asked_s)))
+
+    async def _mirror_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._news.clear()
+            candidates = self._candidates()
+            due = [v for v in candidates if self._retry_at.get(v, 0.0) <= loop.time()]
+            if due:
+                await self._mirror_or_postpone(due[0])
+                continue
+            times = [self._retry_at[v] for v in candidates]
+            delay_s = min(times) - loop.time() if times else MAX_PAUSE_S
+            try:
+                async with asyncio.timeout(max(0.0, delay_s)):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    def _candidates(self) -> list[PolicyVersion]:
+        """Return the announced versions that are not held and would be kept, newest first."""
+        held = [
+            version
+            for version in self._store.stored_versions(self._run_id)
+            if self._store.is_complete(self._run_id, version)
+        ]
+        oldest_kept = held[self._store.keep - 1] if len(held) >= self._store.keep else -1
+        announced = {version for listed in self._announced.values() for version in listed}
+        return sorted((v for v in announced if v not in held and v > oldest_kept), reverse=True)
+
+    async def _mirror_or_postpone(self, version: PolicyVersion) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if await self._mirror(version):
+                self._failures.pop(version, None)
+                self._retry_at.pop(version, None)
+                return
+        except StorageError as error:
+            logger.error(
+                "version does not fit", extra={"policy_version": version, "cause": str(error)}
+            )
+            self._retry_at[version] = loop.time() + REFUSED_PAUSE_S
+            return
+        except (MusterError, TimeoutError) as error:
+            logger.warning(
+                "mirroring failed", extra={"policy_version": version, "cause": str(error)}
+            )
+        self._failures[version] = self._failures.get(version, 0) + 1
+        self._retry_at[version] = loop.time() + self._pause_s(self._failures[version])
+
+    async def _mirror(self, version: PolicyVersion) -> bool:
+        """Copy one version; False while the chain does not know it yet."""
+        trusted = await self._ask_chain(version)
+        if trusted is None:
+            return False
+        started_s = asyncio.get_running_loop().time()
+        transfer = Transfer(
+            self._client,
+            self._book,
+            attempts=self._attempts,
+            what=f"run {self._run_id} version {version}",
+            rng=self._rng,
+        )
+        manifest, signature = await self._trusted_manifest(transfer, version, trusted)
+        missing = await in_thread(self._store.begin, manifest, signature)
+        try:
+            await transfer.pull_all(
+                [functools.partial(_open_sink, self._store, span) for span in missing],
+                parallel=self._parallel,
+            )
+        finally:
+            self._store.abandon(self._run_id, version)
+        logger.info(
+            "version mirrored",
+            extra={
+                "run_id": self._run_id,
+                "policy_version": version,
+                "bytes": manifest.total_bytes,
+                "wall_s": round(asyncio.get_running_loop().time() - started_s, 3),
+            },
+        )
+        return True
+
+    async def _ask_chain(self, version: PolicyVersion) -> TrustedRoot | None:
+        async with asyncio.timeout(TRUST_TIMEOUT_S):
+            return await self._trust(self._run_id, version)
+
+    async def _trusted_manifest(
+        self, transfer: Transfer, version: PolicyVersion, trusted: TrustedRoot
+    ) -> tuple[Manifest, bytes]:
+        """Return manifest and signature that match the chain, from whichever upstream has them."""
+        while True:
+            url = await transfer.next_source()
+            answer = await self._read_version(url, version, trusted)
+            if not isinstance(answer, Fault):
+                transfer.note(url, None)
+                return answer
+            transfer.note(url, answer)
+
+    async def _read_version(
+        self, url: str, version: PolicyVersion, trusted: TrustedRoot
+    ) -> tuple[Manifest, bytes] | Fault:
+        data = await self._client.manifest(url, self._run_id, version, root=trusted.manifest_root)
+        if isinstance(data, Fault):
+            return data
+        signature = await self._client.signature(url, self._run_id, version)
+        if isinstance(signature, Fault):
+            return signature
+        try:
+            check_signature(self._run_id, version, signature, trusted)
+        except SignatureError:
+            return Fault.LIED
+        return parse_published(data, self._run_id, version), signature
+
+    async def _recheck_all(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_S)
+            await self.recheck()
+
+    def _pause_s(self, failures: int) -> float:
+        longest = min(MAX_PAUSE_S, self._poll_s * 1.5**failures)
+        return longest * self._rng.uniform(0.5, 1)
+
+
+def _open_sink(store: ChunkStore, span: ChunkSpan) -> VerifyingSink:
+    return store.sink(span)

@@ -1,0 +1,346 @@
+"""The HTTP face of a ChunkStore, for origin and relay alike (docs/protocol.md section 10).
+
+Serves what the store holds and waits, within bounds, for what it is about to hold. Trusts nobody:
+every part of a URL is parsed into a number or a digest before it meets the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.limits import RequestRates, ServerLimits
+from muster.shardcast.manifest import parse_digest
+from muster.shardcast.store import ChunkStore
+
+logger = logging.getLogger(__name__)
+
+# Malformed requests are the sender's business; aiohttp would log a traceback for each.
+_quiet = logging.getLogger(f"{__name__}.http")
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False
+
+FOREIGN_CHANGE_POLL_S = 0.05
+"""How often a waiting request looks for what another process published into the store."""
+INLINE_BYTES = 64 << 10
+"""Chunks up to this size are sent in one write rather than by sendfile."""
+
+_NUMBER = r"(0|[1-9][0-9]{0,15})"
+_VERSIONS = re.compile(rf"/v1/{_NUMBER}/versions")
+_VERSION_PART = re.compile(rf"/v1/{_NUMBER}/{_NUMBER}/(manifest|signature)")
+_CHUNK = re.compile(r"/v1/chunks/([0-9a-f]{64})")
+
+T = TypeVar("T")
+
+
+class ShardServer:
+    """Serves a store. `host` and `port` are where it listens; port 0 takes any free one."""
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        limits: ServerLimits | None = None,
+        token: str | None = None,
+        wanted: Callable[[RunId, PolicyVersion], None] | None = None,
+    ) -> None:
+        """`token` is the bearer token clients must show; `wanted` hears of versions waited for."""
+        self._store = store
+        self._host = host
+        self._port = port
+        self._limits = limits or ServerLimits()
+        self._token = token
+        self._wanted = wanted
+        self._rates = RequestRates(self._limits.requests_per_s, self._limits.burst)
+        self._waiting = 0
+        self._stopping = False
+        self._runner: web.ServerRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach it; raises ConfigError before `start`."""
+        if self._runner is None or not self._runner.addresses:
+            raise ConfigError("the server has not been started")
+        host, port = self._runner.addresses[0][:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen; raises ConfigError when the address cannot be bound."""
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._unsubscribe = self._store.on_change(self._store_changed)
+        self._runner = web.ServerRunner(_LimitedServer(self._handle, self._limits))
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, backlog=512)
+        try:
+            await site.start()
+        except OSError as error:
+            await self.stop()
+            raise ConfigError(
+                f"cannot listen on {self._host}:{self._port}: {error.strerror}",
+                hint="choose another --host or --port",
+            ) from error
+
+    async def stop(self) -> None:
+        """Stop listening and end open requests."""
+        if self._runner is None:
+            return
+        self._stopping = True
+        self._unsubscribe()
+        self._wake()
+        await self._runner.cleanup()
+        self._runner = None
+
+    async def __aenter__(self) -> ShardServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _store_changed(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed while a publisher finishes
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
+        try:
+            return await self._route(request)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception:  # a task boundary: one request must not end the connection's handler
+            logger.exception("request failed")
+            return web.Response(status=500)
+
+    def _refusal(self, request: web.BaseRequest) -> web.Response | None:
+        if not self._rates.admit(request.remote or "", self._loop.time()):
+            return web.Response(status=429, headers={"Retry-After": "1"})
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        if request.can_read_body:
+            response = web.Response(status=413)
+            response.force_close()
+            return response
+        if request.path != "/healthz" and not self._is_authorised(request):
+            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
+        return None
+
+    def _is_authorised(self, request: web.BaseRequest) -> bool:
+        if self._token is None:
+            return True
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(given, f"Bearer {self._token}".encode())
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path
+        if path == "/healthz":
+            return web.Response(text="ok")
+        if match := _CHUNK.fullmatch(path):
+            digest = parse_digest(match[1])
+            return await self._chunk(request, digest) if digest else _not_found()
+        if match := _VERSIONS.fullmatch(path):
+            return await self._versions(request, RunId(int(match[1])))
+        if match := _VERSION_PART.fullmatch(path):
+            key = RunId(int(match[1])), PolicyVersion(int(match[2]))
+            return await self._version_part(request, *key, part=match[3])
+        return _not_found()
+
+    async def _versions(self, request: web.BaseRequest, run_id: RunId) -> web.Response:
+        after = _query_number(request, "after", default=-1)
+
+        def listed() -> list[PolicyVersion] | None:
+            versions = self._store.versions(run_id)
+            return versions if any(version > after for version in versions) else None
+
+        found = await self._until(listed, self._wait_s(request))
+        versions = self._store.versions(run_id) if found is None else found
+        body = json.dumps({"versions": versions}).encode()
+        return web.Response(body=body, content_type="application/json")
+
+    async def _version_part(
+        self, request: web.BaseRequest, run_id: RunId, version: PolicyVersion, *, part: str
+    ) -> web.Response:
+        wait_s = self._wait_s(request)
+        read = self._store.manifest_bytes if part == "manifest" else self._store.signature
+
+        def offered() -> bytes | None:
+            return read(run_id, version) if self._store.is_offered(run_id, version) else None
+
+        if wait_s and self._wanted is not None and offered() is None:
+            self._wanted(run_id, version)
+        data = await self._until(offered, wait_s)
+        if data is None:
+            return _not_found()
+        kind = "application/json" if part == "manifest" else "application/octet-stream"
+        return web.Response(body=data, content_type=kind)
+
+    async def _chunk(self, request: web.BaseRequest, digest: Hash32) -> web.StreamResponse:
+        path = await self._locate(digest)
+        if path is None:
+            return _not_found()
+        try:
+            file = path.open("rb", buffering=0)
+        except OSError:
+            return _not_found()  # dropped since it was located
+        with file:
+            return await self._send_chunk(request, digest, file)
+
+    async def _locate(self, digest: Hash32) -> Path | None:
+        if self._store.chunks.is_checked(digest):
+            path = self._store.find(digest)
+        else:
+            path = await asyncio.to_thread(self._store.find, digest)
+        if path is None and self._store.expects(digest):
+            return await self._until(lambda: self._arrived(digest), self._limits.wait_s)
+        return path
+
+    def _arrived(self, digest: Hash32) -> Path | None:
+        return self._store.find(digest) if self._store.chunks.is_checked(digest) else None
+
+    async def _send_chunk(
+        self, request: web.BaseRequest, digest: Hash32, file: Any
+    ) -> web.StreamResponse:
+        size = os.fstat(file.fileno()).st_size
+        headers = {
+            "ETag": f'"{digest.hex()}"',
+            "Cache-Control": "public, max-age=31536000, immutable",
+            "Accept-Ranges": "bytes",
+        }
+        if any(tag.value in (digest.hex(), "*") for tag in request.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        window = _requested_range(request, size)
+        if window is None:
+            return web.Response(status=416, headers={"Content-Range": f"bytes */{size}"})
+        if "Range" in request.headers:
+            headers["Content-Range"] = f"bytes {window.start}-{window.stop - 1}/{size}"
+        return await self._send_range(request, file, window, headers)
+
+    async def _send_range(
+        self, request: web.BaseRequest, file: BinaryIO, window: range, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        status = 206 if "Content-Range" in headers else 200
+        if len(window) <= INLINE_BYTES and request.method == "GET":
+            body = os.pread(file.fileno(), len(window), window.start)
+            return web.Response(status=status, body=body, headers=headers)
+        response = web.StreamResponse(status=status, headers=headers)
+        response.content_type = "application/octet-stream"
+        response.content_length = len(window)
+        await response.prepare(request)
+        if request.method == "GET":
+            await self._sendfile(request, file, window)
+        await response.write_eof()
+        return response
+
+    async def _sendfile(self, request: web.BaseRequest, file: BinaryIO, window: range) -> None:
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        try:
+            async with asyncio.timeout(self._limits.send_s):
+                await self._loop.sendfile(transport, file, window.start, len(window))
+        except TimeoutError as error:
+            transport.abort()
+            raise ConnectionResetError("the client reads too slowly") from error
+
+    def _wait_s(self, request: web.BaseRequest) -> float:
+        return min(_query_number(request, "wait", default=0), self._limits.wait_s)
+
+    async def _until(self, ready: Callable[[], T | None], wait_s: float) -> T | None:
+        """Return what `ready` gives, after waiting up to `wait_s` seconds for something."""
+        value = ready()
+        if value is not None or wait_s <= 0 or self._waiting >= self._limits.waiting:
+            return value
+        deadline = self._loop.time() + wait_s
+        self._waiting += 1
+        try:
+            while value is None and not self._stopping and self._loop.time() < deadline:
+                changed = self._changed
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        changed.wait(), min(FOREIGN_CHANGE_POLL_S, deadline - self._loop.time())
+                    )
+                value = ready()
+            return value
+        finally:
+            self._waiting -= 1
+
+
+class _LimitedServer(web.Server):
+    """aiohttp's connection factory, bounded in connections, header sizes and idle time."""
+
+    def __init__(self, handler: Any, limits: ServerLimits) -> None:
+        super().__init__(
+            handler,
+            handler_cancellation=True,
+            keepalive_timeout=limits.idle_s,
+            lingering_time=0,
+            access_log=None,
+            logger=_quiet,
+            max_line_size=1024,
+            max_field_size=4096,
+            max_headers=64,
+        )
+        self._limits = limits
+        self._addresses: dict[RequestHandler, str] = {}
+        self._per_address: Counter[str] = Counter()
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if peer else ""
+        self._addresses[handler] = address
+        self._per_address[address] += 1
+        over_address = self._per_address[address] > self._limits.connections_per_address
+        if over_address or len(self._addresses) > self._limits.connections:
+            transport.abort()
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        address = self._addresses.pop(handler, None)
+        if address is not None:
+            self._per_address[address] -= 1
+            if not self._per_address[address]:
+                del self._per_address[address]
+
+
+def _not_found() -> web.Response:
+    return web.Response(status=404)
+
+
+def _query_number(request: web.BaseRequest, name: str, *, default: int) -> int:
+    text = request.query.get(name, "")
+    return int(text) if re.fullmatch(_NUMBER, text) else default
+
+
+def _requested_range(request: web.BaseRequest, size: int) -> range | None:
+    """Return the bytes to send, all of them without a Range header; None when unsatisfiable."""
+    try:
+        wanted = request.http_range
+    except ValueError:
+        return None
+    window = range(size)[wanted]
+    return window if len(window) or not size else None

@@ -1,0 +1,337 @@
+"""What an origin or relay holds: immutable chunks, and the manifests of the versions they form.
+
+Owns a folder; knows nothing of the network. Layout:
+
+    chunks/<blake3 hex>                       one file per chunk
+    runs/<run>/<version>/manifest.json        the canonical manifest; its folder appears atomically
+    runs/<run>/<version>/signature            the trainer's 65-byte Checkpoint signature
+
+Safe to use from several threads and processes: readers see whole versions only, and publishing and
+dropping exclude each other by a lock file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from muster.protocol.errors import EncodingError, StorageError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.chunks import (
+    TEMPORARY_PREFIX,
+    ChunkFolder,
+    ChunkSink,
+    storage_error,
+    sync_path,
+    temporary_name,
+)
+from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, ChunkSpan, Manifest
+from muster.shardcast.split import split_files
+
+logger = logging.getLogger(__name__)
+
+SIGNATURE_BYTES = 65
+"""Length of a signature, as in docs/protocol.md section 1."""
+
+VersionKey = tuple[RunId, PolicyVersion]
+
+
+class ChunkStore:
+    """Versions and their chunks in one folder; keeps the newest `keep` versions of each run."""
+
+    def __init__(self, folder: Path, *, keep: int = 5, max_bytes: int | None = None) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.max_bytes = max_bytes
+        self.chunks = ChunkFolder(folder / "chunks")
+        self._runs = folder / "runs"
+        self._writer = threading.Lock()
+        self._state = threading.Lock()
+        self._complete: set[VersionKey] = set()
+        self._receiving: dict[VersionKey, set[Hash32]] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    def publish(
+        self,
+        files: Mapping[str, Path],
+        *,
+        run_id: RunId,
+        version: PolicyVersion,
+        stream_from: int,
+        stream_to: int,
+        sign: Callable[[Hash32], bytes],
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        replace: bool = False,
+    ) -> Manifest:
+        """Store a version and return its manifest; readers see all of it or nothing.
+
+        The files are copied, so they may change afterwards. Publishing the same content again
+        returns the same manifest; other content under a published version raises StorageError
+        unless `replace` is set. Also raises EncodingError for names the format refuses. Blocks:
+        call it in a thread.
+        """
+        with self._exclusive(), self._sweeping_after_failure():
+            manifest = split_files(
+                files,
+                self.chunks,
+                run_id=run_id,
+                version=version,
+                stream_from=stream_from,
+                stream_to=stream_to,
+                chunk_bytes=chunk_bytes,
+            )
+            stored = self.manifest(run_id, version)
+            if stored is not None and stored != manifest and not replace:
+                raise StorageError(
+                    f"run {run_id} version {version} was published with other content",
+                    hint="publish under the next version",
+                )
+            if stored != manifest:
+                self._write_version(manifest, sign(manifest.root()), durable=True)
+            self._mark_complete((run_id, version))
+            self._drop_old()
+        self._changed()
+        return manifest
+
+    def begin(self, manifest: Manifest, signature: bytes) -> list[ChunkSpan]:
+        """Register a version whose chunks are still to come; returns those that are missing.
+
+        The caller has checked root and signature. Evicts old versions when `max_bytes` demands it;
+        raises StorageError when this version alone exceeds it.
+        """
+        key = (manifest.run_id, manifest.version)
+        with self._exclusive():
+            self._make_room(manifest)
+            if self.manifest(*key) != manifest:
+                self._write_version(manifest, signature, durable=False)
+            self._drop_old()
+            missing = self.missing(manifest)
+            with self._state:
+                self._complete.discard(key)
+                self._receiving[key] = {span.digest for span in missing}
+                self._settle()
+        self._changed()
+        return missing
+
+    def sink(self, span: ChunkSpan) -> ChunkSink:
+        """Return a receiver for a missing chunk; close it in a `finally`."""
+        return self.chunks.sink(span.digest, span.size, kept=self._arrived)
+
+    def _arrived(self, digest: Hash32) -> None:
+        with self._state:
+            for expected in self._receiving.values():
+                expected.discard(digest)
+            self._settle()
+        self._changed()
+
+    def expects(self, digest: Hash32) -> bool:
+        """Tell whether the chunk belongs to a version that is being received."""
+        with self._state:
+            return any(digest in expected for expected in self._receiving.values())
+
+    def abandon(self, run_id: RunId, version: PolicyVersion) -> None:
+        """Stop expecting a version's chunks; what arrived stays for the next attempt."""
+        with self._state:
+            self._receiving.pop((run_id, version), None)
+        self._changed()
+
+    def missing(self, manifest: Manifest) -> list[ChunkSpan]:
+        """Return the chunks that are not stored, each digest once, in order."""
+        spans = {span.digest: span for span in manifest.spans()}
+        return [span for span in spans.values() if not self.chunks.has(span.digest, span.size)]
+
+    def find(self, digest: Hash32) -> Path | None:
+        """Return the path of a verified chunk, or None. May hash the chunk: see `ChunkFolder`."""
+        was_stored = self.chunks.path_of(digest).exists()
+        path = self.chunks.find(digest)
+        if path is None and was_stored:
+            with self._state:
+                self._complete.clear()
+        return path
+
+    def versions(self, run_id: RunId) -> list[PolicyVersion]:
+        """Return the versions that are complete or being received, newest first."""
+        return [v for v in self.stored_versions(run_id) if self.is_offered(run_id, v)]
+
+    def stored_versions(self, run_id: RunId) -> list[PolicyVersion]:
+        """Return every version with a manifest, whether its chunks are there or not."""
+        try:
+            names = os.listdir(self._runs / str(int(run_id)))
+        except FileNotFoundError:
+            return []
+        return sorted((PolicyVersion(int(n)) for n in names if n.isdecimal()), reverse=True)
+
+    def is_offered(self, run_id: RunId, version: PolicyVersion) -> bool:
+        """Tell whether a version is complete or being received."""
+        with self._state:
+            if (run_id, version) in self._receiving:
+                return True
+        return self.is_complete(run_id, version)
+
+    def is_complete(self, run_id: RunId, version: PolicyVersion) -> bool:
+        """Tell whether every chunk of a version is stored."""
+        with self._state:
+            if (run_id, version) in self._complete:
+                return True
+        manifest = self.manifest(run_id, version)
+        if manifest is None or self.missing(manifest):
+            return False
+        self._mark_complete((run_id, version))
+        return True
+
+    def manifest_bytes(self, run_id: RunId, version: PolicyVersion) -> bytes | None:
+        """Return a version's canonical manifest, or None."""
+        return self._read(run_id, version, "manifest.json")
+
+    def signature(self, run_id: RunId, version: PolicyVersion) -> bytes | None:
+        """Return the trainer's signature on a version, or None."""
+        return self._read(run_id, version, "signature")
+
+    def manifest(self, run_id: RunId, version: PolicyVersion) -> Manifest | None:
+        """Return a version's manifest; None when it is not stored or its file is damaged."""
+        data = self.manifest_bytes(run_id, version)
+        try:
+            return Manifest.from_bytes(data) if data is not None else None
+        except EncodingError:
+            logger.error("manifest on disk was corrupt", extra={"version": version})
+            return None
+
+    def remove(self, run_id: RunId, version: PolicyVersion) -> None:
+        """Delete a version, and the chunks that no other version needs."""
+        with self._exclusive():
+            self._discard_version((run_id, version))
+            self._sweep()
+        self._changed()
+
+    def drop_old(self) -> int:
+        """Keep each run's newest versions and what they need; returns the bytes freed."""
+        with self._exclusive():
+            return self._drop_old()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` (from any thread) after every change; returns what unsubscribes it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _changed(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Exclude every other writer of the folder, in this process and in others."""
+        with self._writer, (self.folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield
+            except OSError as error:
+                if isinstance(error, StorageError):
+                    raise
+                raise storage_error(error, f"write to {self.folder}") from error
+
+    @contextmanager
+    def _sweeping_after_failure(self) -> Iterator[None]:
+        """Give back the space of chunks that a failed publication had already stored."""
+        try:
+            yield
+        except BaseException:
+            self._sweep()
+            raise
+
+    def _write_version(self, manifest: Manifest, signature: bytes, *, durable: bool) -> None:
+        if len(signature) != SIGNATURE_BYTES:
+            raise EncodingError(f"a signature has {SIGNATURE_BYTES} bytes, got {len(signature)}")
+        target = self._version_folder(manifest.run_id, manifest.version)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = target.parent / temporary_name()
+        fresh.mkdir()
+        (fresh / "manifest.json").write_bytes(manifest.to_bytes())
+        (fresh / "signature").write_bytes(signature)
+        if durable:
+            paths = {self.chunks.path_of(span.digest) for span in manifest.spans()}
+            for path in [*paths, *fresh.iterdir(), fresh, self.chunks.path]:
+                sync_path(path)
+        self._discard_version((manifest.run_id, manifest.version))
+        fresh.rename(target)
+        if durable:
+            sync_path(target.parent)
+
+    def _discard_version(self, key: VersionKey) -> None:
+        with self._state:
+            self._receiving.pop(key, None)
+            self._complete.discard(key)
+        folder = self._version_folder(*key)
+        if folder.exists():
+            trash = folder.parent / temporary_name()
+            folder.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+
+    def _make_room(self, manifest: Manifest) -> None:
+        if self.max_bytes is None:
+            return
+        if manifest.total_bytes > self.max_bytes:
+            raise StorageError(
+                f"version {manifest.version} has {manifest.total_bytes} bytes, "
+                f"the limit is {self.max_bytes}",
+                hint="raise the relay's max_bytes",
+            )
+        own = (manifest.run_id, manifest.version)
+        oldest = sorted((key for key in self._stored() if key != own), key=lambda key: key[1])
+        while oldest and self._needed_bytes(manifest) > self.max_bytes:
+            self._discard_version(oldest.pop(0))
+            self._sweep({span.digest for span in manifest.spans()})
+
+    def _needed_bytes(self, manifest: Manifest) -> int:
+        return self.chunks.used_bytes() + sum(span.size for span in self.missing(manifest))
+
+    def _drop_old(self) -> int:
+        old = [key for key in self._stored() if key[1] not in self._newest(key[0])]
+        for key in old:
+            self._discard_version(key)
+        return self._sweep()
+
+    def _newest(self, run_id: RunId) -> list[PolicyVersion]:
+        return self.stored_versions(run_id)[: self.keep]
+
+    def _sweep(self, also_needed: set[Hash32] | None = None) -> int:
+        needed = set(also_needed or ())
+        for run_id, version in self._stored():
+            manifest = self.manifest(run_id, version)
+            needed |= {span.digest for span in manifest.spans()} if manifest else set()
+        for leftover in self._runs.glob(f"*/{TEMPORARY_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return self.chunks.sweep(needed)
+
+    def _stored(self) -> list[VersionKey]:
+        try:
+            runs = [RunId(int(name)) for name in os.listdir(self._runs) if name.isdecimal()]
+        except FileNotFoundError:
+            return []
+        return [(run, version) for run in runs for version in self.stored_versions(run)]
+
+    def _version_folder(self, run_id: RunId, version: PolicyVersion) -> Path:
+        return self._runs / str(int(run_id)) / str(int(version))
+
+    def _read(self, run_id: RunId, version: PolicyVersion, name: str) -> bytes | None:
+        try:
+            return (self._version_folder(run_id, version) / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _mark_complete(self, key: VersionKey) -> None:
+        with self._state:
+            self._receiving.pop(key, None)
+            self._complete.add(key)
+
+    def _settle(self) -> None:
+        """Move versions that lack nothing any more to the complete ones; holds `_state`."""
+        done = [key for key, expected in self._receiving.items() if not expected]
+        for key in done:
+            del self._receiving[key]
+        self._complete.update(done)
