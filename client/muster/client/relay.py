@@ -1,0 +1,176 @@
+"""`muster relay run`: mirror a run's policy weights for others.
+
+Wires the chain (which roots are true, who trains) to the mirror and the server of
+`muster.shardcast`. A relay is trusted for nothing: whoever fetches checks every byte.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+from pydantic import Field
+
+from muster.protocol.errors import ConfigError
+from muster.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from muster.chain import Chain
+    from muster.shardcast import ShardServer
+    from muster.shardcast.relay import Trust
+
+NO_ROOT = bytes(32)
+"""What the chain holds for a version that was never published."""
+
+
+class RelaySettings(Settings):
+    """How one relay mirrors one run."""
+
+    run: Annotated[int, Field(ge=1)]
+    """The run it mirrors."""
+    upstream: Annotated[tuple[str, ...], Field(min_length=1)]
+    """URLs of the origin or of other relays."""
+    rpc: str = "http://127.0.0.1:8545"
+    """JSON-RPC endpoint of the chain."""
+    deployments: Path = Path("contracts/deployments")
+    """Folder of deployment files, one per chain id."""
+    store: Path = Path("relay")
+    """Folder for chunks and manifests."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Newest versions that stay."""
+    max_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Most bytes of chunks; older versions make room, and one that alone exceeds it is refused."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8700
+    """Port to listen on; 0 for any free one."""
+    ready_file: Path | None = None
+    """File that receives the URL once the process listens."""
+    poll_s: Annotated[float, Field(gt=0, le=60)] = 0.2
+    """Least time between two looks at an upstream, or at the chain for one version."""
+    token_file: Path | None = None
+    """File with the bearer token that clients must show; none without it."""
+    upstream_token_file: Path | None = None
+    """File with the bearer token that the upstreams demand."""
+    connections_per_address: Annotated[int, Field(ge=1)] = 128
+    """Most open connections from one network address."""
+    requests_per_s: Annotated[float, Field(gt=0)] = 500.0
+    """Requests per second from one network address, sustained; bursts may be twice that."""
+
+
+@click.group()
+def relay() -> None:
+    """Mirror policy weights for others."""
+
+
+@relay.command()
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with these settings.")
+@click.option("--run", type=int, help="Run to mirror.")
+@click.option("--upstream", multiple=True, help="URL of the origin or another relay; repeatable.")
+@click.option("--rpc", help="JSON-RPC endpoint of the chain.")
+@click.option("--deployments", type=click.Path(path_type=Path), help="Folder of deployment files.")
+@click.option("--store", type=click.Path(path_type=Path), help="Folder for chunks and manifests.")
+@click.option("--keep", type=int, help="Newest versions that stay.")
+@click.option("--max-bytes", type=int, help="Most bytes of chunks.")
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="Receives the URL once up.")
+@click.option("--poll-s", type=float, help="Seconds between two looks at upstream and chain.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="Bearer token for clients.")
+@click.option(
+    "--upstream-token-file", type=click.Path(path_type=Path), help="Bearer token for upstreams."
+)
+@click.option("--connections-per-address", type=int, help="Most open connections per address.")
+@click.option("--requests-per-s", type=float, help="Most requests per second and address.")
+def run(config: Path | None, upstream: tuple[str, ...], **flags: object) -> None:
+    """Mirror a run until stopped.
+
+    \b
+    Example:
+      muster relay run --run 1 --upstream http://origin:8800 --store ./relay --port 8700
+    """
+    from muster.client.process import run_until_stopped
+    from muster.telemetry import setup_logging
+
+    settings = load_settings(
+        RelaySettings,
+        file=config,
+        flags={**flags, "upstream": upstream or None},
+        env_prefix="MUSTER_RELAY_",
+    )
+    setup_logging("relay")
+    run_until_stopped(lambda: serve_relay(settings))
+
+
+async def serve_relay(settings: RelaySettings) -> None:
+    """Mirror and serve until cancelled; raises ConfigError or ChainError when it cannot start."""
+    from muster.chain import Chain
+    from muster.protocol.ids import RunId
+    from muster.shardcast import ChunkStore, Relay, ServerLimits, ShardServer
+
+    store = ChunkStore(settings.store, keep=settings.keep, max_bytes=settings.max_bytes)
+    async with await Chain.connect(settings.rpc, settings.deployments) as chain:
+        mirror = Relay(
+            settings.upstream,
+            store,
+            run_id=RunId(settings.run),
+            trust=await chain_trust(chain, RunId(settings.run)),
+            poll_s=settings.poll_s,
+            token=_read_token(settings.upstream_token_file),
+        )
+        limits = ServerLimits(
+            connections_per_address=settings.connections_per_address,
+            requests_per_s=settings.requests_per_s,
+            burst=int(2 * settings.requests_per_s) + 1,
+        )
+        await mirror.recheck()
+        async with ShardServer(
+            store,
+            settings.host,
+            settings.port,
+            limits=limits,
+            token=_read_token(settings.token_file),
+            wanted=mirror.wanted,
+        ) as server:
+            _announce(server, settings.ready_file)
+            await mirror.run()
+
+
+async def chain_trust(chain: Chain, run_id: int) -> Trust:
+    """Return what asks the chain for a version's root; the run's trainer never changes."""
+    from muster.protocol.errors import ContractRevert
+    from muster.protocol.ids import PolicyVersion, RunId
+    from muster.shardcast import TrustedRoot
+
+    trainer = (await chain.runs.config_of(RunId(run_id))).trainer
+    domain = chain.domain("RunRegistry")
+
+    async def trust(run: RunId, version: PolicyVersion) -> TrustedRoot | None:
+        try:
+            root = (await chain.runs.checkpoint_of(run, version)).manifest_root
+        except ContractRevert:
+            return None
+        return None if root == NO_ROOT else TrustedRoot(root, trainer, domain)
+
+    return trust
+
+
+def _read_token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        token = file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the token in {file}: {error.strerror}") from error
+    if not token:
+        raise ConfigError(f"the token file {file} is empty")
+    return token
+
+
+def _announce(server: ShardServer, ready_file: Path | None) -> None:
+    click.echo(f"relay listens at {server.url}", err=True)
+    if ready_file is not None:
+        fresh = ready_file.with_name(f"{ready_file.name}.tmp")
+        fresh.write_text(server.url)
+        fresh.rename(ready_file)
