@@ -1,0 +1,21 @@
+"""Tasks: what a model is asked, and how its answers are graded.
+
+A run pins one task set on chain by hash. Workers, validators and the trainer grade with the same
+verifiers, which third parties add by entry point. Nothing here knows models, tokens or the chain.
+"""
+
+from muster.tasks.grades import Graded, Undecided
+from muster.tasks.problem import Problem
+from muster.tasks.prompts import render_prompt
+from muster.tasks.task_set import TaskSet
+from muster.tasks.verifiers import check_task_set, verify
+
+__all__ = [
+    "Graded",
+    "Problem",
+    "TaskSet",
+    "Undecided",
+    "check_task_set",
+    "render_prompt",
+    "verify",
+]

@@ -1,0 +1,67 @@
+"""One task instance: a row in the GENESYS schema, as strict canonical JSON.
+
+Owns the form of a row. What a `task_type` means is its verifier's business.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from muster.protocol.encoding import canonical_json, parse_canonical_json
+from muster.protocol.errors import EncodingError
+
+MAX_PROBLEM_BYTES = 1024 * 1024
+"""A longer row is refused unread."""
+
+
+class Problem(BaseModel):
+    """A problem; the fields of GENESYS's Task, with the same names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    problem_id: Annotated[str, Field(min_length=1, max_length=128)]
+    """Unique in its task set."""
+    source: Annotated[str, Field(max_length=256)] = ""
+    """Where the problem comes from."""
+    task_type: Annotated[str, Field(min_length=1, max_length=64)]
+    """Names the verifier that grades answers."""
+    in_source_id: str | None = None
+    """What the source calls it."""
+    prompt: Annotated[str, Field(min_length=1)]
+    """What the model is asked."""
+    gold_standard_solution: str | None = None
+    """An answer that the verifier scores 1, if one is known."""
+    verification_info: dict[str, Any] = {}
+    """What the verifier needs besides the answer."""
+    metadata: dict[str, Any] = {}
+    """Anything else; nothing in Muster reads it."""
+
+    @model_validator(mode="after")
+    def _is_encodable(self) -> Self:
+        if len(canonical_json(self.model_dump(mode="json"))) > MAX_PROBLEM_BYTES:
+            raise ValueError(f"the problem exceeds {MAX_PROBLEM_BYTES} bytes")
+        return self
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON, without a line break."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse canonical JSON; raises EncodingError on anything that `to_bytes` does not write."""
+        value = parse_canonical_json(data, max_bytes=MAX_PROBLEM_BYTES)
+        try:
+            problem = cls.model_validate(value)
+        except ValidationError as error:
+            raise EncodingError(f"malformed problem: {_first(error)}") from error
+        if problem.to_bytes() != data:
+            raise EncodingError(f"problem {problem.problem_id!r} lacks a field")
+        return problem
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    name = ".".join(str(part) for part in problem["loc"])
+    return f"{name}: {problem['msg']}"
