@@ -91,7 +91,14 @@ class EncodingError(ProtocolError):
 
 
 class ProofError(ProtocolError):
-    """A TOPLOC proof does not parse."""
+    """A TOPLOC proof does not parse, or hidden states cannot be proven.
+
+    `reason` is "count", "length", "modulus", "coefficient" or "hidden".
+    """
+
+    def __init__(self, message: str, *, reason: str = "hidden", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
 
 
 class SignatureError(ProtocolError):

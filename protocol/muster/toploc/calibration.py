@@ -1,0 +1,155 @@
+"""The calibration: limits inside which validators take recomputed work for honest.
+
+Canonical JSON whose Keccak-256 is pinned on chain (`RunRegistry.calibrationHash`).
+`muster.inference.calibrate` measures and writes it; this module only holds and applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32
+from muster.protocol.recipe import ProofRecipe
+from muster.toploc.proofs import ChunkResult
+
+MAX_CALIBRATION_BYTES = 256 * 1024
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class CalibratedModel(_Part):
+    """What the limits were measured on."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """What people call the base model."""
+    architecture: Annotated[str, Field(min_length=1, max_length=128)]
+    """Model class, as its configuration names it."""
+    hidden_size: Annotated[int, Field(ge=1)]
+    """Width of a hidden state."""
+    vocab_size: Annotated[int, Field(ge=1)]
+    """Logits per position."""
+    engine: Annotated[str, Field(min_length=1, max_length=128)]
+    """Engines and number formats measured; others may be outside the limits."""
+
+
+class ChunkLimits(_Part):
+    """Largest errors of an accepted chunk. The counts are for a proof of `topk` points; proofs with
+    fewer points get their share, rounded down.
+    """
+
+    max_exponent_mismatches: Annotated[int, Field(ge=0)]
+    """Points whose exponent differs."""
+    max_mantissa_error_mean: Annotated[float, Field(ge=0, le=127)]
+    """Mean mantissa error where exponents match."""
+    max_mantissa_error_median: Annotated[float, Field(ge=0, le=127)]
+    """Median mantissa error where exponents match."""
+    max_sign_mismatches: Annotated[int, Field(ge=0)]
+    """Points whose exponent matches and whose sign differs."""
+
+
+class SamplerLimits(_Part):
+    """How far a replayed choice may be from the maximum."""
+
+    margin: Annotated[float, Field(ge=0)]
+    """Largest `max - chosen` of `logit / T + noise` that counts as the same choice."""
+    max_outside_per_sample: Annotated[int, Field(ge=0)]
+    """Tokens of a sample that may exceed the margin."""
+
+
+class Measurement(_Part):
+    """One row of the calibration's table: how one way to make rollouts fared."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """The way, in words."""
+    kind: Literal["honest", "nothing", "other"]
+    """Honest; a forger that computed nothing; a forger that ran something else."""
+    judged: Literal["chunk", "sample"]
+    """What one trial is: a chunk under the proof limits, or a sample under the sampler's."""
+    trials: Annotated[int, Field(ge=1)]
+    """How many were judged."""
+    accepted: Annotated[int, Field(ge=0)]
+    """How many the limits accept."""
+    exponent_mismatches: Share = 0.0
+    """Share of points: the worst honest trial, the best forged one."""
+    mantissa_error_mean: Annotated[float, Field(ge=0, le=127)] = 0.0
+    """Worst honest, best forged."""
+    mantissa_error_median: Annotated[float, Field(ge=0, le=127)] = 0.0
+    """Worst honest, best forged."""
+    sign_mismatches: Share = 0.0
+    """Share of points: worst honest, best forged."""
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    """A sample's largest margin: worst honest, best forged."""
+
+    @model_validator(mode="after")
+    def _accepted_within_trials(self) -> Self:
+        if self.accepted > self.trials:
+            raise ValueError(f"{self.accepted} accepted of {self.trials}")
+        return self
+
+
+class Calibration(_Part):
+    """Validation limits of one base model under one recipe."""
+
+    schema_version: Annotated[int, Field(ge=1, le=1)] = 1
+    """Version of this document's form."""
+    model: CalibratedModel
+    """What was measured."""
+    proof: ProofRecipe = ProofRecipe()
+    """The proofs that were measured."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """The sampling temperature that was measured."""
+    chunk: ChunkLimits
+    """Limits of check 6."""
+    sampler: SamplerLimits
+    """Limits of check 7."""
+    fraud_strikes: Annotated[int, Field(ge=1)]
+    """Strikes from which a submission is Fraud; below, it is Rejected."""
+    measured: Annotated[tuple[Measurement, ...], Field(max_length=256)] = ()
+    """What the limits rest on."""
+
+    def chunk_passes(self, result: ChunkResult) -> bool:
+        """Return whether a chunk's errors are inside the limits."""
+        limits, points, topk = self.chunk, result.points, self.proof.topk
+        return (
+            result.exponent_mismatches <= limits.max_exponent_mismatches * points // topk
+            and result.sign_mismatches <= limits.max_sign_mismatches * points // topk
+            and result.mantissa_error_mean <= limits.max_mantissa_error_mean
+            and result.mantissa_error_median <= limits.max_mantissa_error_median
+        )
+
+    def sampler_passes(self, margins_T: npt.NDArray[np.float32] | Sequence[float]) -> bool:
+        """Return whether a sample's margins are inside the limits; NaN is outside."""
+        inside = np.asarray(margins_T) <= self.sampler.margin
+        return int((~inside).sum()) <= self.sampler.max_outside_per_sample
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def hash(self) -> Hash32:
+        """Return the Keccak-256 that is pinned on chain."""
+        return keccak(self.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse canonical JSON; raises EncodingError on oversized, unknown or invalid content."""
+        parse_canonical_json(data, max_bytes=MAX_CALIBRATION_BYTES)
+        try:
+            # JSON has no tuples and may write 1.0 as 1, so strictness is pydantic's JSON kind.
+            calibration = cls.model_validate_json(data)
+        except ValidationError as error:
+            raise EncodingError(f"malformed calibration: {error}") from error
+        if calibration.to_bytes() != data:
+            raise EncodingError("calibration does not re-encode to the same bytes")
+        return calibration
