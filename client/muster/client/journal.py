@@ -1,0 +1,118 @@
+"""A durable append-only log of JSON objects: what a process must remember before it signs.
+
+An entry is on disk (written and fsynced) when `append` returns. A torn last line, which a crash can
+leave, never counted; any other damage is refused, because forgetting a signature costs stake.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from muster.protocol.errors import ConfigError, StorageError
+
+
+class Journal:
+    """One log file, held by one process at a time; `entries` is what it held when opened."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = self._open()
+        try:
+            self.entries: list[dict[str, Any]] = self._replay()
+        except StorageError:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Add an entry; once this returns, a power cut cannot lose it."""
+        line = json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            self._write(line)
+        except OSError as error:
+            # Half a line followed by the next entry would damage both.
+            os.ftruncate(self._file.fileno(), end)
+            raise StorageError(
+                f"cannot write the journal {self._path}: {error.strerror}",
+                hint="is the disk full?",
+            ) from error
+
+    def close(self) -> None:
+        """Let another process have the file."""
+        self._file.close()
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _open(self) -> IO[bytes]:
+        file = self._path.open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise ConfigError(
+                f"another process uses {self._path}",
+                hint="give every process a --state-dir of its own",
+            ) from None
+        os.chmod(self._path, 0o600)
+        _sync_folder(self._path.parent)
+        return file
+
+    def _replay(self) -> list[dict[str, Any]]:
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.ftruncate(self._file.fileno(), whole)
+        return [self._parse(n, line) for n, line in enumerate(data[:whole].splitlines(), 1)]
+
+    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict):
+            raise StorageError(
+                f"line {number} of the journal {self._path} is damaged",
+                hint="restore it; without it this key might sign twice and be slashed",
+            )
+        return entry
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file as a whole; once this returns, a power cut cannot lose it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

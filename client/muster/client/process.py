@@ -1,0 +1,83 @@
+"""The life of a client process: one main coroutine, one thread for heavy computation, clean stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_computing = 0
+
+
+class ComputeThread:
+    """Runs heavy functions one at a time, off the event loop; what it runs can block a stop."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute")
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._executor, partial(_counted, partial(function, *args, **kwargs))
+        )
+
+    def close(self) -> None:
+        """Start no more functions; one that runs is not waited for."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _counted(function: Callable[[], T]) -> T:
+    global _computing
+    _computing += 1
+    try:
+        return function()
+    finally:
+        _computing -= 1
+
+
+def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a process until its main coroutine ends, or SIGTERM or SIGINT asks it to stop.
+
+    A stop cancels the coroutine, which closes what it opened. Threads cannot be cancelled: if one
+    still computes after that, the interpreter is left at once rather than at its leisure.
+    """
+    asyncio.run(_supervised(main))
+    if _computing:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+
+async def _supervised(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(main())
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        asked = True
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+        logger.info("stopped")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,61 @@
+"""Settings of the worker and validator processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from muster.protocol.ids import Address, RunId, to_address
+from muster.settings import Settings
+
+
+def _urls(value: Any) -> Any:
+    # The environment has no lists.
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
+"""URLs; separated by blanks or commas in the environment."""
+
+
+class NodeSettings(Settings):
+    """What workers and validators share."""
+
+    run: Annotated[RunId, Field(ge=1)]
+    """The run to take part in."""
+    orchestrator: str
+    """URL of the run's orchestrator."""
+    rpc: str = "http://127.0.0.1:8545"
+    """URL of an RPC endpoint of the chain."""
+    deployments: Path = Path("contracts/deployments")
+    """Folder with the contracts' addresses, one file per chain id."""
+    state_dir: Path
+    """Where the process keeps what it must not forget; no other process may share it."""
+    relay: Urls = ()
+    """URLs of relays; empty for those the orchestrator names."""
+    poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """Seconds between looks at the chain."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the model."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """CPU threads of the model."""
+    device: str = "cpu"
+    """Where the model computes, as torch names it."""
+
+
+class WorkerSettings(NodeSettings):
+    """Settings of `muster worker run`; environment prefix MUSTER_WORKER_."""
+
+    worker: Annotated[Address, BeforeValidator(to_address)]
+    """The staking wallet this node works for."""
+    heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """Seconds between signs of life."""
+
+
+class ValidatorSettings(NodeSettings):
+    """Settings of `muster validator run`; environment prefix MUSTER_VALIDATOR_."""
+
+    file_patience_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    """How long a file that the orchestrator does not have is asked for before it counts as missing."""
