@@ -19,11 +19,12 @@ import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 contract ContributionLedger is IContributionLedger, EIP712 {
     using SafeCast for uint256;
 
-    /// @dev A batch in storage: three slots, the last of which serves every check.
+    /// @dev A batch in storage: two slots.
     struct StoredBatch {
+        // slot 0: over submission leaves until outcomes are posted, over outcome leaves from then on. The one is not
+        // needed after the other, and overwriting costs a quarter of a new slot.
         bytes32 root;
-        bytes32 outcomesRoot;
-        // slot 2
+        // slot 1
         uint64 runId;
         uint16 count;
         uint40 committedAt;
@@ -117,11 +118,15 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     function _commit(uint64 runId, bytes32 root, uint32 count, uint64 units) private returns (uint64 batchId) {
         batchId = ++batchCount;
-        StoredBatch storage batch = _batches[batchId];
-        batch.root = root;
-        batch.runId = runId;
-        batch.count = uint256(count).toUint16();
-        batch.committedAt = block.timestamp.toUint40();
+        _batches[batchId] = StoredBatch({
+            root: root,
+            runId: runId,
+            count: uint256(count).toUint16(),
+            committedAt: block.timestamp.toUint40(),
+            postedAt: 0,
+            signers: 0,
+            disputed: false
+        });
         emit BatchCommitted(batchId, runId, root, count, units);
     }
 
@@ -129,20 +134,18 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     /// @inheritdoc IContributionLedger
     function postOutcomes(uint64 batchId, bytes calldata records, bytes[] calldata signatures) external {
-        StoredBatch storage batch = _batches[batchId];
-        uint64 runId = batch.runId;
-        require(runId != 0, LedgerBatchUnknown(batchId));
+        StoredBatch memory batch = _batches[batchId];
+        require(batch.runId != 0, LedgerBatchUnknown(batchId));
         require(batch.postedAt == 0, LedgerOutcomesPosted(batchId));
         uint256 expected = batch.count * OutcomeRecordLib.SIZE;
         require(records.length == expected, LedgerRecordCount(records.length, expected));
         bytes32 structHash = keccak256(abi.encode(OUTCOMES_TYPEHASH, batchId, batch.root, keccak256(records)));
-        uint88 signers = _checkQuorum(runId, _hashTypedDataV4(structHash), signatures);
-        bytes32 outcomesRoot = OutcomeRecordLib.rootOf(batchId, records);
-
-        batch.outcomesRoot = outcomesRoot;
+        batch.signers = _checkQuorum(batch.runId, _hashTypedDataV4(structHash), signatures);
+        batch.root = OutcomeRecordLib.rootOf(batchId, records);
         batch.postedAt = block.timestamp.toUint40();
-        batch.signers = signers;
-        emit OutcomesPosted(batchId, runId, outcomesRoot, records, signatures);
+
+        _batches[batchId] = batch;
+        emit OutcomesPosted(batchId, batch.runId, batch.root, records, signatures);
     }
 
     /// @dev Returns the seats of the signers, which are validators of the run, each once, at least a quorum.
@@ -171,7 +174,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         external
         returns (uint256 amount)
     {
-        (StoredBatch storage batch, Outcome memory judged, bytes32 leaf) = _posted(outcome);
+        (StoredBatch memory batch, Outcome memory judged, bytes32 leaf) = _posted(outcome);
         address reporter = _fraudReporter(batch, outcome, judged.verdict, leaf);
         _checkEvidence(batch.runId, judged, submission, nodeSignature);
         (, uint32 fraudPpm,,) = runs.termsOf(batch.runId);
@@ -181,7 +184,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     }
 
     /// @dev Returns who reported a fraud that validators had not found, or zero; reverts when fraud does not stand.
-    function _fraudReporter(StoredBatch storage batch, OutcomeProof calldata outcome, uint8 recorded, bytes32 leaf)
+    function _fraudReporter(StoredBatch memory batch, OutcomeProof calldata outcome, uint8 recorded, bytes32 leaf)
         private
         view
         returns (address)
@@ -209,7 +212,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     /// @inheritdoc IContributionLedger
     function finaliseFraud(OutcomeProof calldata outcome) external {
-        (StoredBatch storage batch,, bytes32 leaf) = _posted(outcome);
+        (StoredBatch memory batch,, bytes32 leaf) = _posted(outcome);
         require(_isFinal(batch, leaf), LedgerNotFinal(outcome.batchId, outcome.position));
         vault.release(leaf);
         emit FraudFinalised(leaf);
@@ -236,7 +239,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         view
         returns (uint64 runId, Outcome memory settled, bool isFinal_)
     {
-        StoredBatch storage batch;
+        StoredBatch memory batch;
         bytes32 leaf;
         (batch, settled, leaf) = _posted(outcome);
         if (batch.disputed) settled.verdict = court.effectiveVerdict(leaf, settled.verdict);
@@ -255,10 +258,10 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     /// @inheritdoc IContributionLedger
     function batchOf(uint64 batchId) external view returns (Batch memory) {
-        StoredBatch storage batch = _batches[batchId];
+        StoredBatch memory batch = _batches[batchId];
         return Batch({
-            root: batch.root,
-            outcomesRoot: batch.outcomesRoot,
+            root: batch.postedAt == 0 ? batch.root : bytes32(0),
+            outcomesRoot: batch.postedAt == 0 ? bytes32(0) : batch.root,
             runId: batch.runId,
             count: batch.count,
             committedAt: batch.committedAt,
@@ -271,7 +274,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         return _domainSeparatorV4();
     }
 
-    function _isFinal(StoredBatch storage batch, bytes32 leaf) private view returns (bool) {
+    function _isFinal(StoredBatch memory batch, bytes32 leaf) private view returns (bool) {
         uint256 postedAt = batch.postedAt;
         if (postedAt == 0 || block.timestamp < postedAt + challengeWindow) return false;
         return !batch.disputed || !court.isOpen(leaf);
@@ -281,14 +284,13 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     function _posted(OutcomeProof calldata outcome)
         private
         view
-        returns (StoredBatch storage batch, Outcome memory judged, bytes32 leaf)
+        returns (StoredBatch memory batch, Outcome memory judged, bytes32 leaf)
     {
         batch = _batches[outcome.batchId];
-        bytes32 outcomesRoot = batch.outcomesRoot;
         leaf = OutcomeRecordLib.leafOf(outcome.batchId, outcome.position, outcome.record);
         require(
-            outcomesRoot != 0 && outcome.record.length == OutcomeRecordLib.SIZE
-                && MerkleProof.verifyCalldata(outcome.proof, outcomesRoot, leaf),
+            batch.postedAt != 0 && outcome.record.length == OutcomeRecordLib.SIZE
+                && MerkleProof.verifyCalldata(outcome.proof, batch.root, leaf),
             LedgerInvalidProof(outcome.batchId, outcome.position)
         );
         judged = OutcomeRecordLib.decode(outcome.record);

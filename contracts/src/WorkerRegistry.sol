@@ -20,11 +20,11 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
         uint32 workerId;
         Status status;
         uint40 activeFrom;
-        uint16 nonce;
-        // slot 1
-        uint64 jailedUntil;
+        // slot 1: never zero after registration, so that a ban does not pay for a new slot
+        uint32 nonce;
         // Fraud verdicts that stand; the ban lasts while there is one.
         uint32 bans;
+        uint64 jailedUntil;
         Status statusBeforeBan;
     }
 
@@ -141,7 +141,7 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
         require(block.timestamp <= deadline, RegistryExpired(deadline, block.timestamp));
         address bound = _boundTo[node];
         require(bound == address(0), RegistryNodeTaken(node, bound));
-        uint16 nonce = worker.nonce;
+        uint32 nonce = worker.nonce;
         bytes32 structHash = keccak256(abi.encode(NODE_REGISTRATION_TYPEHASH, msg.sender, node, nonce, deadline));
         (address recovered,,) = ECDSA.tryRecover(_hashTypedDataV4(structHash), signature);
         require(recovered == node && node != address(0), RegistryInvalidNodeSignature(node, recovered));

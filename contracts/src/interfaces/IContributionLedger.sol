@@ -69,7 +69,7 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
 
     /// @notice One committed batch.
     struct Batch {
-        /// @dev Merkle root over submission leaves.
+        /// @dev Merkle root over submission leaves; zero once outcomes are posted (BatchCommitted keeps it).
         bytes32 root;
         /// @dev Merkle root over outcome leaves; zero until posted.
         bytes32 outcomesRoot;

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.30;
+
+import {Test} from "forge-std/Test.sol";
+
+import {ContributionLedger} from "../src/ContributionLedger.sol";
+import {DisputeCourt} from "../src/DisputeCourt.sol";
+import {MusterToken} from "../src/MusterToken.sol";
+import {RewardEscrow} from "../src/RewardEscrow.sol";
+import {RunRegistry} from "../src/RunRegistry.sol";
+import {StakeVault} from "../src/StakeVault.sol";
+import {WorkerRegistry} from "../src/WorkerRegistry.sol";
+import {IContributionLedger} from "../src/interfaces/IContributionLedger.sol";
+import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
+import {IStakeVault} from "../src/interfaces/IStakeVault.sol";
+import {IWorkerRegistry} from "../src/interfaces/IWorkerRegistry.sol";
+
+/// @title A deployed network with named actors, and the few steps that every test starts from
+abstract contract BaseTest is Test {
+    uint256 internal constant PPM = 1_000_000;
+    uint256 internal constant SUPPLY = 1_000_000_000 ether;
+    uint256 internal constant WALLET = 100_000 ether;
+
+    uint256 internal constant REQUIRED_STAKE = 1000 ether;
+    uint256 internal constant REQUIRED_VALIDATOR_STAKE = 2000 ether;
+    uint256 internal constant ACTIVATION_DELAY = 5;
+    uint256 internal constant JAIL_TIME = 1 hours;
+    uint256 internal constant CHALLENGE_WINDOW = 1 days;
+    uint256 internal constant OUTCOME_DEADLINE = 6 hours;
+    uint256 internal constant JURY_TIME = 12 hours;
+    uint256 internal constant CHALLENGE_BOND = 50 ether;
+    uint256 internal constant UNBONDING_PERIOD = 7 days;
+    uint256 internal constant INSURANCE_PPM = 300_000;
+    uint256 internal constant REPORTER_PPM = 200_000;
+    uint256 internal constant REPORTER_CAP = 100 ether;
+
+    uint128 internal constant PRICE = 0.01 ether;
+    uint32 internal constant FRAUD_PPM = 200_000;
+    uint8 internal constant QUORUM = 2;
+
+    uint8 internal constant ACCEPTED = 1;
+    uint8 internal constant INCOMPLETE = 2;
+    uint8 internal constant REJECTED = 3;
+    uint8 internal constant FRAUD = 4;
+
+    MusterToken internal token;
+    WorkerRegistry internal workers;
+    RunRegistry internal runs;
+    ContributionLedger internal ledger;
+    DisputeCourt internal court;
+    RewardEscrow internal escrow;
+    StakeVault internal vault;
+
+    address internal deployer = makeAddr("deployer");
+    address internal insurance = makeAddr("insurance");
+    address internal owner = makeAddr("owner");
+    address internal trainer = makeAddr("trainer");
+    address internal orchestrator = makeAddr("orchestrator");
+    address internal challenger = makeAddr("challenger");
+    address internal stranger = makeAddr("stranger");
+
+    address internal alice;
+    address internal bob;
+    uint256 internal aliceKey;
+    uint256 internal bobKey;
+    address internal aliceNode;
+    address internal bobNode;
+    uint256 internal aliceNodeKey;
+    uint256 internal bobNodeKey;
+
+    /// @dev Ascending by address, as signatures must be.
+    address[4] internal validators;
+    uint256[4] internal validatorKeys;
+
+    uint64 internal runId;
+
+    function setUp() public virtual {
+        _makeActors();
+        _deploy();
+        _handOutTokens();
+    }
+
+    // ----------------------------------------------------------------- the stage
+
+    function _makeActors() private {
+        (alice, aliceKey) = makeAddrAndKey("alice");
+        (bob, bobKey) = makeAddrAndKey("bob");
+        (aliceNode, aliceNodeKey) = makeAddrAndKey("alice's node");
+        (bobNode, bobNodeKey) = makeAddrAndKey("bob's node");
+        for (uint256 i = 0; i < 4; ++i) {
+            (validators[i], validatorKeys[i]) = makeAddrAndKey(string.concat("validator ", vm.toString(i)));
+        }
+        for (uint256 i = 1; i < 4; ++i) {
+            for (uint256 j = i; j > 0 && validators[j] < validators[j - 1]; --j) {
+                (validators[j], validators[j - 1]) = (validators[j - 1], validators[j]);
+                (validatorKeys[j], validatorKeys[j - 1]) = (validatorKeys[j - 1], validatorKeys[j]);
+            }
+        }
+    }
+
+    /// @dev The order in which anybody deploys; contracts hold the addresses of later ones by their nonce.
+    function _deploy() private {
+        uint256 nonce = vm.getNonce(deployer);
+        StakeVault vault_ = StakeVault(vm.computeCreateAddress(deployer, nonce + 6));
+        DisputeCourt court_ = DisputeCourt(vm.computeCreateAddress(deployer, nonce + 4));
+        address ledger_ = vm.computeCreateAddress(deployer, nonce + 3);
+        vm.startPrank(deployer);
+        token = new MusterToken(SUPPLY);
+        workers =
+            new WorkerRegistry(token, vault_, ledger_, address(court_), REQUIRED_STAKE, ACTIVATION_DELAY, JAIL_TIME);
+        runs = new RunRegistry(vault_, REQUIRED_VALIDATOR_STAKE);
+        ledger = new ContributionLedger(runs, workers, vault_, court_, CHALLENGE_WINDOW, OUTCOME_DEADLINE);
+        court = new DisputeCourt(token, runs, workers, vault_, ledger, CHALLENGE_BOND, JURY_TIME);
+        escrow = new RewardEscrow(token, runs, workers, ledger);
+        vault = new StakeVault(
+            token, workers, ledger, court, insurance, UNBONDING_PERIOD, INSURANCE_PPM, REPORTER_PPM, REPORTER_CAP
+        );
+        vm.stopPrank();
+        assertEq(address(vault), address(vault_), "vault is where it was predicted");
+        assertEq(address(court), address(court_), "court is where it was predicted");
+        assertEq(address(ledger), ledger_, "ledger is where it was predicted");
+    }
+
+    function _handOutTokens() private {
+        address[9] memory rich =
+            [owner, alice, bob, challenger, stranger, validators[0], validators[1], validators[2], validators[3]];
+        for (uint256 i = 0; i < rich.length; ++i) {
+            vm.prank(deployer);
+            token.transfer(rich[i], WALLET);
+            vm.startPrank(rich[i]);
+            token.approve(address(vault), type(uint256).max);
+            token.approve(address(court), type(uint256).max);
+            token.approve(address(escrow), type(uint256).max);
+            vm.stopPrank();
+        }
+    }
+
+    // -------------------------------------------------------------------- steps
+
+    function _deposit(address account, uint256 amount) internal {
+        vm.prank(account);
+        vault.deposit(account, amount);
+    }
+
+    function _register(address worker, address node, uint256 nodeKey, uint256 stake) internal {
+        bytes memory consent = _consent(worker, node, nodeKey, block.timestamp);
+        vm.prank(worker);
+        workers.register(stake, node, block.timestamp, consent);
+        vm.roll(block.number + ACTIVATION_DELAY);
+    }
+
+    function _registerAliceAndBob() internal {
+        _register(alice, aliceNode, aliceNodeKey, REQUIRED_STAKE);
+        _register(bob, bobNode, bobNodeKey, REQUIRED_STAKE);
+    }
+
+    function _stakeValidators() internal {
+        for (uint256 i = 0; i < 4; ++i) {
+            _deposit(validators[i], REQUIRED_VALIDATOR_STAKE);
+        }
+    }
+
+    /// @dev A run of the four validators, two of which must sign.
+    function _config() internal view returns (IRunRegistry.RunConfig memory config) {
+        config.trainer = trainer;
+        config.orchestrator = orchestrator;
+        config.baseModelHash = keccak256("base model");
+        config.taskSetHash = keccak256("task set");
+        config.recipeHash = keccak256("recipe");
+        config.calibrationHash = keccak256("calibration");
+        config.pricePerUnit = PRICE;
+        config.fraudPpm = FRAUD_PPM;
+        config.quorum = QUORUM;
+        config.validators = new address[](4);
+        for (uint256 i = 0; i < 4; ++i) {
+            config.validators[i] = validators[i];
+        }
+    }
+
+    function _createRun() internal returns (uint64) {
+        _stakeValidators();
+        IRunRegistry.RunConfig memory config = _config();
+        vm.prank(owner);
+        return runs.createRun(config);
+    }
+
+    /// @dev Two active workers and a run with `funds`.
+    function _startRun(uint256 funds) internal {
+        _registerAliceAndBob();
+        runId = _createRun();
+        if (funds == 0) return;
+        vm.prank(owner);
+        escrow.fund(runId, funds);
+    }
+
+    function _commit(uint256 count) internal returns (uint64) {
+        vm.prank(orchestrator);
+        return ledger.commitBatch(runId, keccak256("submissions"), uint32(count), 1);
+    }
+
+    function _commitAndPost(bytes[] memory records) internal returns (uint64 batchId) {
+        batchId = _commit(records.length);
+        _post(batchId, records, QUORUM);
+    }
+
+    function _post(uint64 batchId, bytes[] memory records, uint256 signers) internal {
+        bytes memory joined = _join(records);
+        ledger.postOutcomes(batchId, joined, _signOutcomes(batchId, joined, signers));
+    }
+
+    function _passChallengeWindow() internal {
+        vm.warp(block.timestamp + CHALLENGE_WINDOW);
+    }
+
+    // ------------------------------------------------------------------ records
+
+    function _outcome(address worker, uint32 step, uint32 index, uint8 verdict)
+        internal
+        view
+        returns (IContributionLedger.Outcome memory)
+    {
+        return IContributionLedger.Outcome({
+            workerId: workers.workerOf(worker).workerId,
+            step: step,
+            index: index,
+            policyVersion: step - 1,
+            fileHash: keccak256(abi.encode("file", worker, step, index)),
+            rollouts: 16,
+            units: 1000,
+            verdict: verdict,
+            reason: verdict == ACCEPTED ? 0 : 60
+        });
+    }
+
+    function _record(address worker, uint32 step, uint32 index, uint8 verdict) internal view returns (bytes memory) {
+        return _pack(_outcome(worker, step, index, verdict));
+    }
+
+    function _pack(IContributionLedger.Outcome memory o) internal pure returns (bytes memory) {
+        return abi.encodePacked(
+            o.workerId, o.step, o.index, o.policyVersion, o.fileHash, o.rollouts, o.units, o.verdict, o.reason
+        );
+    }
+
+    function _one(bytes memory record) internal pure returns (bytes[] memory records) {
+        records = new bytes[](1);
+        records[0] = record;
+    }
+
+    function _two(bytes memory first, bytes memory second) internal pure returns (bytes[] memory records) {
+        records = new bytes[](2);
+        (records[0], records[1]) = (first, second);
+    }
+
+    /// @dev `count` accepted records of Alice in step 1.
+    function _accepted(uint256 count) internal view returns (bytes[] memory records) {
+        records = new bytes[](count);
+        for (uint256 i = 0; i < count; ++i) {
+            records[i] = _record(alice, 1, uint32(i), ACCEPTED);
+        }
+    }
+
+    function _join(bytes[] memory records) internal pure returns (bytes memory joined) {
+        for (uint256 i = 0; i < records.length; ++i) {
+            joined = bytes.concat(joined, records[i]);
+        }
+    }
+
+    /// @dev The submission that a record judges.
+    function _submission(address worker, uint32 step, uint32 index)
+        internal
+        view
+        returns (IContributionLedger.Submission memory)
+    {
+        return IContributionLedger.Submission({
+            runId: runId,
+            worker: worker,
+            step: step,
+            index: index,
+            policyVersion: step - 1,
+            fileHash: keccak256(abi.encode("file", worker, step, index)),
+            rollouts: 16,
+            units: 1000
+        });
+    }
+
+    // -------------------------------------------------------------- Merkle trees
+
+    function _leaf(uint64 batchId, uint256 position, bytes memory record) internal pure returns (bytes32) {
+        return keccak256(bytes.concat(bytes8(batchId), bytes4(uint32(position)), record));
+    }
+
+    function _leaves(uint64 batchId, bytes[] memory records) internal pure returns (bytes32[] memory leaves) {
+        leaves = new bytes32[](records.length);
+        for (uint256 i = 0; i < records.length; ++i) {
+            leaves[i] = _leaf(batchId, i, records[i]);
+        }
+    }
+
+    function _parents(bytes32[] memory level) private pure returns (bytes32[] memory parents) {
+        parents = new bytes32[]((level.length + 1) / 2);
+        for (uint256 i = 0; i < parents.length; ++i) {
+            if (2 * i + 1 == level.length) parents[i] = level[2 * i];
+            else parents[i] = _hashPair(level[2 * i], level[2 * i + 1]);
+        }
+    }
+
+    function _hashPair(bytes32 a, bytes32 b) private pure returns (bytes32) {
+        return a < b ? keccak256(bytes.concat(a, b)) : keccak256(bytes.concat(b, a));
+    }
+
+    function _root(bytes32[] memory level) internal pure returns (bytes32) {
+        while (level.length > 1) level = _parents(level);
+        return level[0];
+    }
+
+    function _siblings(bytes32[] memory level, uint256 position) internal pure returns (bytes32[] memory siblings) {
+        bytes32[] memory found = new bytes32[](32);
+        uint256 depth;
+        while (level.length > 1) {
+            uint256 sibling = position ^ 1;
+            if (sibling < level.length) found[depth++] = level[sibling];
+            level = _parents(level);
+            position /= 2;
+        }
+        siblings = new bytes32[](depth);
+        for (uint256 i = 0; i < depth; ++i) {
+            siblings[i] = found[i];
+        }
+    }
+
+    function _prove(uint64 batchId, bytes[] memory records, uint256 position)
+        internal
+        pure
+        returns (IContributionLedger.OutcomeProof memory)
+    {
+        return IContributionLedger.OutcomeProof({
+            batchId: batchId,
+            position: uint32(position),
+            record: records[position],
+            proof: _siblings(_leaves(batchId, records), position)
+        });
+    }
+
+    // --------------------------------------------------------------- signatures
+
+    function _sign(uint256 key, bytes32 separator, bytes32 structHash) internal pure returns (bytes memory) {
+        (uint8 v, bytes32 r, bytes32 s) = vm.sign(key, keccak256(bytes.concat(hex"1901", separator, structHash)));
+        return bytes.concat(r, s, bytes1(v));
+    }
+
+    /// @dev A node's consent to serve `worker`, for the worker's next nonce.
+    function _consent(address worker, address node, uint256 nodeKey, uint256 deadline)
+        internal
+        view
+        returns (bytes memory)
+    {
+        bytes32 typeHash = keccak256("NodeRegistration(address worker,address node,uint256 nonce,uint256 deadline)");
+        bytes32 structHash = keccak256(abi.encode(typeHash, worker, node, workers.nonces(worker), deadline));
+        return _sign(nodeKey, workers.DOMAIN_SEPARATOR(), structHash);
+    }
+
+    function _submissionHash(IContributionLedger.Submission memory s) internal pure returns (bytes32) {
+        bytes32 typeHash = keccak256(
+            "Submission(uint64 runId,address worker,uint32 step,uint32 index,uint32 policyVersion,bytes32 fileHash,uint32 rollouts,uint64 units)"
+        );
+        return keccak256(
+            abi.encode(typeHash, s.runId, s.worker, s.step, s.index, s.policyVersion, s.fileHash, s.rollouts, s.units)
+        );
+    }
+
+    function _signSubmission(IContributionLedger.Submission memory submission, uint256 key)
+        internal
+        view
+        returns (bytes memory)
+    {
+        return _sign(key, ledger.DOMAIN_SEPARATOR(), _submissionHash(submission));
+    }
+
+    function _outcomesHash(uint64 batchId, bytes memory records) internal view returns (bytes32) {
+        bytes32 typeHash = keccak256("Outcomes(uint64 batchId,bytes32 batchRoot,bytes32 recordsHash)");
+        return keccak256(abi.encode(typeHash, batchId, ledger.batchOf(batchId).root, keccak256(records)));
+    }
+
+    /// @dev Signatures of the first `count` validators.
+    function _signOutcomes(uint64 batchId, bytes memory records, uint256 count)
+        internal
+        view
+        returns (bytes[] memory signatures)
+    {
+        signatures = new bytes[](count);
+        for (uint256 i = 0; i < count; ++i) {
+            signatures[i] = _sign(validatorKeys[i], ledger.DOMAIN_SEPARATOR(), _outcomesHash(batchId, records));
+        }
+    }
+
+    function _signPermit(address from, uint256 key, address spender, uint256 value, uint256 deadline)
+        internal
+        view
+        returns (uint8 v, bytes32 r, bytes32 s)
+    {
+        bytes32 typeHash =
+            keccak256("Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)");
+        bytes32 structHash = keccak256(abi.encode(typeHash, from, spender, value, token.nonces(from), deadline));
+        return vm.sign(key, keccak256(bytes.concat(hex"1901", token.DOMAIN_SEPARATOR(), structHash)));
+    }
+
+    // ------------------------------------------------------------------- shorthand
+
+    function _stake(address account) internal view returns (uint256 active, uint256 unbonding) {
+        IStakeVault.Account memory held = vault.accountOf(account);
+        return (held.active, held.unbonding);
+    }
+
+    function _status(address worker) internal view returns (IWorkerRegistry.Status) {
+        return workers.workerOf(worker).status;
+    }
+
+    function _assertStatus(address worker, IWorkerRegistry.Status status, string memory why) internal view {
+        assertEq(uint8(_status(worker)), uint8(status), why);
+    }
+}

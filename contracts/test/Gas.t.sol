@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.30;
+
+import {VmSafe} from "forge-std/Vm.sol";
+
+import {IContributionLedger} from "../src/interfaces/IContributionLedger.sol";
+import {BaseTest} from "./BaseTest.sol";
+
+/// @title What the main operations cost as transactions, on a network that is already in use
+/// @dev `forge test --isolate` runs each top-level call as a transaction of its own: cold storage, 21,000 base and
+///      calldata included. `forge snapshot --isolate` writes the figures to contracts/.gas-snapshot.
+contract GasTest is BaseTest {
+    uint256 private constant BATCH = 64;
+
+    function setUp() public override {
+        super.setUp();
+        _startRun(WALLET / 2);
+        _settleOneOfEach();
+    }
+
+    /// @dev Nothing measured below is the first of its kind on the network.
+    function _settleOneOfEach() private {
+        bytes[] memory records = _two(_record(bob, 1, 0, ACCEPTED), _record(bob, 1, 1, FRAUD));
+        uint64 batchId = _commitAndPost(records);
+        IContributionLedger.Submission memory submission = _submission(bob, 1, 1);
+        ledger.executeFraud(_prove(batchId, records, 1), submission, _signSubmission(submission, bobNodeKey));
+        _passChallengeWindow();
+        _claim(_prove(batchId, records, 0));
+    }
+
+    function _claim(IContributionLedger.OutcomeProof memory outcome) private {
+        IContributionLedger.OutcomeProof[] memory outcomes = new IContributionLedger.OutcomeProof[](1);
+        outcomes[0] = outcome;
+        escrow.claim(outcomes);
+    }
+
+    /// @dev `count` accepted records of Alice, but for a fraud at the last position.
+    function _recordsWithFraud(uint256 count) private view returns (bytes[] memory records) {
+        records = _accepted(count);
+        records[count - 1] = _record(alice, 1, uint32(count - 1), FRAUD);
+    }
+
+    function _lastGas(string memory name) private {
+        VmSafe.Gas memory gas = vm.lastCallGas();
+        vm.snapshotValue("operations", name, gas.gasTotalUsed);
+    }
+
+    function test_gas_onboard() public {
+        (address carol, uint256 carolKey) = makeAddrAndKey("carol");
+        (address carolNode, uint256 carolNodeKey) = makeAddrAndKey("carol's node");
+        vm.prank(deployer);
+        token.transfer(carol, WALLET);
+        uint256 deadline = block.timestamp;
+        bytes memory consent = _consent(carol, carolNode, carolNodeKey, deadline);
+        (uint8 v, bytes32 r, bytes32 s) = _signPermit(carol, carolKey, address(vault), REQUIRED_STAKE, deadline);
+        vm.prank(carol);
+        workers.registerWithPermit(REQUIRED_STAKE, carolNode, deadline, consent, deadline, v, r, s);
+        _lastGas("onboard");
+    }
+
+    function test_gas_commitBatch() public {
+        _commit(BATCH);
+        _lastGas("commitBatch");
+    }
+
+    function test_gas_postOutcomes_64_records_2_signatures() public {
+        bytes[] memory records = _accepted(BATCH);
+        _post(_commit(BATCH), records, 2);
+        _lastGas("postOutcomes_64_records_2_signatures");
+    }
+
+    function test_gas_postOutcomes_64_records_3_signatures() public {
+        bytes[] memory records = _accepted(BATCH);
+        _post(_commit(BATCH), records, 3);
+        _lastGas("postOutcomes_64_records_3_signatures");
+    }
+
+    function test_gas_executeFraud() public {
+        bytes[] memory records = _recordsWithFraud(BATCH);
+        uint64 batchId = _commitAndPost(records);
+        IContributionLedger.Submission memory submission = _submission(alice, 1, uint32(BATCH - 1));
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, BATCH - 1);
+        ledger.executeFraud(outcome, submission, _signSubmission(submission, aliceNodeKey));
+        _lastGas("executeFraud");
+    }
+
+    function test_gas_finaliseFraud() public {
+        bytes[] memory records = _recordsWithFraud(BATCH);
+        uint64 batchId = _commitAndPost(records);
+        IContributionLedger.Submission memory submission = _submission(alice, 1, uint32(BATCH - 1));
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, BATCH - 1);
+        ledger.executeFraud(outcome, submission, _signSubmission(submission, aliceNodeKey));
+        _passChallengeWindow();
+        ledger.finaliseFraud(outcome);
+        _lastGas("finaliseFraud");
+    }
+
+    function test_gas_claim_first_slot() public {
+        bytes[] memory records = _accepted(BATCH);
+        uint64 batchId = _commitAndPost(records);
+        _passChallengeWindow();
+        _claim(_prove(batchId, records, 0));
+        _lastGas("claim_first_slot");
+    }
+
+    function test_gas_claim_later_slot() public {
+        bytes[] memory records = _accepted(BATCH);
+        uint64 batchId = _commitAndPost(records);
+        _passChallengeWindow();
+        _claim(_prove(batchId, records, 0));
+        _claim(_prove(batchId, records, 1));
+        _lastGas("claim_later_slot");
+    }
+
+    function test_gas_claim_16_slots() public {
+        bytes[] memory records = _accepted(BATCH);
+        uint64 batchId = _commitAndPost(records);
+        _passChallengeWindow();
+        IContributionLedger.OutcomeProof[] memory outcomes = new IContributionLedger.OutcomeProof[](16);
+        for (uint256 i = 0; i < 16; ++i) {
+            outcomes[i] = _prove(batchId, records, i);
+        }
+        escrow.claim(outcomes);
+        _lastGas("claim_16_slots");
+    }
+
+    function test_gas_challenge() public {
+        bytes[] memory records = _accepted(BATCH);
+        uint64 batchId = _commitAndPost(records);
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, 0);
+        vm.prank(challenger);
+        court.challenge(outcome, REJECTED);
+        _lastGas("challenge");
+    }
+
+    function test_gas_vote() public {
+        bytes[] memory records = _accepted(BATCH);
+        uint64 batchId = _commitAndPost(records);
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, 0);
+        vm.prank(challenger);
+        court.challenge(outcome, REJECTED);
+        bytes32 leaf = _leaf(batchId, 0, records[0]);
+        vm.prank(validators[2]);
+        court.vote(leaf, true);
+        _lastGas("vote");
+    }
+
+    function test_gas_requestUnbond_and_withdraw() public {
+        vm.prank(validators[0]);
+        vault.requestUnbond(1 ether);
+        _lastGas("requestUnbond");
+        vm.warp(block.timestamp + UNBONDING_PERIOD);
+        vm.prank(validators[0]);
+        vault.withdraw();
+        _lastGas("withdraw");
+    }
+}
