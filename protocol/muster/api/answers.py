@@ -23,6 +23,14 @@ def _hash(value: Any) -> Hash32:
     return to_hash32(value)
 
 
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str) or not value.startswith("0x"):
+        raise ValueError("not 0x hexadecimal")
+    return bytes.fromhex(value[2:])
+
+
 def _signature(value: Any) -> bytes:
     return value if isinstance(value, bytes) else signature_bytes(str(value))
 
@@ -37,6 +45,8 @@ def _ticket(value: Any) -> Ticket:
 
 HexHash = Annotated[Hash32, PlainValidator(_hash), PlainSerializer(hex0x, return_type=str)]
 """32 bytes, `0x` hexadecimal in JSON."""
+HexBytes = Annotated[bytes, PlainValidator(_bytes), PlainSerializer(hex0x, return_type=str)]
+"""Bytes, `0x` hexadecimal in JSON."""
 HexSignature = Annotated[bytes, PlainValidator(_signature), PlainSerializer(hex0x, return_type=str)]
 """65 bytes, `0x` hexadecimal in JSON."""
 AccountAddress = Annotated[Address, BeforeValidator(to_address)]

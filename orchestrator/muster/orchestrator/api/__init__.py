@@ -1,0 +1,1 @@
+"""The HTTP side: one router per resource, over the services. No decisions are made here."""

@@ -1,0 +1,65 @@
+"""Batches and the outcomes that validators hand in for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from muster.api.answers import BatchContents, HexBytes, HexSignature
+from muster.api.limits import MAX_RECORDS_BYTES
+from muster.orchestrator.api.deps import Body, ServicesDep, signed_json, verify
+from muster.orchestrator.metrics import OUTCOMES
+from muster.orchestrator.services.refusals import refuse
+
+router = APIRouter(prefix="/v1/batches")
+
+MAX_LISTED = 1000
+"""Batch ids in one answer; the next ones are asked for with `after`."""
+
+
+class OutcomesBody(Body):
+    """A validator's outcomes of one batch."""
+
+    records: HexBytes
+    """The packed records."""
+    signature: HexSignature
+    """EIP-712 `Outcomes`."""
+
+
+@router.get("")
+async def committed(
+    request: Request,
+    services: ServicesDep,
+    state: Literal["committed"],
+    after: Annotated[int, Query(ge=0)] = 0,
+) -> JSONResponse:
+    """Return the ids above `after` of batches without outcomes, ascending."""
+    assert state
+    headers = verify(request, services)
+    services.identities.require_validator(headers.address)
+    await services.nonces.use(headers)
+    ids = [b.batch_id for b in services.projection.unjudged if b.batch_id > after]
+    return JSONResponse({"batches": ids[:MAX_LISTED]})
+
+
+@router.get("/{batch_id}", response_model=BatchContents)
+async def batch(batch_id: int, services: ServicesDep) -> Response:
+    """Return a batch's submissions in batch order."""
+    found = services.projection.batch(batch_id)
+    contents = found and await services.batching.contents(found)
+    if not contents:
+        raise refuse("batch_unknown", f"batch {batch_id} is not one of this orchestrator's")
+    return Response(contents.model_dump_json(), media_type="application/json")
+
+
+@router.post("/{batch_id}/outcomes", status_code=202)
+async def post_outcomes(batch_id: int, request: Request, services: ServicesDep) -> JSONResponse:
+    """Take a validator's signed outcomes; the same ones again are harmless."""
+    headers, body = await signed_json(request, services, OutcomesBody, max_bytes=MAX_RECORDS_BYTES)
+    services.identities.require_validator(headers.address)
+    await services.nonces.use(headers)
+    await services.outcomes.receive(headers.address, batch_id, body.records, body.signature)
+    OUTCOMES.inc()
+    return JSONResponse({"batch_id": batch_id}, status_code=202)

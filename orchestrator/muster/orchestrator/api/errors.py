@@ -1,0 +1,57 @@
+"""Turns every refusal and failure into the documented error form."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from muster.protocol.errors import ApiError, EncodingError
+
+logger = logging.getLogger(__name__)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Register the handlers."""
+    app.add_exception_handler(ApiError, _on_refusal)
+    app.add_exception_handler(EncodingError, _on_encoding_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_failure)
+
+
+def error_response(status: int, code: str, message: str, hint: str | None = None) -> JSONResponse:
+    """Return an error in the documented form."""
+    headers = {"retry-after": "1"} if status in (429, 503) else None
+    content = {"error": {"code": code, "message": message, "hint": hint}}
+    return JSONResponse(content, status_code=status, headers=headers)
+
+
+def _on_refusal(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return error_response(error.status, error.code, str(error), error.hint)
+
+
+def _on_encoding_error(_request: Request, error: Exception) -> JSONResponse:
+    return error_response(400, "malformed_request", str(error))
+
+
+def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return error_response(422, "malformed_request", f"{where}: {problem['msg']}")
+
+
+def _on_http_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = {404: "route_unknown", 405: "method_not_allowed"}.get(error.status_code, "refused")
+    return error_response(error.status_code, code, str(error.detail))
+
+
+def _on_failure(request: Request, error: Exception) -> JSONResponse:
+    logger.error("a request failed", extra={"path": request.url.path}, exc_info=error)
+    return error_response(500, "internal", "the orchestrator failed; its log says why")

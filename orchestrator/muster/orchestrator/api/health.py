@@ -1,0 +1,14 @@
+"""Liveness."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def healthz() -> PlainTextResponse:
+    """Return `ok` while the process serves."""
+    return PlainTextResponse("ok")

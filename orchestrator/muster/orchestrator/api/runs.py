@@ -1,0 +1,47 @@
+"""Runs and the documents they pin."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from muster.api.answers import RunDocuments, RunInfo
+from muster.orchestrator.api.deps import ServicesDep, require_run
+from muster.orchestrator.services.refusals import refuse
+from muster.protocol.ids import to_hash32
+
+router = APIRouter(prefix="/v1")
+
+
+@router.get("/runs/{run_id}")
+async def run_info(run_id: int, services: ServicesDep) -> RunInfo:
+    """Return what a newcomer needs to take part."""
+    require_run(services, run_id)
+    run = services.projection.run
+    return RunInfo(
+        run_id=services.run_id,
+        chain_id=services.domain.chain_id,
+        ledger=services.domain.verifying_contract,
+        orchestrator=services.audience,
+        documents=RunDocuments(
+            recipe=run.config.recipe_hash,
+            calibration=run.config.calibration_hash,
+            task_set=run.config.task_set_hash,
+        ),
+        relays=list(services.settings.relays),
+        origin=services.settings.origin,
+        step=services.status.step(),
+        policy_version=run.latest_version,
+    )
+
+
+@router.get("/documents/{document_hash}")
+async def document(document_hash: str, services: ServicesDep) -> Response:
+    """Return a pinned document's bytes."""
+    data = services.documents.get(to_hash32(document_hash))
+    if data is None:
+        raise refuse("document_unknown", "the run pins no document with this hash")
+    return Response(
+        data,
+        media_type="application/octet-stream",
+        headers={"cache-control": "public, max-age=31536000, immutable"},
+    )

@@ -1,0 +1,50 @@
+"""The web application: wiring only."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from muster.orchestrator.api import (
+    batches,
+    files,
+    health,
+    heartbeats,
+    leases,
+    metrics,
+    runs,
+    status,
+    submissions,
+)
+from muster.orchestrator.api.errors import add_error_handlers
+from muster.orchestrator.api.guard import Guard
+from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.ratelimit import RateLimit
+
+ROUTERS = (
+    health.router,
+    runs.router,
+    heartbeats.router,
+    leases.router,
+    submissions.router,
+    batches.router,
+    files.router,
+    metrics.router,
+    status.router,
+)
+
+
+def create_app(services: Services) -> FastAPI:
+    """Return the application over loaded services."""
+    app = FastAPI(
+        title="Muster orchestrator",
+        description="Requests and answers are specified in docs/protocol.md section 11.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.services = services
+    add_error_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    rate = services.settings.rate_per_host
+    app.add_middleware(Guard, host_limit=RateLimit(rate=rate, burst=2 * rate))
+    return app

@@ -1,0 +1,51 @@
+"""`muster orchestrator`: the command line of the orchestrator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group()
+def orchestrator() -> None:
+    """Lease work and record outcomes."""
+
+
+@orchestrator.command()
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.option("--run", type=int, help="Run to serve.")
+@click.option("--rpc", metavar="URL", help="JSON-RPC endpoint of the chain.")
+@click.option("--deployments", metavar="DIR", help="Folder of deployment files.")
+@click.option("--keystore", metavar="FILE", help="Keystore of the run's orchestrator account.")
+@click.option("--password-file", metavar="FILE", help="Its password; else MUSTER_PASSWORD.")
+@click.option("--documents", metavar="DIR", help="Recipe, calibration and task set, by hash.")
+@click.option("--files", metavar="DIR", help="Where submission files are kept.")
+@click.option("--database", metavar="FILE", help="SQLite database; can be rebuilt.")
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
+@click.option("--ready-file", metavar="FILE", help="Receives the URL once it listens.")
+@click.option("--origin", metavar="URL", help="Where the trainer serves policy weights.")
+@click.option("--relay", "relays", metavar="URL", multiple=True, help="A mirror of them.")
+@click.option("--lease-s", type=int, help="Seconds from lease to deadline.")
+@click.option("--commit-interval-s", type=float, help="Least time between two batches.")
+@click.option("--poll-s", type=float, help="Time between two reads of the chain.")
+@click.option("--retry-after-s", type=float, help="What nodes wait when there is no work.")
+def run(config: Path | None, **flags: Any) -> None:
+    """Serve one run until SIGTERM or SIGINT."""
+    import asyncio
+
+    from muster.orchestrator.keys import open_keystore
+    from muster.orchestrator.process import serve
+    from muster.orchestrator.settings import OrchestratorSettings
+    from muster.settings import load_settings
+    from muster.telemetry import setup_logging
+
+    setup_logging("orchestrator")
+    flags["relays"] = flags["relays"] or None
+    settings = load_settings(
+        OrchestratorSettings, file=config, flags=flags, env_prefix="MUSTER_ORCHESTRATOR_"
+    )
+    key = open_keystore(settings.keystore, settings.password_file)
+    asyncio.run(serve(settings, key))

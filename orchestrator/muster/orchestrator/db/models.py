@@ -1,0 +1,175 @@
+"""The tables. Hashes and signatures are blobs, addresses checksummed text, times Unix seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, MetaData, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Declarative base; constraint names are fixed so that migrations can name them."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {bytes: LargeBinary, dict[str, Any]: JSON}  # noqa: RUF012
+
+
+class IdentityRow(Base):
+    """Whose database this is: one row."""
+
+    __tablename__ = "identity"
+
+    run_id: Mapped[int] = mapped_column(primary_key=True)
+    """The run."""
+    chain_id: Mapped[int]
+    """Its chain."""
+    ledger: Mapped[str]
+    """Its ContributionLedger."""
+    created_at: Mapped[int]
+    """Wall clock at creation: requests signed earlier have no remembered nonces and are refused."""
+
+
+class LeaseRow(Base):
+    """A ticket that was handed out."""
+
+    __tablename__ = "leases"
+    __table_args__ = (
+        UniqueConstraint("worker", "step", "index"),
+        Index(None, "deadline"),
+        Index(None, "node", "deadline"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    """Order of leasing."""
+    node: Mapped[str]
+    """The node that asked."""
+    worker: Mapped[str]
+    """Its worker."""
+    step: Mapped[int]
+    """Rollout step of the slot."""
+    index: Mapped[int]
+    """Number of the slot."""
+    deadline: Mapped[int]
+    """Chain time after which an upload is late."""
+    ticket: Mapped[dict[str, Any]]
+    """The ticket in its JSON form."""
+    signature: Mapped[bytes]
+    """EIP-712 `Ticket` by the orchestrator."""
+    is_filled: Mapped[bool] = mapped_column(default=False)
+    """Whether its submission was received."""
+
+
+class BatchRow(Base):
+    """A batch's composition, recorded before it is committed."""
+
+    __tablename__ = "batches"
+
+    root: Mapped[bytes] = mapped_column(primary_key=True)
+    """Merkle root over its submissions."""
+    count: Mapped[int]
+    """Submissions."""
+    units: Mapped[int]
+    """Units they claim."""
+
+
+class SubmissionRow(Base):
+    """A received submission."""
+
+    __tablename__ = "submissions"
+    __table_args__ = (
+        UniqueConstraint("worker", "step", "index"),
+        Index(None, "batch_root", "position"),
+    )
+
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    """Order of upload."""
+    file_hash: Mapped[bytes] = mapped_column(unique=True)
+    """SHA-256 of its file; the submission's id."""
+    worker: Mapped[str]
+    """The worker."""
+    step: Mapped[int]
+    """Rollout step of the slot."""
+    index: Mapped[int]
+    """Number of the slot."""
+    submission: Mapped[dict[str, Any]]
+    """The signed claim in its JSON form."""
+    signature: Mapped[bytes]
+    """EIP-712 `Submission` by the node."""
+    ticket: Mapped[dict[str, Any]]
+    """The ticket in its JSON form."""
+    ticket_signature: Mapped[bytes]
+    """EIP-712 `Ticket` by the orchestrator."""
+    received_at: Mapped[int]
+    """Chain time at which the upload was complete."""
+    size_bytes: Mapped[int]
+    """Size of its file."""
+    batch_root: Mapped[bytes | None] = mapped_column(ForeignKey("batches.root"))
+    """The batch it was put into."""
+    position: Mapped[int | None]
+    """Its place in that batch."""
+
+
+class OutcomesRow(Base):
+    """One validator's signed outcomes of one batch."""
+
+    __tablename__ = "outcomes"
+
+    batch_id: Mapped[int] = mapped_column(primary_key=True)
+    """The batch."""
+    validator: Mapped[str] = mapped_column(primary_key=True)
+    """Who signed."""
+    records: Mapped[bytes]
+    """The packed records."""
+    signature: Mapped[bytes]
+    """EIP-712 `Outcomes`."""
+
+
+class NonceRow(Base):
+    """A nonce that was used; remembered for NONCE_LIFE_S."""
+
+    __tablename__ = "nonces"
+
+    signer: Mapped[str] = mapped_column(primary_key=True)
+    """Who signed with it."""
+    nonce: Mapped[bytes] = mapped_column(primary_key=True)
+    """The nonce."""
+    seen_at: Mapped[int] = mapped_column(index=True)
+    """Wall clock at its use."""
+
+
+class HeartbeatRow(Base):
+    """The latest sign of life of a node."""
+
+    __tablename__ = "heartbeats"
+
+    node: Mapped[str] = mapped_column(primary_key=True)
+    """The node."""
+    policy_version: Mapped[int | None]
+    """The policy it has loaded."""
+    state: Mapped[str]
+    """What it does, in its own words."""
+    software: Mapped[str]
+    """Its software and version, in its own words."""
+    seen_at: Mapped[int]
+    """Wall clock."""
+    count: Mapped[int]
+    """Heartbeats received."""
+
+
+class MetricsRow(Base):
+    """The trainer's figures of one step."""
+
+    __tablename__ = "metrics"
+
+    step: Mapped[int] = mapped_column(primary_key=True)
+    """Training step, or policy version evaluated."""
+    figures: Mapped[dict[str, Any]]
+    """Name to number."""

@@ -1,0 +1,48 @@
+"""Opens the orchestrator's keystore (Web3 Secret Storage)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from muster.protocol.errors import WalletError
+
+
+def open_keystore(
+    keystore: Path, password_file: Path | None, environ: Mapping[str, str] = os.environ
+) -> bytes:
+    """Return the private key; the password is in `password_file`, else in MUSTER_PASSWORD.
+
+    Raises WalletError when a file is missing or malformed, or the password is wrong.
+    """
+    from eth_keyfile.keyfile import decode_keyfile_json
+
+    password = _password(password_file, environ)
+    try:
+        document = json.loads(keystore.read_text())
+        return bytes(decode_keyfile_json(document, password.encode()))
+    except OSError as error:
+        raise WalletError(
+            f"cannot read the keystore {keystore}: {error.strerror}",
+            hint="create one with `muster wallet new`",
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
+        if "MAC mismatch" in str(error):
+            raise WalletError(f"wrong password for {keystore}") from None
+        raise WalletError(f"{keystore} is not a keystore") from None
+
+
+def _password(password_file: Path | None, environ: Mapping[str, str]) -> str:
+    if password_file is None:
+        password = environ.get("MUSTER_PASSWORD")
+        if password is None:
+            raise WalletError(
+                "no keystore password", hint="give --password-file or set MUSTER_PASSWORD"
+            )
+        return password
+    try:
+        return password_file.read_text().rstrip("\r\n")
+    except OSError as error:
+        raise WalletError(f"cannot read {password_file}: {error.strerror}") from error

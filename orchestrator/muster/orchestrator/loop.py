@@ -1,0 +1,236 @@
+"""The orchestrator's flow, behind the HTTP API: chain events in, batches and outcomes out.
+
+One rollout, from task to payment (docs/architecture.md):
+
+     1. publish     the trainer cuts the policy into chunks and anchors its root on chain
+     2. broadcast   relays mirror the chunks
+     3. fetch       a worker pulls and verifies them
+  >  4. lease       the worker gets a signed ticket                 services/leases.py
+     5. generate    it samples and commits to its hidden states
+  >  6. submit      its file is taken in; a batch's root goes on chain   services/intake.py, commit
+  >  7. validate    validators fetch the batch and sign outcomes    services/outcomes.py
+  >  8. record      a quorum's outcomes are posted                  record
+     9. train       the trainer consumes what was accepted
+  > 10. settle      fraud is executed, and finalised after its window    settle
+    11. dispute     a jury decides about a challenged verdict
+    12. audit       anyone rebuilds all of it from the chain
+
+Each coroutine below is one background task. It owns its state, sleeps until it is woken or its
+interval is over, and survives a chain that refuses or does not answer. Every one of them can be
+killed at any point: what it was about to do follows again from the chain and the files folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import NoReturn
+
+from muster.orchestrator.metrics import (
+    CHAIN_TIME_SECONDS,
+    LISTENERS,
+    POLICY_VERSION,
+    STEP,
+    TRANSACTIONS,
+    UNJUDGED_BATCHES,
+    VERDICTS,
+)
+from muster.orchestrator.ports import ReaderPort
+from muster.orchestrator.services.clock import Backoff, wait_for
+from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.outcomes import Agreed
+from muster.orchestrator.services.status import to_json
+from muster.protocol.errors import ChainError, ChainUnreachable, ContractRevert
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""First pause after the chain refused or did not answer; doubles."""
+IDLE_S = 1.0
+"""A task looks for work at least this often, even if nothing woke it."""
+STATUS_INTERVAL_S = 0.25
+"""Least time between two statuses sent to listeners."""
+PURGE_INTERVAL_S = 60.0
+"""Time between two clearings of expired nonces."""
+
+
+async def run(services: Services, reader: ReaderPort) -> None:
+    """Run every background task until cancelled; a failing one ends them all."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(services.group.run())
+        tasks.create_task(follow(services, reader))
+        tasks.create_task(commit(services))
+        tasks.create_task(record(services))
+        tasks.create_task(settle(services))
+        tasks.create_task(announce(services))
+        tasks.create_task(purge(services))
+
+
+async def follow(services: Services, reader: ReaderPort) -> NoReturn:
+    """Keep view and projection up with the chain."""
+    backoff = Backoff(first_s=RETRY_S, most_s=30.0)
+    while True:
+        try:
+            await follow_once(services, reader)
+            backoff.succeeded("poll")
+        except ChainUnreachable as error:
+            pause_s = backoff.failed("poll")
+            logger.warning("the chain does not answer", extra={"error": str(error)})
+            await asyncio.sleep(pause_s)
+        await wait_for(services.wakes.poll, services.settings.poll_s)
+
+
+async def follow_once(services: Services, reader: ReaderPort) -> None:
+    """Take in what has happened on chain since the last time."""
+    poll = await reader.poll()
+    view, projection = services.projection.view, services.projection
+    if poll.rewound_to is not None:
+        logger.warning("the chain was reorganised", extra={"block": poll.rewound_to})
+        view.rewind(poll.rewound_to)
+    for event in poll.events:
+        view.apply(event)
+    if poll.rewound_to is not None:
+        projection.rebuild()
+        await services.batching.load(wait_s=services.settings.recommit_s)
+    else:
+        projection.apply(poll.events)
+    services.chain_clock.update(await services.chain.now())
+    if poll.events or poll.rewound_to is not None:
+        services.batching.sync()
+        services.wakes.chain_changed()
+        _measure(services)
+
+
+async def commit(services: Services) -> NoReturn:
+    """Step 6: commit batches of received submissions, at most one per interval."""
+    backoff = Backoff(first_s=RETRY_S)
+    while True:
+        started = time.monotonic()
+        if await commit_once(services, backoff):
+            rest_s = services.settings.commit_interval_s - (time.monotonic() - started)
+            await asyncio.sleep(max(rest_s, 0.0))
+        else:
+            await wait_for(services.wakes.commit, IDLE_S)
+
+
+async def commit_once(services: Services, backoff: Backoff) -> bool:
+    """Commit the next batch; returns whether one is on chain now."""
+    batching = services.batching
+    composition = await batching.next()
+    if composition is None:
+        return False
+    try:
+        # Until the outcome is known the commitment may be under way: it is not sent again soon.
+        await batching.commit(composition, unknown_fate_s=services.settings.recommit_s)
+    except ContractRevert as error:
+        batching.retry_after(composition, backoff.failed(composition.root))
+        _log_failure("commit", composition.root.hex(), error)
+        return False
+    except ChainError as error:
+        _log_failure("commit", composition.root.hex(), error)
+        return False
+    backoff.succeeded(composition.root)
+    TRANSACTIONS.labels(kind="commit", result="mined").inc()
+    services.wakes.poll.set()
+    return True
+
+
+async def record(services: Services) -> NoReturn:
+    """Steps 7 and 8: post the outcomes that a quorum of validators agrees on."""
+    backoff = Backoff(first_s=RETRY_S)
+    while True:
+        await record_once(services, backoff)
+        await wait_for(services.wakes.record, IDLE_S)
+
+
+async def record_once(services: Services, backoff: Backoff) -> None:
+    """Post every batch's outcomes that are agreed on and due."""
+    for agreed in await services.outcomes.agreed():
+
+        async def post(agreed: Agreed = agreed) -> None:
+            await services.chain.ledger.post_outcomes(
+                agreed.batch_id, agreed.records, list(agreed.signatures)
+            )
+            logger.info("outcomes posted", extra={"batch": agreed.batch_id})
+
+        await _transact(services, "outcomes", agreed.batch_id, post, backoff)
+
+
+async def settle(services: Services) -> NoReturn:
+    """Step 10: execute fraud outcomes, and finalise them once nobody can challenge any more."""
+    backoff = Backoff(first_s=RETRY_S)
+    while True:
+        await settle_once(services, backoff)
+        await wait_for(services.wakes.settle, IDLE_S)
+
+
+async def settle_once(services: Services, backoff: Backoff) -> None:
+    """Execute and finalise what is due."""
+    ledger, settlement = services.chain.ledger, services.settlement
+    for kind, places, send in (
+        ("execute_fraud", settlement.to_execute(), ledger.execute_fraud),
+        ("finalise_fraud", settlement.to_finalise(), ledger.finalise_fraud),
+    ):
+        for place in places:
+            proof = settlement.proof(place)
+            await _transact(services, kind, place, partial(send, proof), backoff)
+
+
+async def announce(services: Services) -> NoReturn:
+    """Send the status to listeners when it has changed, a few times per second at most."""
+    while True:
+        await wait_for(services.wakes.status, IDLE_S)
+        LISTENERS.set(services.feed.listeners)
+        if services.feed.listeners:
+            services.feed.publish(to_json(await services.status.build()))
+        await asyncio.sleep(STATUS_INTERVAL_S)
+
+
+async def purge(services: Services) -> NoReturn:
+    """Clear expired nonces."""
+    while True:
+        await asyncio.sleep(PURGE_INTERVAL_S)
+        await services.nonces.purge()
+
+
+async def _transact(
+    services: Services,
+    kind: str,
+    key: Hashable,
+    send: Callable[[], Awaitable[object]],
+    backoff: Backoff,
+) -> None:
+    """Send one transaction if its turn has come; what fails is tried again after a pause."""
+    if not backoff.is_due((kind, key)):
+        return
+    # Also after success: until the event is read back, the work still looks undone.
+    pause_s = backoff.failed((kind, key))
+    try:
+        await send()
+    except ChainError as error:
+        _log_failure(kind, str(key), error, pause_s)
+        return
+    TRANSACTIONS.labels(kind=kind, result="mined").inc()
+    services.wakes.poll.set()
+
+
+def _log_failure(kind: str, key: str, error: ChainError, pause_s: float | None = None) -> None:
+    refused = isinstance(error, ContractRevert)
+    TRANSACTIONS.labels(kind=kind, result="refused" if refused else "lost").inc()
+    logger.warning(
+        "a transaction failed",
+        extra={"kind": kind, "about": key, "error": str(error), "retry_s": pause_s},
+    )
+
+
+def _measure(services: Services) -> None:
+    projection = services.projection
+    STEP.set(projection.progress.step)
+    POLICY_VERSION.set(projection.run.latest_version or 0)
+    UNJUDGED_BATCHES.set(len(projection.unjudged))
+    CHAIN_TIME_SECONDS.set(services.chain_clock.now())
+    for verdict, count in projection.verdict_counts.items():
+        VERDICTS.labels(verdict=verdict.name.lower()).set(count)

@@ -1,0 +1,195 @@
+"""Batches: which submissions go into one root, in which order, and its commitment on chain.
+
+The composition is on disk before the transaction is sent. A composition without a commitment on
+chain is sent again, so a crash at any point neither loses nor reorders a submission.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.answers import BatchContents, BatchEntry
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.models import BatchRow, SubmissionRow
+from muster.orchestrator.ports import BatchPort, LedgerPort
+from muster.orchestrator.services.files import FileStore, StoredBatch
+from muster.orchestrator.services.projection import Projection
+from muster.protocol.ids import Hash32
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import Submission, Ticket
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Composition:
+    """A batch that is not on chain yet."""
+
+    root: Hash32
+    """Merkle root over its submissions."""
+    count: int
+    """Submissions."""
+    units: int
+    """Units they claim."""
+    not_before: float = 0.0
+    """Monotonic time before which it is not sent (again)."""
+
+
+class Batching:
+    """Forms batches from received submissions and commits them."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        files: FileStore,
+        ledger: LedgerPort,
+        projection: Projection,
+        batch_limit: int,
+        outcome_deadline_s: int,
+        now: Callable[[], int],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._files = files
+        self._ledger = ledger
+        self._projection = projection
+        self._batch_limit = batch_limit
+        self._outcome_deadline_s = outcome_deadline_s
+        self._now = now
+        self._monotonic = monotonic
+        self._uncommitted: dict[Hash32, Composition] = {}
+
+    async def load(self, *, wait_s: float = 0.0) -> None:
+        """Find the compositions that are not on chain: at start, and after a reorg.
+
+        Their commitment may still be under way, so they are not sent again for `wait_s`.
+        """
+        not_before = self._monotonic() + wait_s
+        async with self._database.read() as session:
+            rows = (await session.scalars(select(BatchRow))).all()
+        self._uncommitted = {
+            Hash32(row.root): Composition(Hash32(row.root), row.count, row.units, not_before)
+            for row in rows
+            if self._projection.batch_with_root(Hash32(row.root)) is None
+        }
+
+    def sync(self) -> None:
+        """Take note of which compositions are on chain by now."""
+        for root in list(self._uncommitted):
+            if self._projection.batch_with_root(root) is not None:
+                del self._uncommitted[root]
+
+    async def outstanding(self, session: AsyncSession) -> int:
+        """Return how many submissions are received or committed, and not judged.
+
+        Committed batches whose outcomes are overdue count no more, so that silent validators do
+        not stop the run.
+        """
+        waiting = await session.scalar(
+            select(func.count())
+            .select_from(SubmissionRow)
+            .where(SubmissionRow.batch_root.is_(None))
+        )
+        composed = sum(c.count for c in self._uncommitted.values())
+        overdue_before = self._now() - self._outcome_deadline_s
+        committed = sum(
+            b.count for b in self._projection.unjudged if b.committed_at >= overdue_before
+        )
+        return (waiting or 0) + composed + committed
+
+    async def next(self) -> Composition | None:
+        """Return the batch to commit now: one that is not on chain yet, or a fresh one."""
+        if self._uncommitted:
+            # One at a time, so that batches reach the chain in upload order.
+            first = next(iter(self._uncommitted.values()))
+            return first if self._monotonic() >= first.not_before else None
+        return await self._compose()
+
+    async def commit(self, composition: Composition, *, unknown_fate_s: float) -> int:
+        """Commit a batch on chain; returns its id.
+
+        Until the call returns or the contract refuses, the commitment may be under way, and is not
+        repeated for `unknown_fate_s`.
+        """
+        composition.not_before = self._monotonic() + unknown_fate_s
+        batch_id, _receipt = await self._ledger.commit_batch(
+            self._projection.run_id, composition.root, composition.count, composition.units
+        )
+        logger.info("batch committed", extra={"batch": batch_id, "count": composition.count})
+        return batch_id
+
+    def retry_after(self, composition: Composition, pause_s: float) -> None:
+        """Send a refused commitment again after a pause."""
+        composition.not_before = self._monotonic() + pause_s
+
+    async def contents(self, batch: BatchPort) -> BatchContents | None:
+        """Return a batch's submissions in order; none when they never came through here."""
+        async with self._database.read() as session:
+            rows = await session.scalars(
+                select(SubmissionRow)
+                .where(SubmissionRow.batch_root == batch.root)
+                .order_by(SubmissionRow.position)
+            )
+            entries = [_entry(row) for row in rows]
+        if len(entries) != batch.count:
+            return None
+        return BatchContents(
+            batch_id=batch.batch_id, root=batch.root, count=batch.count, submissions=entries
+        )
+
+    async def _compose(self) -> Composition | None:
+        async with self._database.read() as session:
+            rows = (
+                await session.scalars(
+                    select(SubmissionRow)
+                    .where(SubmissionRow.batch_root.is_(None))
+                    .order_by(SubmissionRow.sequence)
+                    .limit(self._batch_limit)
+                )
+            ).all()
+        if not rows:
+            return None
+        submissions = [Submission.from_json(row.submission) for row in rows]
+        root = merkle_root([s.leaf() for s in submissions])
+        await self._files.keep_batch(
+            StoredBatch(
+                root=root,
+                file_hashes=[s.file_hash for s in submissions],
+                composed_ns=time.time_ns(),
+            )
+        )
+        composition = Composition(root, len(rows), sum(s.units for s in submissions))
+        async with self._database.write() as session:
+            await add_batch(session, root, submissions)
+        self._uncommitted[root] = composition
+        return composition
+
+
+async def add_batch(session: AsyncSession, root: Hash32, submissions: list[Submission]) -> None:
+    """Record a composition: the batch, and each submission's place in it."""
+    units = sum(s.units for s in submissions)
+    session.add(BatchRow(root=root, count=len(submissions), units=units))
+    await session.flush()
+    for position, submission in enumerate(submissions):
+        await session.execute(
+            update(SubmissionRow)
+            .where(SubmissionRow.file_hash == submission.file_hash)
+            .values(batch_root=root, position=position)
+        )
+
+
+def _entry(row: SubmissionRow) -> BatchEntry:
+    return BatchEntry(
+        submission=Submission.from_json(row.submission),
+        signature=row.signature,
+        ticket=Ticket.from_json(row.ticket),
+        ticket_signature=row.ticket_signature,
+        received_at=row.received_at,
+    )

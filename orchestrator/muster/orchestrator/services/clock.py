@@ -1,0 +1,95 @@
+"""The chain's clock between two blocks, the wall clock, and how tasks wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+class ChainClock:
+    """Unix seconds as the chain counts them: the latest block's time plus what passed since."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._block_time = 0
+        self._seen_at = monotonic()
+
+    def update(self, block_time: int) -> None:
+        """Take in the time of the latest block."""
+        if block_time != self._block_time:
+            self._block_time = block_time
+            self._seen_at = self._monotonic()
+
+    def now(self) -> int:
+        """Return the chain's time, at least the latest block's."""
+        return self._block_time + int(self._monotonic() - self._seen_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Wakes:
+    """One event per background task: set by whoever made work for it."""
+
+    poll: asyncio.Event = field(default_factory=asyncio.Event)
+    """Read the chain now: a transaction of ours was mined."""
+    commit: asyncio.Event = field(default_factory=asyncio.Event)
+    """A submission was received."""
+    record: asyncio.Event = field(default_factory=asyncio.Event)
+    """A validator handed in outcomes, or a batch was committed."""
+    settle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Outcomes were posted."""
+    status: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something the dashboard shows has changed."""
+
+    def submission_received(self) -> None:
+        """Wake whoever waits for submissions."""
+        self.commit.set()
+        self.status.set()
+
+    def chain_changed(self) -> None:
+        """Wake every task that looks at the chain."""
+        for event in (self.commit, self.record, self.settle, self.status):
+            event.set()
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Return when the event is set or the time is over; clears the event."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass
+    event.clear()
+
+
+class Backoff:
+    """When a failed piece of work may be tried again: doubling pauses per key."""
+
+    def __init__(
+        self,
+        *,
+        first_s: float,
+        most_s: float = 300.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._monotonic = monotonic
+        self._failures: dict[object, tuple[int, float]] = {}
+
+    def is_due(self, key: object) -> bool:
+        """Return whether the work may be tried now."""
+        _, due = self._failures.get(key, (0, 0.0))
+        return self._monotonic() >= due
+
+    def failed(self, key: object) -> float:
+        """Note a failure; returns the pause in seconds."""
+        failures = self._failures.get(key, (0, 0.0))[0] + 1
+        pause = min(self._first_s * 2.0 ** min(failures - 1, 20), self._most_s)
+        self._failures[key] = (failures, self._monotonic() + pause)
+        return pause
+
+    def succeeded(self, key: object) -> None:
+        """Forget the key's failures."""
+        self._failures.pop(key, None)

@@ -1,0 +1,79 @@
+"""Heartbeats: the latest sign of life of every node, in memory and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.dialects.sqlite import insert
+
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.group import Write
+from muster.orchestrator.db.models import HeartbeatRow
+from muster.protocol.ids import Address, PolicyVersion
+
+_INSERT = insert(HeartbeatRow.__table__)  # type: ignore[arg-type]
+_UPSERT = _INSERT.on_conflict_do_update(
+    index_elements=["node"],
+    set_={
+        "policy_version": _INSERT.excluded.policy_version,
+        "state": _INSERT.excluded.state,
+        "software": _INSERT.excluded.software,
+        "seen_at": _INSERT.excluded.seen_at,
+        "count": HeartbeatRow.count + 1,
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a node last said of itself. Nothing here is verified."""
+
+    policy_version: PolicyVersion | None
+    """The policy it has loaded."""
+    state: str
+    """What it does."""
+    software: str
+    """Its software and version."""
+    seen_at: int
+    """Wall clock."""
+
+
+class Heartbeats:
+    """Who was heard of, and when. Only registered nodes get here, so it is bounded by the chain."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+        self._latest: dict[Address, Heartbeat] = {}
+
+    @property
+    def latest(self) -> Mapping[Address, Heartbeat]:
+        """The latest heartbeat by node."""
+        return self._latest
+
+    async def load(self) -> None:
+        """Read what was heard before the start."""
+        async with self._database.read() as session:
+            for row in await session.scalars(select(HeartbeatRow)):
+                version = None if row.policy_version is None else PolicyVersion(row.policy_version)
+                self._latest[Address(row.node)] = Heartbeat(
+                    version, row.state, row.software, row.seen_at
+                )
+
+    def beat(
+        self, node: Address, policy_version: PolicyVersion | None, state: str, software: str
+    ) -> Write:
+        """Note a heartbeat; returns the row to write together with the request's nonce."""
+        heartbeat = Heartbeat(policy_version, state, software, int(self._clock()))
+        self._latest[node] = heartbeat
+        row = {
+            "node": node,
+            "policy_version": policy_version,
+            "state": state,
+            "software": software,
+            "seen_at": heartbeat.seen_at,
+            "count": 1,
+        }
+        return _UPSERT, row

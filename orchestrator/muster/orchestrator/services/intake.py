@@ -1,0 +1,239 @@
+"""Intake: checks a submission at the door and keeps its file. Never parses the file.
+
+Step 6 of one rollout. A slot takes one file: the same file again is harmless, another is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Select, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.limits import MAX_FILE_BYTES
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.models import LeaseRow, SubmissionRow
+from muster.orchestrator.ports import WorkerPort
+from muster.orchestrator.services.files import FileStore, Received, StoredSubmission
+from muster.orchestrator.services.refusals import refuse
+from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.errors import SignatureError
+from muster.protocol.ids import Address, RunId
+from muster.protocol.messages import Submission, Ticket
+
+logger = logging.getLogger(__name__)
+
+MAX_ROLLOUTS = (1 << 16) - 1
+"""What an outcome record can count."""
+MAX_UNITS = (1 << 32) - 1
+"""What an outcome record can count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A submission that may be uploaded."""
+
+    submission: Submission
+    """The claim."""
+    signature: bytes
+    """EIP-712 `Submission` by the node."""
+    ticket: Ticket
+    """The ticket it fills."""
+    ticket_signature: bytes
+    """EIP-712 `Ticket`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyHeld:
+    """The very same submission was received before."""
+
+
+class Intake:
+    """Takes uploads into the files folder and the database."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        files: FileStore,
+        run_id: RunId,
+        domain: Domain,
+        now: Callable[[], int],
+        on_received: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._files = files
+        self._run_id = run_id
+        self._domain = domain
+        self._now = now
+        self._on_received = on_received
+        self._keeping = asyncio.Lock()
+
+    async def admit(
+        self, worker: WorkerPort, submission: Submission, signature: bytes
+    ) -> Admitted | AlreadyHeld:
+        """Decide, before a byte of the file is read, whether it may be uploaded."""
+        self._check_claim(worker, submission, signature)
+        async with self._database.read() as session:
+            if await self._is_held(session, submission):
+                return AlreadyHeld()
+            lease = await session.scalar(_lease_of(submission))
+        if lease is None:
+            raise refuse(
+                "ticket_unknown",
+                f"no ticket was given out for step {submission.step}, index {submission.index}",
+                "ask for a lease, then work on its ticket",
+            )
+        ticket = Ticket.from_json(lease.ticket)
+        self._check_deadline(ticket)
+        if submission.policy_version != ticket.policy_version:
+            raise refuse(
+                "bad_submission",
+                f"the ticket asks for policy version {ticket.policy_version}, "
+                f"the submission names {submission.policy_version}",
+            )
+        return Admitted(submission, signature, ticket, lease.signature)
+
+    async def store(self, admitted: Admitted, stream: AsyncIterator[bytes]) -> None:
+        """Take in the file of an admitted submission; returns when it is safely on disk."""
+        received = await self._files.receive(stream, max_bytes=MAX_FILE_BYTES)
+        try:
+            if received.file_hash != admitted.submission.file_hash:
+                raise refuse(
+                    "file_hash_mismatch",
+                    f"the body's SHA-256 is {received.file_hash.hex()}",
+                    "sign the hash of exactly the bytes that are uploaded",
+                )
+            self._check_deadline(admitted.ticket)
+            # One at a time: the slot is looked up and taken without another upload in between.
+            async with self._keeping:
+                await self._keep(admitted, received)
+        finally:
+            self._files.discard(received)
+        self._on_received()
+        logger.info(
+            "submission received",
+            extra={
+                "worker": admitted.submission.worker,
+                "step": admitted.submission.step,
+                "index": admitted.submission.index,
+                "size_bytes": received.size_bytes,
+            },
+        )
+
+    async def _keep(self, admitted: Admitted, received: Received) -> None:
+        async with self._database.read() as session:
+            if await self._is_held(session, admitted.submission):
+                return
+            last = await session.scalar(select(func.max(SubmissionRow.sequence)))
+        stored = StoredSubmission(
+            submission=admitted.submission,
+            signature=admitted.signature,
+            ticket=admitted.ticket,
+            ticket_signature=admitted.ticket_signature,
+            received_at=self._now(),
+            sequence=(last or 0) + 1,
+            size_bytes=received.size_bytes,
+        )
+        await self._files.keep(received, stored)
+        async with self._database.write() as session:
+            session.add(submission_row(stored))
+            await session.execute(
+                update(LeaseRow)
+                .where(
+                    LeaseRow.worker == stored.submission.worker,
+                    LeaseRow.step == stored.submission.step,
+                    LeaseRow.index == stored.submission.index,
+                )
+                .values(is_filled=True)
+            )
+
+    def _check_claim(self, worker: WorkerPort, submission: Submission, signature: bytes) -> None:
+        if submission.run_id != self._run_id:
+            raise refuse("run_unknown", f"this orchestrator does not serve run {submission.run_id}")
+        if submission.worker != worker.address:
+            raise refuse(
+                "bad_submission", f"the node serves {worker.address}, not {submission.worker}"
+            )
+        if not 1 <= submission.rollouts <= MAX_ROLLOUTS or submission.units > MAX_UNITS:
+            raise refuse(
+                "bad_submission",
+                f"{submission.rollouts} rollouts or {submission.units} units are out of range",
+            )
+        if self._signer(submission, signature) != worker.node:
+            raise refuse(
+                "bad_submission_signature",
+                "the submission is not signed by the worker's node",
+                "sign the EIP-712 Submission with the node key, in the ledger's domain",
+            )
+
+    def _signer(self, submission: Submission, signature: bytes) -> Address | None:
+        try:
+            return recover(digest(self._domain, submission.struct_hash()), signature)
+        except SignatureError:
+            return None
+
+    def _check_deadline(self, ticket: Ticket) -> None:
+        late_s = self._now() - ticket.deadline
+        if late_s > 0:
+            raise refuse(
+                "lease_expired",
+                f"the ticket's deadline passed {late_s} s ago",
+                "ask for a new lease; its slot is another one",
+            )
+
+    async def _is_held(self, session: AsyncSession, submission: Submission) -> bool:
+        in_slot = await session.scalar(_slot_of(submission))
+        if in_slot is not None:
+            if in_slot.file_hash == submission.file_hash:
+                return True
+            raise refuse(
+                "slot_taken",
+                f"step {submission.step}, index {submission.index} already has another file",
+                "one file per slot; ask for a new lease",
+            )
+        elsewhere = await session.scalar(
+            select(SubmissionRow.sequence).where(SubmissionRow.file_hash == submission.file_hash)
+        )
+        if elsewhere is not None:
+            raise refuse("file_taken", "another slot already holds this very file")
+        return False
+
+
+def submission_row(stored: StoredSubmission) -> SubmissionRow:
+    """Return the database row of a kept submission."""
+    submission = stored.submission
+    if stored.ticket is None or stored.ticket_signature is None:
+        raise ValueError("a received submission has a ticket")
+    return SubmissionRow(
+        sequence=stored.sequence,
+        file_hash=submission.file_hash,
+        worker=submission.worker,
+        step=submission.step,
+        index=submission.index,
+        submission=submission.to_json(),
+        signature=stored.signature,
+        ticket=stored.ticket.to_json(),
+        ticket_signature=stored.ticket_signature,
+        received_at=stored.received_at,
+        size_bytes=stored.size_bytes,
+    )
+
+
+def _lease_of(submission: Submission) -> Select[LeaseRow]:
+    return select(LeaseRow).where(
+        LeaseRow.worker == submission.worker,
+        LeaseRow.step == submission.step,
+        LeaseRow.index == submission.index,
+    )
+
+
+def _slot_of(submission: Submission) -> Select[SubmissionRow]:
+    return select(SubmissionRow).where(
+        SubmissionRow.worker == submission.worker,
+        SubmissionRow.step == submission.step,
+        SubmissionRow.index == submission.index,
+    )

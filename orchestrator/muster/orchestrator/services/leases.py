@@ -1,0 +1,163 @@
+"""Leases: who may work on which slot, and for how long.
+
+With K submissions per training step and v the newest policy version, the next rollout step is
+s = (used + outstanding) // K + 1, where *used* counts accepted submissions that training steps
+take and *outstanding* those that are leased, received or committed but not judged. A ticket is
+given out while s - 1 - v <= max_async_level and the run has a step s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.models import LeaseRow, SubmissionRow
+from muster.orchestrator.ports import CheckpointPort, WorkerPort
+from muster.orchestrator.services.batching import Batching
+from muster.orchestrator.services.projection import Projection
+from muster.protocol.eip712 import Domain, digest, sign
+from muster.protocol.ids import Step
+from muster.protocol.messages import Ticket
+from muster.protocol.recipe import TrainingRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class SignedTicket:
+    """A ticket and the orchestrator's signature."""
+
+    ticket: Ticket
+    """The ticket."""
+    signature: bytes
+    """EIP-712 `Ticket`."""
+
+
+def next_step(used: int, outstanding: int, submissions_per_step: int) -> Step:
+    """Return the rollout step that the next ticket belongs to."""
+    return Step((used + outstanding) // submissions_per_step + 1)
+
+
+def is_open(step: Step, version: int, training: TrainingRecipe) -> bool:
+    """Return whether tickets of `step` may be given out while `version` is the newest policy."""
+    exists = training.steps == 0 or step <= training.steps
+    return exists and step - 1 - version <= training.max_async_level
+
+
+class Leases:
+    """Gives out tickets, one open one per node."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        projection: Projection,
+        batching: Batching,
+        training: TrainingRecipe,
+        key: bytes,
+        domain: Domain,
+        now: Callable[[], int],
+        lease_s: int,
+    ) -> None:
+        self._database = database
+        self._projection = projection
+        self._batching = batching
+        self._training = training
+        self._key = key
+        self._domain = domain
+        self._now = now
+        self._lease_s = lease_s
+
+    async def lease(self, worker: WorkerPort) -> SignedTicket | None:
+        """Return the node's open ticket or the next one; none when there is no work for it."""
+        async with self._database.write() as session:
+            held = await self._held(session, worker)
+            if held is not None:
+                return held
+            checkpoint = self._projection.checkpoint
+            if checkpoint is None or self._projection.run.paused:
+                return None
+            # The beacon must be younger than the worker, or addresses could be ground against it.
+            if worker.active_from > checkpoint.block_number:
+                return None
+            step = await self.collecting_step(session)
+            if not is_open(step, checkpoint.version, self._training):
+                return None
+            return await self._give(session, worker, checkpoint, step)
+
+    async def collecting_step(self, session: AsyncSession) -> Step:
+        """Return the rollout step that the next ticket would belong to."""
+        outstanding = await self._leased(session) + await self._batching.outstanding(session)
+        return next_step(
+            self._projection.trained_submissions, outstanding, self._training.submissions_per_step
+        )
+
+    async def _held(self, session: AsyncSession, worker: WorkerPort) -> SignedTicket | None:
+        row: LeaseRow | None = await session.scalar(
+            select(LeaseRow)
+            .where(
+                LeaseRow.node == worker.node,
+                LeaseRow.deadline >= self._now(),
+                LeaseRow.is_filled.is_(False),
+            )
+            .order_by(LeaseRow.id.desc())
+            .limit(1)
+        )
+        if row is None:
+            return None
+        return SignedTicket(Ticket.from_json(row.ticket), row.signature)
+
+    async def _leased(self, session: AsyncSession) -> int:
+        count = await session.scalar(
+            select(func.count())
+            .select_from(LeaseRow)
+            .where(LeaseRow.deadline >= self._now(), LeaseRow.is_filled.is_(False))
+        )
+        return count or 0
+
+    async def _give(
+        self, session: AsyncSession, worker: WorkerPort, checkpoint: CheckpointPort, step: Step
+    ) -> SignedTicket:
+        ticket = Ticket(
+            run_id=self._projection.run_id,
+            worker=worker.address,
+            step=step,
+            index=await self._next_index(session, worker, step),
+            policy_version=checkpoint.version,
+            policy_root=checkpoint.manifest_root,
+            beacon=checkpoint.beacon,
+            deadline=self._now() + self._lease_s,
+        )
+        signature = sign(digest(self._domain, ticket.struct_hash()), self._key)
+        session.add(
+            LeaseRow(
+                node=worker.node,
+                worker=worker.address,
+                step=step,
+                index=ticket.index,
+                deadline=ticket.deadline,
+                ticket=ticket.to_json(),
+                signature=signature,
+                is_filled=False,
+            )
+        )
+        return SignedTicket(ticket, signature)
+
+    async def _next_index(self, session: AsyncSession, worker: WorkerPort, step: Step) -> int:
+        last = -1
+        for table in (LeaseRow, SubmissionRow):
+            found = await session.scalar(
+                select(func.max(table.index)).where(
+                    table.worker == worker.address, table.step == step
+                )
+            )
+            last = max(last, -1 if found is None else found)
+        index = last + 1
+        # Slots that reached the chain without this database: direct submissions, or before a loss.
+        while self._projection.view.slot_used(
+            self._projection.run_id, worker.worker_id, step, index
+        ):
+            index += 1
+        return index

@@ -1,0 +1,216 @@
+"""What the orchestrator derives from chain events: training progress, tallies, open duties.
+
+Pure and in memory. It is fed after every change of the chain view; after a reorg it starts over
+from what the view still holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from muster.orchestrator.ports import BatchPort, CheckpointPort, EventPort, RunPort, ViewPort
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.recipe import TrainingRecipe
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one worker's submissions."""
+
+    accepted: int = 0
+    """Accepted submissions."""
+    incomplete: int = 0
+    """Incomplete submissions."""
+    rejected: int = 0
+    """Rejected submissions."""
+    fraud: int = 0
+    """Fraudulent submissions."""
+    units: int = 0
+    """Units of the accepted ones."""
+
+    def add(self, record: OutcomeRecord) -> None:
+        """Count one outcome."""
+        name = record.verdict.name.lower()
+        setattr(self, name, getattr(self, name) + 1)
+        if record.verdict is Verdict.ACCEPTED:
+            self.units += record.units
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Where a submission's outcome stands."""
+
+    batch_id: int
+    """The batch."""
+    position: int
+    """Its place in the batch."""
+    record: OutcomeRecord
+    """The outcome."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The decision."""
+        return self.record.verdict
+
+    @property
+    def reason(self) -> Reason:
+        """Why, when it is not Accepted."""
+        return self.record.reason
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the training stream reaches (docs/protocol.md section 9)."""
+
+    step: Step = field(default=Step(1))
+    """Training step whose submissions are being collected."""
+    filled: int = 0
+    """Submissions of that step accepted so far."""
+    dropped: int = 0
+    """Accepted records that are too old when their turn comes."""
+
+    def add(self, version: PolicyVersion, training: TrainingRecipe) -> None:
+        """Append one accepted record to the stream."""
+        # Training step s starts from version s - 1, so that is the newest when the turn comes.
+        if self.step - 1 - version > training.max_async_level:
+            self.dropped += 1
+            return
+        self.filled += 1
+        if self.filled == training.submissions_per_step:
+            self.step, self.filled = Step(self.step + 1), 0
+
+
+@dataclass(slots=True)
+class _Derived:
+    progress: Progress = field(default_factory=Progress)
+    tallies: dict[int, Tally] = field(default_factory=dict)
+    judged: dict[Hash32, Judged] = field(default_factory=dict)
+    unjudged: set[int] = field(default_factory=set)
+    batch_of_root: dict[Hash32, int] = field(default_factory=dict)
+    frauds: list[tuple[int, int]] = field(default_factory=list)
+    judged_batches: int = 0
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+
+
+class Projection:
+    """One run, as derived from the chain view."""
+
+    def __init__(self, view: ViewPort, run_id: RunId, training: TrainingRecipe) -> None:
+        self.view = view
+        self.run_id = run_id
+        self._training = training
+        self._derived = _Derived()
+        self.rebuild()
+
+    @property
+    def run(self) -> RunPort:
+        """The run as the chain has it."""
+        return self.view.runs[self.run_id]
+
+    @property
+    def checkpoint(self) -> CheckpointPort | None:
+        """The newest policy version."""
+        version = self.run.latest_version
+        return None if version is None else self.run.checkpoints[version]
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training stream reaches."""
+        return self._derived.progress
+
+    @property
+    def trained_submissions(self) -> int:
+        """Accepted submissions that training steps use or will use."""
+        progress = self._derived.progress
+        return (progress.step - 1) * self._training.submissions_per_step + progress.filled
+
+    @property
+    def unjudged(self) -> list[BatchPort]:
+        """Committed batches without outcomes, ascending."""
+        return [self.view.batches[i] for i in sorted(self._derived.unjudged)]
+
+    @property
+    def frauds(self) -> list[tuple[int, int]]:
+        """Batch id and position of every fraud outcome, in chain order."""
+        return self._derived.frauds
+
+    @property
+    def batch_counts(self) -> tuple[int, int]:
+        """Batches committed, and of those with outcomes."""
+        judged = self._derived.judged_batches
+        return judged + len(self._derived.unjudged), judged
+
+    @property
+    def verdict_counts(self) -> Mapping[Verdict, int]:
+        """Submissions with an outcome, by verdict."""
+        return self._derived.verdicts
+
+    def tally(self, worker_id: int) -> Tally:
+        """Return what became of a worker's submissions."""
+        return self._derived.tallies.get(worker_id, Tally())
+
+    def judged(self, file_hash: Hash32) -> Judged | None:
+        """Return a submission's outcome, if it has one."""
+        return self._derived.judged.get(file_hash)
+
+    def batch_with_root(self, root: Hash32) -> BatchPort | None:
+        """Return the first batch of the run that was committed with this root."""
+        batch_id = self._derived.batch_of_root.get(root)
+        return None if batch_id is None else self.view.batches[batch_id]
+
+    def batch(self, batch_id: int) -> BatchPort | None:
+        """Return a batch of this run."""
+        batch = self.view.batches.get(batch_id)
+        return batch if batch is not None and batch.run_id == self.run_id else None
+
+    def apply(self, events: Iterable[EventPort]) -> None:
+        """Take in events that the view has taken in."""
+        for event in events:
+            if event.name in ("BatchCommitted", "DirectlySubmitted"):
+                self._add_batch(self.batch(event.args["batch_id"]))
+            elif event.name == "OutcomesPosted":
+                self._add_outcomes(self.batch(event.args["batch_id"]))
+
+    def rebuild(self) -> None:
+        """Derive everything anew from the view: at start, and after a reorg."""
+        self._derived = _Derived()
+        batches = [b for b in self.view.batches.values() if b.run_id == self.run_id]
+        for batch in sorted(batches, key=lambda b: b.batch_id):
+            self._add_batch(batch)
+        for batch in sorted(filter(_has_outcomes, batches), key=_posting_order):
+            self._add_outcomes(batch)
+
+    def _add_batch(self, batch: BatchPort | None) -> None:
+        if batch is None or batch.batch_id in self._derived.unjudged:
+            return
+        self._derived.batch_of_root.setdefault(batch.root, batch.batch_id)
+        self._derived.unjudged.add(batch.batch_id)
+
+    def _add_outcomes(self, batch: BatchPort | None) -> None:
+        if batch is None or batch.batch_id not in self._derived.unjudged:
+            return
+        self._derived.unjudged.discard(batch.batch_id)
+        self._derived.judged_batches += 1
+        for position, record in enumerate(batch.records or ()):
+            self._add_outcome(batch.batch_id, position, record)
+
+    def _add_outcome(self, batch_id: int, position: int, record: OutcomeRecord) -> None:
+        derived = self._derived
+        derived.judged.setdefault(record.file_hash, Judged(batch_id, position, record))
+        derived.verdicts[record.verdict] += 1
+        derived.tallies.setdefault(record.worker_id, Tally()).add(record)
+        if record.verdict is Verdict.ACCEPTED:
+            derived.progress.add(record.policy_version, self._training)
+        elif record.verdict is Verdict.FRAUD:
+            derived.frauds.append((batch_id, position))
+
+
+def _has_outcomes(batch: BatchPort) -> bool:
+    return batch.records is not None
+
+
+def _posting_order(batch: BatchPort) -> tuple[int, int]:
+    return (batch.posted_at or 0, batch.batch_id)

@@ -1,0 +1,44 @@
+"""Every reason for which the orchestrator refuses a request, with the HTTP status it maps to.
+
+The 401 codes of signed requests are in `muster.api.signing`.
+"""
+
+from __future__ import annotations
+
+from muster.protocol.errors import ApiError
+
+CODES = {
+    "malformed_body": 400,
+    "nonce_reused": 401,
+    "worker_not_active": 403,
+    "not_a_validator": 403,
+    "not_the_trainer": 403,
+    "not_a_reader": 403,
+    "run_unknown": 404,
+    "document_unknown": 404,
+    "submission_unknown": 404,
+    "batch_unknown": 404,
+    "file_unknown": 404,
+    "body_timeout": 408,
+    "slot_taken": 409,
+    "file_taken": 409,
+    "ticket_unknown": 409,
+    "lease_expired": 409,
+    "outcomes_conflict": 409,
+    "body_too_large": 413,
+    "bad_submission": 422,
+    "bad_submission_signature": 422,
+    "file_hash_mismatch": 422,
+    "bad_records": 422,
+    "bad_outcomes_signature": 422,
+    "too_many_requests": 429,
+    "overloaded": 503,
+    "too_many_listeners": 503,
+    "storage_failed": 507,
+}
+"""Code to status."""
+
+
+def refuse(code: str, message: str, hint: str | None = None) -> ApiError:
+    """Return the error to raise for one of CODES."""
+    return ApiError(message, status=CODES[code], code=code, hint=hint)

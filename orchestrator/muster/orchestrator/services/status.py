@@ -1,0 +1,297 @@
+"""The run's status, as the dashboard and `/v1/status` show it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from sqlalchemy import func, select
+
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.models import SubmissionRow
+from muster.orchestrator.ports import SlashPort, WorkerPort
+from muster.orchestrator.services.heartbeats import Heartbeats
+from muster.orchestrator.services.leases import Leases
+from muster.orchestrator.services.projection import Projection
+from muster.orchestrator.services.training import TrainingMetrics
+from muster.protocol.ids import Address, Hash32, Step
+from muster.protocol.recipe import Recipe
+
+SHOWN_WORKERS = 200
+SHOWN_SUBMISSIONS = 20
+SHOWN_SLASHES = 20
+SHOWN_POINTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker."""
+
+    worker: Address
+    """The staking wallet."""
+    worker_id: int
+    """Its number."""
+    node: Address
+    """Its hot key."""
+    status: str
+    """Active, jailed, exiting or banned."""
+    stake_wei: str
+    """Active stake (decimal text: it exceeds what JSON numbers hold)."""
+    accepted: int
+    """Accepted submissions."""
+    incomplete: int
+    """Incomplete submissions."""
+    rejected: int
+    """Rejected submissions."""
+    fraud: int
+    """Fraudulent submissions."""
+    units: int
+    """Units of the accepted ones."""
+    earned_wei: str
+    """What those are worth."""
+    paid_wei: str
+    """What was claimed."""
+    policy_version: int | None
+    """The policy it says it has loaded."""
+    state: str | None
+    """What it says it does."""
+    seen_at: int | None
+    """Wall clock of its last heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlashStatus:
+    """One executed fraud verdict."""
+
+    worker: Address
+    """Who lost stake."""
+    amount_wei: str
+    """How much."""
+    reason: str | None
+    """The failed check."""
+    state: str
+    """Escrowed, released or restored."""
+    tx_hash: str
+    """The executing transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionStatus:
+    """One received submission."""
+
+    submission_id: str
+    """Its file hash."""
+    worker: str
+    """The worker."""
+    step: int
+    """Rollout step."""
+    index: int
+    """Slot number."""
+    state: str
+    """Received, committed or judged."""
+    batch_id: int | None
+    """Its batch."""
+    verdict: str | None
+    """The decision."""
+    reason: str | None
+    """Why, when it is not Accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything the dashboard shows."""
+
+    run_id: int
+    """The run."""
+    name: str
+    """What people call it."""
+    phase: str
+    """Waiting, collecting, paused or finished."""
+    step: int
+    """Training step whose submissions are being collected."""
+    steps: int
+    """Training steps of the run; 0 until stopped."""
+    policy_version: int | None
+    """The newest policy version."""
+    filled: int
+    """Accepted submissions of the step so far."""
+    submissions_per_step: int
+    """Accepted submissions a step needs."""
+    dropped: int
+    """Accepted submissions that were too old when their turn came."""
+    leasing_step: int
+    """Rollout step of the next ticket."""
+    received: int
+    """Submissions received."""
+    batches_committed: int
+    """Batches on chain."""
+    batches_judged: int
+    """Of those, with outcomes."""
+    validators: list[Address]
+    """The current validators."""
+    quorum: int
+    """How many must agree."""
+    funded_wei: str
+    """Reward deposited."""
+    paid_wei: str
+    """Reward paid."""
+    workers_total: int
+    """Registered workers."""
+    workers: list[WorkerStatus] = field(default_factory=list)
+    """Those with the most units first."""
+    reward: list[tuple[int, float]] = field(default_factory=list)
+    """Mean task reward by training step."""
+    eval_reward: list[tuple[int, float]] = field(default_factory=list)
+    """Evaluation reward by policy version."""
+    slashes: list[SlashStatus] = field(default_factory=list)
+    """Latest first."""
+    submissions: list[SubmissionStatus] = field(default_factory=list)
+    """Latest first."""
+
+
+class StatusDesk:
+    """Builds the status."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        projection: Projection,
+        leases: Leases,
+        heartbeats: Heartbeats,
+        training: TrainingMetrics,
+        recipe: Recipe,
+    ) -> None:
+        self._database = database
+        self._projection = projection
+        self._leases = leases
+        self._heartbeats = heartbeats
+        self._training = training
+        self._recipe = recipe
+
+    async def build(self) -> Status:
+        """Return the status as of now."""
+        projection, run = self._projection, self._projection.run
+        async with self._database.read() as session:
+            leasing_step = await self._leases.collecting_step(session)
+            received = await session.scalar(select(func.count()).select_from(SubmissionRow)) or 0
+            latest = await session.scalars(
+                select(SubmissionRow)
+                .order_by(SubmissionRow.sequence.desc())
+                .limit(SHOWN_SUBMISSIONS)
+            )
+            submissions = [self._submission(row) for row in latest]
+        committed, judged = projection.batch_counts
+        return Status(
+            run_id=projection.run_id,
+            name=self._recipe.name,
+            phase=self.phase(),
+            step=self.step(),
+            steps=self._recipe.training.steps,
+            policy_version=run.latest_version,
+            filled=projection.progress.filled,
+            submissions_per_step=self._recipe.training.submissions_per_step,
+            dropped=projection.progress.dropped,
+            leasing_step=leasing_step,
+            received=received,
+            batches_committed=committed,
+            batches_judged=judged,
+            validators=list(run.validators),
+            quorum=run.config.quorum,
+            funded_wei=str(run.funded_wei),
+            paid_wei=str(run.paid_wei),
+            workers_total=len(projection.view.workers),
+            workers=self._workers(),
+            reward=_thin(self._training.series("reward")),
+            eval_reward=_thin(self._training.series("eval_reward")),
+            slashes=[self._slash(s) for s in projection.view.slashes[: -SHOWN_SLASHES - 1 : -1]],
+            submissions=submissions,
+        )
+
+    def step(self) -> Step:
+        """Return the training step that is being collected, the last one at the end."""
+        step, steps = self._projection.progress.step, self._recipe.training.steps
+        return Step(min(step, steps)) if steps else step
+
+    def phase(self) -> str:
+        """Return what the run is doing."""
+        run, steps = self._projection.run, self._recipe.training.steps
+        if run.latest_version is None:
+            return "waiting for the base model"
+        if steps and run.latest_version >= steps:
+            return "finished"
+        return "paused" if run.paused else "collecting"
+
+    def _workers(self) -> list[WorkerStatus]:
+        tally = self._projection.tally
+        paid: dict[Address, int] = {}
+        for payment in self._projection.view.payments:
+            if payment.run_id == self._projection.run_id:
+                paid[payment.worker] = paid.get(payment.worker, 0) + payment.amount_wei
+        ranked = sorted(
+            self._projection.view.workers.values(),
+            key=lambda w: (-tally(w.worker_id).units, w.worker_id),
+        )
+        return [self._worker(w, paid.get(w.address, 0)) for w in ranked[:SHOWN_WORKERS]]
+
+    def _worker(self, worker: WorkerPort, paid_wei: int) -> WorkerStatus:
+        tally = self._projection.tally(worker.worker_id)
+        beat = self._heartbeats.latest.get(worker.node)
+        return WorkerStatus(
+            worker=worker.address,
+            worker_id=worker.worker_id,
+            node=worker.node,
+            status=worker.status.lower(),
+            stake_wei=str(worker.active_wei),
+            accepted=tally.accepted,
+            incomplete=tally.incomplete,
+            rejected=tally.rejected,
+            fraud=tally.fraud,
+            units=tally.units,
+            earned_wei=str(tally.units * self._projection.run.config.price_per_unit),
+            paid_wei=str(paid_wei),
+            policy_version=None if beat is None else beat.policy_version,
+            state=None if beat is None else beat.state,
+            seen_at=None if beat is None else beat.seen_at,
+        )
+
+    def _slash(self, slash: SlashPort) -> SlashStatus:
+        batch = (
+            None if slash.batch_id is None else self._projection.view.batches.get(slash.batch_id)
+        )
+        reason = None
+        if batch is not None and batch.records and slash.position is not None:
+            reason = batch.records[slash.position].reason.name
+        return SlashStatus(
+            worker=slash.worker,
+            amount_wei=str(slash.amount_wei),
+            reason=reason,
+            state=slash.state.lower(),
+            tx_hash=slash.tx_hash,
+        )
+
+    def _submission(self, row: SubmissionRow) -> SubmissionStatus:
+        judged = self._projection.judged(Hash32(row.file_hash))
+        batch = row.batch_root and self._projection.batch_with_root(Hash32(row.batch_root))
+        batch_id = judged.batch_id if judged else batch.batch_id if batch else None
+        return SubmissionStatus(
+            submission_id="0x" + row.file_hash.hex(),
+            worker=row.worker,
+            step=row.step,
+            index=row.index,
+            state="judged" if judged else "committed" if batch else "received",
+            batch_id=batch_id,
+            verdict=judged.verdict.name if judged else None,
+            reason=judged.reason.name if judged else None,
+        )
+
+
+def to_json(status: Status) -> str:
+    """Return the status as one line of JSON."""
+    return json.dumps(asdict(status), separators=(",", ":"))
+
+
+def _thin(series: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    # Every n-th point and the last, so that a long run's page stays small.
+    stride = len(series) // SHOWN_POINTS + 1
+    return series[:-1:stride] + series[-1:]

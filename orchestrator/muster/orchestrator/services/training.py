@@ -1,0 +1,45 @@
+"""The trainer's figures, by step: what the reward curve is drawn from, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import select
+
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.models import MetricsRow
+from muster.orchestrator.services.files import FileStore
+
+MAX_STEPS = 100_000
+"""Steps kept; a run is shorter."""
+
+
+class TrainingMetrics:
+    """Figures per step; the same step's are merged."""
+
+    def __init__(
+        self, database: Database, files: FileStore, *, on_received: Callable[[], None]
+    ) -> None:
+        self._database = database
+        self._files = files
+        self._on_received = on_received
+        self._figures: dict[int, dict[str, float]] = {}
+
+    async def load(self) -> None:
+        """Read what was reported before the start."""
+        async with self._database.read() as session:
+            for row in await session.scalars(select(MetricsRow).order_by(MetricsRow.step)):
+                self._figures[row.step] = dict(row.figures)
+
+    async def report(self, step: int, figures: Mapping[str, float]) -> None:
+        """Keep the figures of a step."""
+        merged = {**self._figures.get(step, {}), **figures}
+        await self._files.keep_metrics(step, dict(figures))
+        async with self._database.write() as session:
+            await session.merge(MetricsRow(step=step, figures=merged))
+        self._figures[step] = merged
+        self._on_received()
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """Return one figure by step, ascending."""
+        return [(s, f[name]) for s, f in sorted(self._figures.items()) if name in f]

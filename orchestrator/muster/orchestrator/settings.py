@@ -1,0 +1,65 @@
+"""Settings of the orchestrator process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from muster.settings import Settings
+
+
+class OrchestratorSettings(Settings):
+    """How one orchestrator serves one run."""
+
+    run: Annotated[int, Field(ge=1)]
+    """The run it serves."""
+    keystore: Path
+    """Encrypted key of the run's orchestrator account."""
+    password_file: Path | None = None
+    """File with the keystore's password; else MUSTER_PASSWORD."""
+    rpc: str = "http://127.0.0.1:8545"
+    """JSON-RPC endpoint of the chain."""
+    deployments: Path = Path("contracts/deployments")
+    """Folder of deployment files, one per chain id."""
+    documents: Path = Path("documents")
+    """Folder with recipe, calibration and task set, each named by its hash."""
+    files: Path = Path("files")
+    """Folder of submission files and of what the database is rebuilt from."""
+    database: Path = Path("orchestrator.sqlite3")
+    """SQLite database; may be deleted while the process is down."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8600
+    """Port to listen on; 0 for any free one."""
+    ready_file: Path | None = None
+    """File that receives the URL once the process listens."""
+    origin: str = ""
+    """URL where the trainer serves policy weights."""
+    relays: tuple[str, ...] = ()
+    """URLs of relays that mirror them."""
+    lease_s: Annotated[int, Field(ge=1, le=86_400)] = 600
+    """Seconds from lease to deadline."""
+    retry_after_s: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """What a node is told to wait when there is no work."""
+    commit_interval_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    """Least time between two batch commitments."""
+    batch_limit: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Most submissions in a batch."""
+    poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """Time between two reads of the chain."""
+    recommit_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """How long a commitment whose fate is unknown is waited for before it is sent again."""
+    rate_per_signer: Annotated[float, Field(gt=0)] = 100.0
+    """Signed requests per second of one signer, sustained; bursts may be twice that."""
+    rate_per_host: Annotated[float, Field(gt=0)] = 1000.0
+    """Requests per second of one network address, sustained; bursts may be twice that."""
+    trusted_proxies: str = ""
+    """Addresses of reverse proxies whose X-Forwarded-For counts, separated by commas."""
+    max_listeners: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Most open event streams."""
+    max_connections: Annotated[int, Field(ge=1)] = 2000
+    """Most open connections; more are answered 503."""
+    body_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """How long a request's body may take to arrive."""

@@ -1,0 +1,127 @@
+"""An orchestrator in process over a fake chain: what the tests drive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from orchestrator_fakes import NOW, RUN, Network, submission_for
+
+from muster.api import Lease, OrchestratorApi
+from muster.orchestrator.app import create_app
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.loop import commit_once, follow_once, record_once, settle_once
+from muster.orchestrator.services.clock import Backoff, ChainClock
+from muster.orchestrator.services.context import Services, build_services
+from muster.orchestrator.settings import OrchestratorSettings
+from muster.protocol.messages import Submission
+
+
+class Wall:
+    """A wall clock that tests move."""
+
+    def __init__(self) -> None:
+        self.time = float(NOW)
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@dataclass
+class Bench:
+    """An orchestrator in process over a fake chain, driven step by step."""
+
+    network: Network
+    services: Services
+    app: FastAPI
+    wall: Wall
+    backoff: Backoff
+
+    def api(self, key: bytes | None = None) -> OrchestratorApi:
+        return OrchestratorApi(
+            "http://orchestrator.test",
+            key=key,
+            domain=self.network.domain,
+            audience=self.services.audience,
+            transport=httpx.ASGITransport(self.app),
+            clock=self.wall,
+        )
+
+    def node(self, number: int = 0) -> OrchestratorApi:
+        return self.api(self.network.keys.nodes[number])
+
+    def validator(self, number: int = 0) -> OrchestratorApi:
+        return self.api(self.network.keys.validators[number])
+
+    async def follow(self) -> None:
+        await follow_once(self.services, self.network.chain)
+
+    async def commit(self) -> bool:
+        done = await commit_once(self.services, self.backoff)
+        await self.follow()
+        return done
+
+    async def record(self) -> None:
+        await record_once(self.services, self.backoff)
+        await self.follow()
+
+    async def settle(self) -> None:
+        await settle_once(self.services, self.backoff)
+        await self.follow()
+
+    async def upload(self, number: int = 0, body: bytes = b"a file") -> Submission:
+        """Lease and upload as one node."""
+        async with self.node(number) as api:
+            lease = await api.lease(RUN)
+            assert isinstance(lease, Lease)
+            submission = submission_for(lease.ticket, body)
+            await api.submit(submission, self.network.sign_submission(submission, number), body)
+        return submission
+
+    def set_chain_time(self, time: int) -> None:
+        self.network.chain.time = time
+        self.services.chain_clock.update(time)
+
+
+@asynccontextmanager
+async def open_bench(
+    folder: Path, network: Network | None = None, **settings: Any
+) -> AsyncIterator[Bench]:
+    """Start an orchestrator over `folder`; a second one over the same folder is a restart."""
+    network, wall = network or Network(), Wall()
+    values = {
+        "run": RUN,
+        "keystore": folder / "unused",
+        "files": folder / "files",
+        "database": folder / "orchestrator.sqlite3",
+        "recommit_s": 0.0,
+        "lease_s": 60,
+    }
+    chain_clock = ChainClock(monotonic=lambda: 0.0)
+    chain_clock.update(network.chain.time)
+    database = await Database.open(folder / "orchestrator.sqlite3")
+    try:
+        services = await build_services(
+            OrchestratorSettings(**(values | settings)),
+            chain=network.chain,
+            view=network.view,
+            key=network.keys.orchestrator,
+            documents=network.documents,
+            database=database,
+            clock=wall,
+            chain_clock=chain_clock,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            group = tasks.create_task(services.group.run())
+            # Failures are retried at once: tests drive every step themselves.
+            backoff = Backoff(first_s=0.0)
+            yield Bench(network, services, create_app(services), wall, backoff)
+            group.cancel()
+    finally:
+        await database.close()
