@@ -1,35 +1,31 @@
-"""HTTP requests to one relay, each ending in verified bytes or in what was wrong with the relay."""
+"""Requests to one relay, each ending in verified bytes or in what was wrong with the relay."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import TypeVar
 
-import aiohttp
-
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import EncodingError
+from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import VerifyingSink
+from muster.shardcast.http_client import Connection, HttpClient
 from muster.shardcast.manifest import MAX_MANIFEST_BYTES
 from muster.shardcast.store import SIGNATURE_BYTES
 
-CONNECT_S = 3.0
-"""Longest wait for a connection."""
-SILENCE_S = 20.0
-"""Longest silence within an answer; above the longest wait a relay grants."""
-MIN_BYTES_PER_S = 64 << 10
-"""A relay that stays below this for a whole chunk has failed."""
-BATCH_BYTES = 1 << 20
-"""Received bytes that are hashed and written together, in a thread."""
+BLOCK_BYTES = 1 << 20
+"""Received bytes that are hashed and written together; two such buffers per chunk under way."""
 INLINE_BYTES = 256 << 10
-"""Chunks up to this size are hashed and written without one."""
+"""Chunks up to this size are hashed and written without a thread."""
 MAX_VERSIONS = 64
 """Versions read from one listing."""
 _MAX_LISTING_BYTES = 64 << 10
+MAX_REFUSAL_BYTES = 4 << 10
+"""A refusal's body up to this size is read, so that the connection stays usable."""
 
 R = TypeVar("R")
 
@@ -46,17 +42,18 @@ class Fault(Enum):
 
 
 class ShardClient:
-    """One HTTP session for all relays: connections are kept and reused."""
+    """Asks relays; connections and buffers are reused between requests."""
 
     def __init__(self, *, token: str | None = None) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: aiohttp.ClientSession | None = None
+        self._http = HttpClient({"Authorization": f"Bearer {token}"} if token else {})
+        # One thread: chunks of one file would only wait for each other's writes.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="shards")
+        self._buffers: list[tuple[memoryview, memoryview]] = []
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._http.close()
+        self._disk.shutdown(wait=False)
 
     async def versions(
         self, url: str, run_id: RunId, *, after: int = -1, wait_s: int = 0
@@ -85,80 +82,91 @@ class ShardClient:
 
         Raises StorageError when the disk refuses. The caller closes the sink.
         """
-        limit_s = SILENCE_S + sink.size / MIN_BYTES_PER_S
         try:
-            async with (
-                asyncio.timeout(limit_s),
-                self._get(f"{url}/v1/chunks/{sink.digest.hex()}") as response,
-            ):
-                if response.status != 200:
-                    return _fault_of(response.status)
-                if response.content_length not in (None, sink.size):
+            async with self._http.get(f"{url}/v1/chunks/{sink.digest.hex()}") as (head, connection):
+                if head.status != 200:
+                    return await _refused(head.status, head.length, connection)
+                if head.length != sink.size:
+                    connection.close()
                     return Fault.LIED
-                await _receive(response.content, sink)
+                await self._receive(connection, sink)
+        except StorageError:
+            raise
+        except (OSError, UnicodeError):  # every network failure; a host name that is none
+            return Fault.FAILED
+        try:
             sink.commit()
         except EncodingError:
             return Fault.LIED
-        except (aiohttp.ClientError, TimeoutError, ConnectionError):
-            return Fault.FAILED
         return None
+
+    async def _receive(self, connection: Connection, sink: VerifyingSink) -> None:
+        """Receive one block while the one before is hashed and written."""
+        if sink.size <= INLINE_BYTES:
+            block = memoryview(bytearray(sink.size))
+            await connection.read_into(block)
+            sink.write([block])
+            return
+        buffers = self._buffers.pop() if self._buffers else _new_buffers()
+        writing: asyncio.Future[None] | None = None
+        try:
+            for i, start in enumerate(range(0, sink.size, BLOCK_BYTES)):
+                block = buffers[i % 2][: sink.size - start]
+                await connection.read_into(block)
+                if writing is not None:
+                    await asyncio.shield(writing)
+                loop = asyncio.get_running_loop()
+                writing = loop.run_in_executor(self._disk, sink.write, [block])
+        finally:
+            if writing is not None:
+                await finished(writing)
+        if writing is not None:
+            writing.result()
+        self._buffers.append(buffers)
 
     async def _read(self, url: str, max_bytes: int) -> bytes | Fault:
         try:
-            async with asyncio.timeout(2 * SILENCE_S), self._get(url) as response:
-                if response.status != 200:
-                    return _fault_of(response.status)
-                data = bytearray()
-                async for piece in response.content.iter_any():
-                    data += piece
-                    if len(data) > max_bytes:
-                        response.close()
-                        return Fault.LIED
+            async with self._http.get(url) as (head, connection):
+                if head.status != 200:
+                    return await _refused(head.status, head.length, connection)
+                if head.length > max_bytes:
+                    connection.close()
+                    return Fault.LIED
+                data = bytearray(head.length)
+                await connection.read_into(memoryview(data))
                 return bytes(data)
-        except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError):
+        except (OSError, UnicodeError):
             return Fault.FAILED
-
-    def _get(self, url: str) -> aiohttp.client._RequestContextManager:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                auto_decompress=False,
-                connector=aiohttp.TCPConnector(limit=0),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={**self._headers, "Accept-Encoding": "identity"},
-                read_bufsize=256 << 10,
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S
-                ),
-            )
-        return self._session.get(url, allow_redirects=False)
 
 
 async def in_thread(function: Callable[..., R], *args: object) -> R:
     """Run in a thread; when cancelled, wait for it first, as it uses what we would close."""
     running = asyncio.ensure_future(asyncio.to_thread(function, *args))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
+    await finished(running)
+    return running.result()
 
 
-async def _receive(stream: aiohttp.StreamReader, sink: VerifyingSink) -> None:
-    pieces: list[bytes] = []
-    held = 0
-    async for piece in stream.iter_any():
-        pieces.append(piece)
-        held += len(piece)
-        if held >= BATCH_BYTES:
-            await in_thread(sink.write, pieces)
-            pieces, held = [], 0
-    if sink.size <= INLINE_BYTES:
-        sink.write(pieces)
-    elif pieces:
-        await in_thread(sink.write, pieces)
+async def finished(future: asyncio.Future[R]) -> None:
+    """Wait until the future is done, even when cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
-def _fault_of(status: int) -> Fault:
+def _new_buffers() -> tuple[memoryview, memoryview]:
+    return memoryview(bytearray(BLOCK_BYTES)), memoryview(bytearray(BLOCK_BYTES))
+
+
+async def _refused(status: int, length: int, connection: Connection) -> Fault:
+    if length <= MAX_REFUSAL_BYTES:
+        await connection.read_into(memoryview(bytearray(length)))
+    else:
+        connection.close()
     return Fault.ABSENT if status == 404 else Fault.FAILED
 
 

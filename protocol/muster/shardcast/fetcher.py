@@ -76,7 +76,7 @@ class Fetcher:
 
     async def close(self) -> None:
         """Close connections; the cache stays."""
-        await self._client.close()
+        self._client.close()
 
     async def __aenter__(self) -> Fetcher:
         return self

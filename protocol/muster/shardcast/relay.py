@@ -119,7 +119,7 @@ class Relay:
                 group.create_task(self._mirror_all())
                 group.create_task(self._recheck_all())
         finally:
-            await self._client.close()
+            self._client.close()
 
     def wanted(self, run_id: RunId, version: PolicyVersion) -> None:
         """Look at a version now: a client waits for it, so it has probably seen it on chain."""

@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from muster.shardcast.http_client import require_url
+
 SMOOTHING = 0.3
 """Weight of the newest sample in the moving averages."""
 HEALING = 0.01
@@ -29,7 +31,7 @@ class SourceBook:
     """What is known about each relay."""
 
     def __init__(self, urls: Sequence[str], *, rng: Random) -> None:
-        self._records = {url.rstrip("/"): _Record() for url in urls}
+        self._records = {require_url(url): _Record() for url in urls}
         self._rng = rng
 
     @property
