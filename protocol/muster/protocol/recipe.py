@@ -60,6 +60,12 @@ class TrainingRecipe(_Part):
     """AdamW learning rate after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 25
     """Training steps of linear warm-up."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's decay of the gradient's mean."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """AdamW's decay of the gradient's square."""
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """AdamW's decoupled weight decay."""
     clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Epsilon of the clipped ratio."""
     clip_delta: Annotated[float, Field(gt=1)] = 4.0
