@@ -47,11 +47,12 @@ A = TypeVar("A", bound=BaseModel)
 
 ATTEMPTS = 4
 """Tries per request before it fails."""
-BACKOFF_S = 0.2
-"""Pause after the first failed try; doubles, with jitter, up to MAX_PAUSE_S."""
 MAX_PAUSE_S = 5.0
-"""Longest pause between two tries."""
+"""Longest pause between two tries, unless the orchestrator asks for more."""
+MAX_RETRY_AFTER_S = 60.0
+"""Longest pause the orchestrator may ask for."""
 _RETRIED = frozenset({429, 502, 503, 504})
+_UNREACHABLE = (httpx.TransportError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,14 @@ class OrchestratorApi:
         transport: httpx.AsyncBaseTransport | None = None,
         timeout_s: float = 10.0,
         clock: Callable[[], float] = time.time,
+        backoff_s: float = 0.2,
     ) -> None:
         self._key = key
         self._domain = domain
         self._audience = audience
         self._clock = clock
         self._timeout_s = timeout_s
+        self._backoff_s = backoff_s
         self._http = httpx.AsyncClient(
             base_url=base_url, transport=transport, timeout=timeout_s, trust_env=False
         )
@@ -231,16 +234,16 @@ class OrchestratorApi:
         for attempt in range(1, ATTEMPTS):
             try:
                 answer = await self._once(call)
-            except httpx.TransportError as error:
+            except _UNREACHABLE as error:
                 logger.debug("request failed", extra={"path": path, "error": type(error).__name__})
-                await asyncio.sleep(_pause_s(attempt))
+                await asyncio.sleep(self._pause_s(attempt))
                 continue
             if answer.status not in _RETRIED:
                 return _accept(answer)
-            await asyncio.sleep(max(_retry_after(answer.headers) or 0.0, _pause_s(attempt)))
+            await asyncio.sleep(max(_retry_after(answer.headers) or 0.0, self._pause_s(attempt)))
         try:
             return _accept(await self._once(call))
-        except httpx.TransportError as error:
+        except _UNREACHABLE as error:
             raise _unreachable(self._http.base_url, error) from error
 
     async def _once(self, call: _Call) -> _Answered:
@@ -257,6 +260,11 @@ class OrchestratorApi:
             finally:
                 await response.aclose()
         return _Answered(response.status_code, response.headers, content)
+
+    def _pause_s(self, attempt: int) -> float:
+        # Jitter keeps a fleet that lost its orchestrator from coming back in step.
+        pause_s = min(self._backoff_s * 2.0 ** (attempt - 1), MAX_PAUSE_S)
+        return pause_s * random.uniform(0.5, 1.5)
 
     def _sign(self, request: httpx.Request, body_hash: Hash32) -> dict[str, str]:
         if self._key is None or self._domain is None or self._audience is None:
@@ -319,7 +327,7 @@ def _refusal(status: int, body: bytes) -> ApiError:
         return ApiError(f"the orchestrator answered {status}", status=status, code=f"http_{status}")
 
 
-def _unreachable(base_url: httpx.URL, error: httpx.TransportError) -> ApiError:
+def _unreachable(base_url: httpx.URL, error: Exception) -> ApiError:
     return ApiError(
         f"no answer from the orchestrator at {base_url.host}: {type(error).__name__}",
         status=503,
@@ -336,11 +344,7 @@ def _lied(message: str) -> ApiError:
 
 def _retry_after(headers: httpx.Headers) -> float | None:
     try:
-        return min(max(float(headers["retry-after"]), 0.0), 60.0)
+        pause_s = float(headers["retry-after"])
     except (KeyError, ValueError):
         return None
-
-
-def _pause_s(attempt: int) -> float:
-    # Jitter keeps a fleet that lost its orchestrator from coming back in step.
-    return float(min(BACKOFF_S * 2 ** (attempt - 1), MAX_PAUSE_S) * random.uniform(0.5, 1.5))
+    return min(pause_s, MAX_RETRY_AFTER_S) if pause_s > 0 else None

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from muster.api import Lease, NoWork, OrchestratorApi
+from muster.api.client import ATTEMPTS
+from muster.api.limits import MAX_FILE_BYTES
+from muster.api.signing import NONCE_HEADER, SUBMISSION_HEADER, verify_request
+from muster.protocol.eip712 import Domain, address_of
+from muster.protocol.encoding import file_hash, hex0x, keccak
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
+from muster.protocol.messages import Submission, Ticket
+
+KEY = b"\x11" * 32
+DOMAIN = Domain(31337, address_of(b"\x22" * 32))
+AUDIENCE = address_of(b"\x33" * 32)
+WORKER = address_of(b"\x44" * 32)
+NOW = 1_700_000_000
+RUN = RunId(1)
+HASH = Hash32(b"\x02" * 32)
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def client(handler: Handler, *, key: bytes | None = KEY) -> OrchestratorApi:
+    return OrchestratorApi(
+        "http://orchestrator.test",
+        key=key,
+        domain=DOMAIN,
+        audience=AUDIENCE,
+        transport=httpx.MockTransport(handler),
+        clock=lambda: NOW,
+        backoff_s=0.0,
+    )
+
+
+def answer(value: object, status: int = 200) -> Handler:
+    return lambda _request: httpx.Response(status, json=value)
+
+
+def verified(request: httpx.Request) -> httpx.Request:
+    """The request, if its signature covers exactly what arrived."""
+    verify_request(
+        request.headers,
+        domain=DOMAIN,
+        audience=AUDIENCE,
+        method=request.method,
+        path=request.url.raw_path.decode(),
+        body_hash=file_hash(request.content),
+        now=NOW,
+    )
+    return request
+
+
+async def test_heartbeat_is_signed_over_what_is_sent() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert json.loads(verified(request).content)["state"] == "generating"
+        return httpx.Response(200, json={"status": "active", "policy_version": 3})
+
+    async with client(handler) as api:
+        told = await api.heartbeat(
+            RUN, policy_version=PolicyVersion(2), state="generating", software="muster 0.1"
+        )
+    assert (told.status, told.policy_version) == ("active", 3)
+
+
+async def test_query_is_part_of_the_signed_path() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert verified(request).url.query == b"state=committed&after=7"
+        return httpx.Response(200, json={"batches": [8, 9]})
+
+    async with client(handler) as api:
+        assert await api.committed_batches(after=7) == [8, 9]
+
+
+async def test_submission_travels_in_headers_and_body() -> None:
+    submission = Submission(RUN, WORKER, Step(2), 3, PolicyVersion(1), file_hash(b"rows"), 4, 50)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert verified(request).url.path == "/v1/submissions/1/2/3"
+        assert Submission.from_json(json.loads(request.headers[SUBMISSION_HEADER])) == submission
+        return httpx.Response(202, json={})
+
+    async with client(handler) as api:
+        assert await api.submit(submission, b"\x05" * 65, b"rows") == file_hash(b"rows")
+
+
+async def test_lease_is_a_ticket_when_there_is_work() -> None:
+    ticket = Ticket(RUN, WORKER, Step(2), 3, PolicyVersion(1), HASH, HASH, NOW)
+    document = {"ticket": ticket.to_json(), "signature": "0x" + "05" * 65}
+    async with client(answer(document)) as api:
+        assert await api.lease(RUN) == Lease(ticket=ticket, signature=b"\x05" * 65)
+
+
+@pytest.mark.parametrize(
+    ("header", "pause_s"), [("0.5", 0.5), ("x", 1.0), ("-1", 1.0), ("nan", 1.0), ("1e9", 60.0)]
+)
+async def test_lease_says_when_to_ask_again_when_there_is_none(header: str, pause_s: float) -> None:
+    def handler(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(204, headers={"retry-after": header})
+
+    async with client(handler) as api:
+        assert await api.lease(RUN) == NoWork(retry_after_s=pause_s)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_request_is_repeated_with_a_fresh_nonce_when_the_server_is_busy(status: int) -> None:
+    nonces: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        nonces.append(verified(request).headers[NONCE_HEADER])
+        return httpx.Response(status if len(nonces) == 1 else 204)
+
+    async with client(handler) as api:
+        await api.lease(RUN)
+    assert len(set(nonces)) == 2
+
+
+async def test_request_fails_with_a_hint_when_nobody_answers() -> None:
+    tries: list[int] = []
+
+    def handler(_request: httpx.Request) -> httpx.Response:
+        tries.append(1)
+        raise httpx.ConnectError("refused")
+
+    async with client(handler) as api:
+        with pytest.raises(ApiError, match="no answer") as caught:
+            await api.lease(RUN)
+    assert (caught.value.code, len(tries)) == ("unreachable", ATTEMPTS)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 409, 500])
+async def test_request_is_not_repeated_when_it_is_refused(status: int) -> None:
+    tries: list[int] = []
+
+    def handler(_request: httpx.Request) -> httpx.Response:
+        tries.append(1)
+        error = {"code": "slot_taken", "message": "taken", "hint": "lease again"}
+        return httpx.Response(status, json={"error": error})
+
+    async with client(handler) as api:
+        with pytest.raises(ApiError, match="taken") as caught:
+            await api.lease(RUN)
+    error = caught.value
+    assert (error.status, error.code, error.hint) == (status, "slot_taken", "lease again")
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"error": 1}', b'{"error": {}}', b"\xff"])
+async def test_refusal_keeps_its_status_when_its_form_is_unknown(body: bytes) -> None:
+    async with client(lambda _request: httpx.Response(418, content=body)) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.status()
+    assert (caught.value.status, caught.value.code) == (418, "http_418")
+
+
+@pytest.mark.parametrize("body", [b"", b"no", b"[]", b'{"status": 5}', b"[" * 100_000])
+async def test_answer_is_refused_when_it_is_not_the_documented_form(body: bytes) -> None:
+    async with client(lambda _request: httpx.Response(200, content=body)) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.run_info(RUN)
+    assert caught.value.code == "bad_answer"
+
+
+@pytest.mark.parametrize("value", [{}, {"batches": 1}, {"batches": ["1"]}, {"batches": [True]}])
+async def test_batch_list_is_refused_when_it_is_not_integers(value: object) -> None:
+    async with client(answer(value)) as api:
+        with pytest.raises(ApiError, match="list of batches"):
+            await api.committed_batches()
+
+
+async def test_file_and_document_are_returned_when_they_match_their_hash() -> None:
+    async with client(lambda _request: httpx.Response(200, content=b"data")) as api:
+        assert await api.file(file_hash(b"data")) == b"data"
+        assert await api.document(keccak(b"data")) == b"data"
+
+
+async def test_file_and_document_are_refused_when_they_do_not_match_their_hash() -> None:
+    async with client(lambda _request: httpx.Response(200, content=b"forged")) as api:
+        with pytest.raises(ApiError, match="hashes to something else"):
+            await api.file(file_hash(b"data"))
+        with pytest.raises(ApiError, match="hashes to something else"):
+            await api.document(keccak(b"data"))
+
+
+async def test_file_is_refused_when_it_exceeds_the_limit() -> None:
+    async def endless() -> object:
+        for _ in range(MAX_FILE_BYTES // (1 << 20) + 2):
+            yield bytes(1 << 20)
+
+    async with client(lambda _request: httpx.Response(200, content=endless())) as api:
+        with pytest.raises(ApiError, match="exceeds"):
+            await api.file(HASH)
+
+
+async def test_outcomes_and_metrics_are_sent_as_documented() -> None:
+    seen: dict[str, object] = {}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen[request.url.path] = json.loads(verified(request).content)
+        return httpx.Response(202, json={})
+
+    async with client(handler) as api:
+        await api.post_outcomes(7, b"\x01\x02", b"\x05" * 65)
+        await api.post_metrics(3, {"reward": 0.5})
+    assert seen == {
+        "/v1/batches/7/outcomes": {"records": "0x0102", "signature": hex0x(b"\x05" * 65)},
+        "/v1/metrics": {"step": 3, "metrics": {"reward": 0.5}},
+    }
+
+
+async def test_metrics_are_refused_when_not_finite() -> None:
+    async with client(answer({})) as api:
+        with pytest.raises(ValueError, match="JSON compliant"):
+            await api.post_metrics(3, {"reward": float("nan")})
+
+
+async def test_signed_request_is_refused_when_there_is_no_key() -> None:
+    async with client(answer({}), key=None) as api:
+        with pytest.raises(ConfigError, match="signed"):
+            await api.lease(RUN)
+
+
+async def test_events_yield_each_status() -> None:
+    stream = b': alive\n\nevent: status\ndata: {"step": 1}\n\nevent: status\ndata: {"step": 2}\n\n'
+    async with client(lambda _request: httpx.Response(200, content=stream)) as api:
+        assert [event["step"] async for event in api.events()] == [1, 2]
+
+
+async def test_events_are_refused_when_there_are_too_many_listeners() -> None:
+    error = {"error": {"code": "too_many_listeners", "message": "full"}}
+    async with client(answer(error, 503)) as api:
+        with pytest.raises(ApiError, match="full"):
+            async for _event in api.events():
+                pass
