@@ -1,0 +1,18 @@
+"""Inference: verifiable sampling and its replay, engines, and the calibration of validation limits.
+
+Importing the package does not import torch; `muster.inference.transformers_engine` and
+`muster.inference.calibrate` do.
+"""
+
+from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
+from muster.inference.sampling import gumbel_noise, replay, replay_many
+
+__all__ = [
+    "Completion",
+    "InferenceEngine",
+    "Prefill",
+    "Request",
+    "gumbel_noise",
+    "replay",
+    "replay_many",
+]

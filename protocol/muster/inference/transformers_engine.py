@@ -1,0 +1,189 @@
+"""The engine on Hugging Face transformers: any causal language model, a decode loop of its own.
+
+Owns the loaded policy and the division into batches. `muster.inference.decode_loop` generates one
+batch. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from muster.inference.batches import Tokens, pad_right, plan_decode, plan_prefill
+from muster.inference.decode_loop import generate_batch
+from muster.inference.engine import Completion, Prefill, Request
+from muster.inference.forward import Forward, to_patterns
+from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
+from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import ProofRecipe
+
+logger = logging.getLogger(__name__)
+
+_LOGITS_PER_BATCH = 1 << 26
+"""Logits that one prefill batch may hold: 256 MiB."""
+
+
+class TransformersEngine:
+    """InferenceEngine on transformers; see `muster.inference.engine` for the contract.
+
+    `threads` sets torch's thread count for the whole process.
+    """
+
+    def __init__(
+        self,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        *,
+        threads: int = 1,
+        device: str = "cpu",
+        max_rows: int = 256,
+    ) -> None:
+        self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+        self._device = device
+        self._max_rows = max_rows
+        self._policy: LoadedPolicy | None = None
+        self._forward: Forward | None = None
+        self._version: PolicyVersion | None = None
+        # Weights must not change under a running generation, or its proofs would be a forger's.
+        self._lock = threading.Lock()
+        torch.set_num_threads(threads)
+
+    @property
+    def policy_version(self) -> PolicyVersion | None:
+        """The loaded policy; None before the first and after a failed load."""
+        return self._version
+
+    @property
+    def model(self) -> Any:
+        """The transformers model; calibration perturbs its weights."""
+        return self._loaded()[0].model
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a hidden state."""
+        return self._loaded()[1].hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits per position; token ids are below it."""
+        return self._loaded()[1].vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a completion."""
+        return self._loaded()[0].eos_token_ids
+
+    def load_policy(self, folder: Path, version: PolicyVersion) -> None:
+        """Load a policy folder, in place when only weights differ from the loaded policy's."""
+        if not folder.is_dir():
+            raise EngineError(f"no policy folder at {folder}")
+        with self._lock:
+            # Until the new one is complete there is none: a mixture must never generate.
+            self._version = None
+            in_place = (
+                self._policy is not None
+                and self._policy.fingerprint == fingerprint(folder)
+                and swap_weights(self._policy.model, folder)
+            )
+            if not in_place:
+                self._policy = load_folder(folder, dtype=self._dtype, device=self._device)
+                self._forward = Forward(self._policy.model)
+            self._version = version
+        logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a prompt, with what the tokenizer puts around one."""
+        return tuple(self._loaded()[0].tokenizer.encode(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of a completion without EOS and special tokens."""
+        policy, _ = self._loaded()
+        text: str = policy.tokenizer.decode(
+            [token for token in tokens if token not in policy.eos_token_ids],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
+        """Return the completions in the order asked."""
+        with self._computing() as (policy, forward):
+            for request in requests:
+                _require_samplable(request)
+                self._require_fits(request.prompt_tokens, request.max_new_tokens)
+            made: dict[int, Completion] = {}
+            for batch in plan_decode([r.prompt_tokens for r in requests], self._max_rows):
+                chosen = [requests[i] for i in batch]
+                completions = generate_batch(forward, chosen, eos=policy.eos_token_ids, proof=proof)
+                made.update(zip(batch, completions, strict=True))
+        return [made[i] for i in range(len(requests))]
+
+    def prefill(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+        """Return per sample the hidden states and logits that predict its completion tokens."""
+        with self._computing() as (_, forward):
+            for prompt, completion in samples:
+                self._require_fits(prompt, len(completion), completion)
+            made: dict[int, Prefill] = {}
+            logit_rows = _LOGITS_PER_BATCH // forward.vocab_size
+            for batch in plan_prefill(samples, self._max_rows, logit_rows):
+                prefills = _prefill_batch(forward, [samples[i] for i in batch])
+                made.update(zip(batch, prefills, strict=True))
+        return [made[i] for i in range(len(samples))]
+
+    def _loaded(self) -> tuple[LoadedPolicy, Forward]:
+        if self._policy is None or self._forward is None or self._version is None:
+            raise EngineError("no policy is loaded", hint="call load_policy first")
+        return self._policy, self._forward
+
+    @contextmanager
+    def _computing(self) -> Iterator[tuple[LoadedPolicy, Forward]]:
+        with self._lock, torch.inference_mode():
+            policy, forward = self._loaded()
+            try:
+                yield policy, forward
+            except ProofError as error:
+                raise EngineError(f"the policy computes nonsense: {error}") from error
+            except RuntimeError as error:
+                if isinstance(error, EngineError):
+                    raise
+                raise EngineError(f"inference failed: {error}") from error
+
+    def _require_fits(self, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
+        policy, forward = self._loaded()
+        if not prompt or new_tokens < 1:
+            raise EngineError("a prompt or completion is empty")
+        ids = (*prompt, *completion)
+        if min(ids) < 0 or max(ids) >= forward.vocab_size:
+            raise EngineError(f"a token id is outside the vocabulary of {forward.vocab_size}")
+        context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+        if context is not None and len(prompt) + new_tokens > context:
+            raise EngineError(
+                f"{len(prompt)} prompt and {new_tokens} new tokens exceed the context of {context}",
+                hint="prompts are never truncated: use shorter problems or a smaller limit",
+            )
+
+
+def _require_samplable(request: Request) -> None:
+    if not request.temperature > 0 or not 0 <= request.seed < 1 << 64:
+        raise EngineError(f"cannot sample with T {request.temperature}, seed {request.seed}")
+
+
+def _prefill_batch(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+    # Padding follows the tokens, where causal attention never looks, so no mask is needed.
+    tokens_RL = pad_right([(*prompt, *completion[:-1]) for prompt, completion in samples])
+    first = min(len(prompt) for prompt, _ in samples) - 1
+    window = torch.arange(first, tokens_RL.shape[1], device=forward.device)
+    hidden, logits = forward(tokens_RL, keep=window)
+    patterns, scores = to_patterns(hidden), logits.cpu().numpy()
+    prefills = []
+    for row, (prompt, completion) in enumerate(samples):
+        start = len(prompt) - 1 - first
+        kept = slice(start, start + len(completion))
+        prefills.append(Prefill(patterns[row, kept], scores[row, kept]))
+    return prefills
