@@ -26,10 +26,11 @@ from random import Random, SystemRandom
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.shardcast.chunks import VerifyingSink, storage_error, temporary_name
+from muster.shardcast.chunks import storage_error, temporary_name
+from muster.shardcast.digests import file_digest, joined_digest
 from muster.shardcast.download import Fault, ShardClient, in_thread
 from muster.shardcast.manifest import ChunkSpan, Manifest
-from muster.shardcast.part import PartFolder, PartSink, discard
+from muster.shardcast.part import PartFolder, PartSink, discard, group_by_digest
 from muster.shardcast.sources import SourceBook
 from muster.shardcast.transfer import Transfer, parse_published
 
@@ -103,7 +104,7 @@ class Fetcher:
     ) -> None:
         started_s = time.monotonic()
         async with _only_process(folder):
-            if await in_thread(_is_intact, folder, root):
+            if await _is_intact(folder, root):
                 return
             transfer = Transfer(
                 self._client,
@@ -113,8 +114,9 @@ class Fetcher:
                 rng=self._rng,
             )
             manifest = await self._fetch_manifest(transfer, run_id, version, root)
-            part = PartFolder(folder.with_name(f".{folder.name}.part"), manifest)
+            part = PartFolder(_part_path(folder), manifest)
             await self._fill(part, folder, transfer)
+            await _require_state(part)
             await in_thread(_install, part, folder)
             await in_thread(_drop_old, folder, self._keep)
         logger.info(
@@ -175,16 +177,19 @@ class Fetcher:
         return None
 
     async def _fill(self, part: PartFolder, folder: Path, transfer: Transfer) -> None:
-        lacking = await in_thread(part.prepare)
+        """Bring every chunk into the part folder, from there, from neighbours, from relays."""
+        held: set[ChunkSpan] = set()
+        if await in_thread(part.prepare):
+            # File by file, so that a stop need not wait for the hashing of them all.
+            for file, spans in part.manifest.spans_by_file():
+                held.update(await in_thread(part.held, file, spans))
+        lacking = group_by_digest(span for span in part.manifest.spans() if span not in held)
         lacking = await in_thread(_copy_from_neighbours, part, lacking, folder)
+        part.require_room(sum(len(places) * places[0].size for places in lacking))
         await transfer.pull_all(
-            [functools.partial(_open_sink, part, places) for places in lacking],
+            [functools.partial(PartSink, part.path, places) for places in lacking],
             parallel=self._parallel,
         )
-
-
-def _open_sink(part: PartFolder, places: list[ChunkSpan]) -> VerifyingSink:
-    return PartSink(part.path, places)
 
 
 @asynccontextmanager
@@ -228,6 +233,10 @@ def _manifest_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.manifest")
 
 
+def _part_path(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.part")
+
+
 def _read_manifest(folder: Path) -> Manifest | None:
     try:
         return Manifest.from_bytes(_manifest_path(folder).read_bytes())
@@ -235,29 +244,41 @@ def _read_manifest(folder: Path) -> Manifest | None:
         return None
 
 
-def _is_intact(folder: Path, root: Hash32) -> bool:
+async def _is_intact(folder: Path, root: Hash32) -> bool:
     """Tell whether the folder holds the version whole; if not, keep what is good for resuming."""
     if not folder.is_dir():
         return False
     manifest = _read_manifest(folder)
     if manifest is None or keccak(manifest.to_bytes()) != root:
-        discard(folder)
+        await in_thread(discard, folder)
         return False
-    part = PartFolder(folder, manifest)
-    if {p.name for p in folder.iterdir()} == {f.name for f in manifest.files} and _matches(part):
+    names = {path.name for path in folder.iterdir()}
+    if names == {file.name for file in manifest.files} and await _has_state(folder, manifest):
         return True
     logger.warning("cached policy was damaged", extra={"folder": folder.name})
-    remains = folder.with_name(f".{folder.name}.part")
-    discard(remains)
-    folder.rename(remains)
+    await in_thread(discard, _part_path(folder))
+    folder.rename(_part_path(folder))
     return False
 
 
-def _matches(part: PartFolder) -> bool:
+async def _has_state(folder: Path, manifest: Manifest) -> bool:
+    """Tell whether the files, read back from the disk, have the manifest's state hash."""
     try:
-        return part.state_matches()
+        digests = {
+            file.name: await in_thread(file_digest, folder / file.name) for file in manifest.files
+        }
     except OSError:
         return False
+    return joined_digest(digests) == manifest.state_hash
+
+
+async def _require_state(part: PartFolder) -> None:
+    if not await _has_state(part.path, part.manifest):
+        await in_thread(discard, part.path)
+        raise PolicyUnavailable(
+            f"the files of version {part.manifest.version} do not have the published state hash",
+            hint="the trainer published a manifest that contradicts itself, or the disk is failing",
+        )
 
 
 def _copy_from_neighbours(
@@ -277,14 +298,8 @@ def _copy_from_neighbours(
 
 
 def _install(part: PartFolder, folder: Path) -> None:
-    """Give the finished folder its name, after reading everything back."""
+    """Give the finished folder its name; its manifest comes first, so none is ever without."""
     try:
-        if not part.state_matches():
-            discard(part.path)
-            raise PolicyUnavailable(
-                f"the files of version {part.manifest.version} lack the published state hash",
-                hint="the trainer published a manifest that contradicts itself",
-            )
         fresh = folder.with_name(temporary_name())
         fresh.write_bytes(part.manifest.to_bytes())
         fresh.rename(_manifest_path(folder))

@@ -110,11 +110,16 @@ class Manifest:
 
     def spans(self) -> Iterator[ChunkSpan]:
         """Yield every chunk of every file in order; a digest may come more than once."""
+        for _, spans in self.spans_by_file():
+            yield from spans
+
+    def spans_by_file(self) -> Iterator[tuple[ManifestFile, list[ChunkSpan]]]:
+        """Yield every file with its chunks, in order."""
         for file in self.files:
-            for i, digest in enumerate(file.chunks):
-                offset = i * self.chunk_bytes
-                size = min(self.chunk_bytes, file.size - offset)
-                yield ChunkSpan(digest, file.name, offset, size)
+            offsets = range(0, file.size, self.chunk_bytes)
+            sizes = [min(self.chunk_bytes, file.size - offset) for offset in offsets]
+            places = zip(file.chunks, offsets, sizes, strict=True)
+            yield file, [ChunkSpan(d, file.name, offset, size) for d, offset, size in places]
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON; raises EncodingError when it exceeds the limit."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from blake3 import blake3
 
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32
 from muster.shardcast.chunks import VerifyingSink, storage_error
-from muster.shardcast.digests import BLOCK_BYTES, state_hash
+from muster.shardcast.digests import BLOCK_BYTES
 from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
 
 
@@ -60,25 +61,40 @@ class PartFolder:
         self.path = path
         self.manifest = manifest
 
-    def prepare(self) -> list[list[ChunkSpan]]:
-        """Make the folder hold exactly the manifest's files; returns the chunks it still lacks.
+    def prepare(self) -> bool:
+        """Make the folder hold exactly the manifest's files, in full size.
 
-        Each entry lists the places of one digest. Raises StorageError when the disk has too little
-        room.
+        Returns whether it existed, so that it may hold chunks already. Raises StorageError.
         """
         try:
-            resumed = self.path.exists()
+            existed = self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             self._remove_strangers()
             for file in self.manifest.files:
                 self._size_file(file)
-            lacking = [s for s in self.manifest.spans() if not (resumed and self._holds(s))]
-            self._require_room(sum(span.size for span in lacking))
         except OSError as error:
-            if isinstance(error, StorageError):
-                raise
             raise storage_error(error, f"prepare {self.path}") from error
-        return _grouped(lacking)
+        return existed
+
+    def held(self, file: ManifestFile, spans: Sequence[ChunkSpan]) -> list[ChunkSpan]:
+        """Return those chunks of a file whose bytes are there; hashes them all."""
+        try:
+            with (self.path / file.name).open("rb", buffering=0) as source:
+                return {
+                    span.digest for span in spans if _region_digest(source, span) == span.digest
+                }
+        except OSError as error:
+            raise storage_error(error, f"read {file.name} of the version") from error
+
+    def require_room(self, needed_bytes: int) -> None:
+        """Raise StorageError when the disk has less room than that."""
+        free_bytes = shutil.disk_usage(self.path).free
+        if needed_bytes > free_bytes:
+            raise StorageError(
+                f"version {self.manifest.version} needs {needed_bytes} bytes, "
+                f"{free_bytes} are free in {self.path.parent}",
+                hint="free disk space, or choose a cache folder on a larger disk",
+            )
 
     def fill_from(self, places: list[ChunkSpan], source: Path, offset: int) -> bool:
         """Copy one chunk out of another file; False when that file does not hold it."""
@@ -96,11 +112,6 @@ class PartFolder:
         finally:
             sink.close()
 
-    def state_matches(self) -> bool:
-        """Tell whether the files, read back from disk, have the manifest's state hash."""
-        paths = {file.name: self.path / file.name for file in self.manifest.files}
-        return state_hash(paths) == self.manifest.state_hash
-
     def _remove_strangers(self) -> None:
         names = {file.name for file in self.manifest.files}
         for entry in list(self.path.iterdir()):
@@ -113,25 +124,6 @@ class PartFolder:
             os.ftruncate(fd, file.size)
         finally:
             os.close(fd)
-
-    def _holds(self, span: ChunkSpan) -> bool:
-        hasher = blake3()
-        with (self.path / span.name).open("rb", buffering=0) as file:
-            file.seek(span.offset)
-            left = span.size
-            while left and (data := file.read(min(left, BLOCK_BYTES))):
-                hasher.update(data)
-                left -= len(data)
-        return hasher.digest() == span.digest
-
-    def _require_room(self, needed_bytes: int) -> None:
-        free_bytes = shutil.disk_usage(self.path).free
-        if needed_bytes > free_bytes:
-            raise StorageError(
-                f"version {self.manifest.version} needs {needed_bytes} bytes, "
-                f"{free_bytes} are free in {self.path.parent}",
-                hint="free disk space, or choose a cache folder on a larger disk",
-            )
 
 
 def discard(path: Path) -> None:
@@ -150,8 +142,19 @@ def _write_at(fd: int, view: memoryview, offset: int) -> None:
         offset += written
 
 
-def _grouped(spans: list[ChunkSpan]) -> list[list[ChunkSpan]]:
+def group_by_digest(spans: Iterable[ChunkSpan]) -> list[list[ChunkSpan]]:
+    """Return the places of each digest, in the order in which digests first occur."""
     places: dict[Hash32, list[ChunkSpan]] = {}
     for span in spans:
         places.setdefault(span.digest, []).append(span)
     return list(places.values())
+
+
+def _region_digest(source: BinaryIO, span: ChunkSpan) -> bytes:
+    hasher = blake3()
+    source.seek(span.offset)
+    left = span.size
+    while left and (data := source.read(min(left, BLOCK_BYTES))):
+        hasher.update(data)
+        left -= len(data)
+    return hasher.digest()

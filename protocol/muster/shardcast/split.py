@@ -1,18 +1,23 @@
-"""Cutting a version's files into chunks: one pass that copies, hashes and names them."""
+"""Cutting a version's files into chunks: copies, hashes and names them, a few at a time."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from blake3 import blake3
 
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import ChunkFolder, storage_error, temporary_name, write_all
-from muster.shardcast.digests import BLOCK_BYTES, joined_digest
-from muster.shardcast.manifest import Manifest, ManifestFile, require_file_name
+from muster.shardcast.digests import BLOCK_BYTES, file_digest, joined_digest
+from muster.shardcast.manifest import MAX_TOTAL_BYTES, Manifest, ManifestFile, require_file_name
+
+COPIERS = 3
+"""Chunks copied at the same time: while one is flushed to the disk, others are hashed."""
 
 
 def split_files(
@@ -25,22 +30,22 @@ def split_files(
     stream_to: int,
     chunk_bytes: int,
 ) -> Manifest:
-    """Return the manifest of the files, with every chunk of them stored in the folder.
+    """Return the manifest of the files, with every chunk of them stored and on the disk.
 
     Raises EncodingError for names or sizes the format refuses, StorageError when reading or
     writing fails.
     """
     entries: list[ManifestFile] = []
     digests: dict[str, Hash32] = {}
-    for name in sorted(require_file_name(name) for name in files):
-        try:
-            with files[name].open("rb", buffering=0) as source:
-                entry, digests[name] = _split_file(name, source, chunks, chunk_bytes)
-        except OSError as error:
-            if isinstance(error, StorageError):
-                raise
-            raise storage_error(error, f"copy {name} into the store") from error
-        entries.append(entry)
+    with ThreadPoolExecutor(COPIERS, thread_name_prefix="split") as copiers:
+        for name in sorted(require_file_name(name) for name in files):
+            try:
+                entry, digests[name] = _split_file(name, files[name], chunks, chunk_bytes, copiers)
+            except OSError as error:
+                if isinstance(error, StorageError):
+                    raise
+                raise storage_error(error, f"copy {name} into the store") from error
+            entries.append(entry)
     return Manifest(
         run_id=run_id,
         version=version,
@@ -53,41 +58,36 @@ def split_files(
 
 
 def _split_file(
-    name: str, source: BinaryIO, chunks: ChunkFolder, chunk_bytes: int
+    name: str, path: Path, chunks: ChunkFolder, chunk_bytes: int, copiers: ThreadPoolExecutor
 ) -> tuple[ManifestFile, Hash32]:
-    whole = blake3()
-    digests: list[Hash32] = []
-    size = 0
-    while True:
-        digest, copied = _copy_chunk(source, chunks, chunk_bytes, whole)
-        if not copied:
-            break
-        digests.append(digest)
-        size += copied
-    return ManifestFile(name, size, tuple(digests)), Hash32(whole.digest())
+    size = min(path.stat().st_size, MAX_TOTAL_BYTES + 1)
+    copy = partial(_copy_chunk, path, chunks)
+    offsets = range(0, size, chunk_bytes)
+    sizes = [min(chunk_bytes, size - offset) for offset in offsets]
+    copies = copiers.map(copy, offsets, sizes)
+    whole = file_digest(path)
+    return ManifestFile(name, size, tuple(copies)), whole
 
 
-def _copy_chunk(
-    source: BinaryIO, chunks: ChunkFolder, chunk_bytes: int, whole: blake3
-) -> tuple[Hash32, int]:
-    """Store the next chunk of a file; returns its digest and size, size 0 at the end."""
+def _copy_chunk(path: Path, chunks: ChunkFolder, offset: int, size: int) -> Hash32:
+    """Store one chunk of a file, flushed to the disk, and return its digest."""
     hasher = blake3()
     temporary = chunks.path / temporary_name()
-    block = memoryview(bytearray(min(BLOCK_BYTES, chunk_bytes)))
-    copied = 0
+    block = memoryview(bytearray(min(BLOCK_BYTES, size)))
     try:
-        with temporary.open("xb", buffering=0) as target:
-            while copied < chunk_bytes:
-                count = source.readinto(block[: chunk_bytes - copied])  # type: ignore[attr-defined]
+        with path.open("rb", buffering=0) as source, temporary.open("xb", buffering=0) as target:
+            source.seek(offset)
+            left = size
+            while left:
+                count = source.readinto(block[:left])
                 if not count:
-                    break
-                for sink in (hasher, whole):
-                    sink.update(block[:count])
+                    raise StorageError(f"{path.name} became shorter while it was published")
+                hasher.update(block[:count])
                 write_all(target.fileno(), [block[:count]])
-                copied += count
+                left -= count
+            os.fsync(target.fileno())
         digest = Hash32(hasher.digest())
-        if copied:
-            chunks.adopt(temporary, digest)
-        return digest, copied
+        chunks.adopt(temporary, digest)
+        return digest
     finally:
         temporary.unlink(missing_ok=True)

@@ -254,8 +254,7 @@ class ChunkStore:
         (fresh / "manifest.json").write_bytes(manifest.to_bytes())
         (fresh / "signature").write_bytes(signature)
         if durable:
-            paths = {self.chunks.path_of(span.digest) for span in manifest.spans()}
-            for path in [*paths, *fresh.iterdir(), fresh, self.chunks.path]:
+            for path in [self.chunks.path, *fresh.iterdir(), fresh]:
                 sync_path(path)
         self._discard_version((manifest.run_id, manifest.version))
         fresh.rename(target)
