@@ -21,10 +21,11 @@ from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.ratelimit import RateLimit
 
 ROUTERS = (
-    health.router,
-    runs.router,
+    # Matched in this order: what nodes ask most often comes first.
     heartbeats.router,
     leases.router,
+    health.router,
+    runs.router,
     submissions.router,
     batches.router,
     files.router,

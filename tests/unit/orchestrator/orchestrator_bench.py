@@ -20,7 +20,7 @@ from muster.orchestrator.loop import commit_once, follow_once, record_once, sett
 from muster.orchestrator.services.clock import Backoff, ChainClock
 from muster.orchestrator.services.context import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
-from muster.protocol.messages import Submission
+from muster.protocol.messages import Reason, Submission, Verdict
 
 
 class Wall:
@@ -82,6 +82,31 @@ class Bench:
             assert isinstance(lease, Lease)
             submission = submission_for(lease.ticket, body)
             await api.submit(submission, self.network.sign_submission(submission, number), body)
+        return submission
+
+    async def judge(
+        self,
+        batch_id: int,
+        submissions: list[Submission],
+        verdict: Verdict = Verdict.ACCEPTED,
+        reason: Reason = Reason.NONE,
+        validators: tuple[int, ...] = (0, 1),
+    ) -> bytes:
+        """Hand in the same outcomes as several validators; returns the records."""
+        root = self.network.view.batches[batch_id].root
+        records = self.network.judge(submissions, verdict, reason)
+        for number in validators:
+            async with self.validator(number) as api:
+                signature = self.network.sign_outcomes(number, batch_id, root, records)
+                await api.post_outcomes(batch_id, records, signature)
+        return records
+
+    async def run_through(self, number: int = 0, body: bytes = b"a file") -> Submission:
+        """Take one submission from lease to an accepted outcome on chain."""
+        submission = await self.upload(number, body)
+        await self.commit()
+        await self.judge(max(self.network.view.batches), [submission])
+        await self.record()
         return submission
 
     def set_chain_time(self, time: int) -> None:

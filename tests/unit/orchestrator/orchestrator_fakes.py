@@ -311,8 +311,6 @@ class Network:
 
     def judge(
         self,
-        batch_id: int,
-        root: Hash32,
         submissions: Sequence[Submission],
         verdict: Verdict = Verdict.ACCEPTED,
         reason: Reason = Reason.NONE,

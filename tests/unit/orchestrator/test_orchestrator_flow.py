@@ -10,15 +10,29 @@ from muster.protocol.messages import Reason, Verdict
 async def test_rollout_is_leased_committed_judged_when_all_are_honest(bench: Bench) -> None:
     submission = await bench.upload()
     await bench.commit()
-    async with bench.validator(0) as first, bench.validator(1) as second:
-        (batch_id,) = await first.committed_batches()
-        batch = await first.batch(batch_id)
+    async with bench.validator() as api:
+        (batch_id,) = await api.committed_batches()
+        batch = await api.batch(batch_id)
         assert [e.submission for e in batch.submissions] == [submission]
-        assert await first.file(submission.file_hash) == b"a file"
-        records = bench.network.judge(batch_id, batch.root, [submission])
-        for number, api in enumerate((first, second)):
-            signature = bench.network.sign_outcomes(number, batch_id, batch.root, records)
-            await api.post_outcomes(batch_id, records, signature)
+        assert await api.file(submission.file_hash) == b"a file"
+        await bench.judge(batch_id, [submission])
         await bench.record()
-        state = await first.submission_state(submission.file_hash)
+        state = await api.submission_state(submission.file_hash)
+        assert await api.committed_batches() == []
     assert (state.state, state.verdict, state.reason) == ("judged", Verdict.ACCEPTED, Reason.NONE)
+
+
+async def test_fraud_is_executed_and_finalised_when_the_window_is_over(bench: Bench) -> None:
+    submission = await bench.upload()
+    await bench.commit()
+    await bench.judge(1, [submission], Verdict.FRAUD, Reason.WRONG_SEED)
+    await bench.record()
+    await bench.settle()
+    assert bench.network.worker(0).status == "Banned"
+    await bench.settle()
+    assert len(bench.network.chain.ledger.executed) == 1
+    assert bench.network.chain.ledger.finalised == []
+    bench.set_chain_time(bench.network.chain.time + 101)
+    await bench.settle()
+    await bench.settle()
+    assert len(bench.network.chain.ledger.finalised) == 1

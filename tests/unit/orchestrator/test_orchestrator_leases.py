@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import RUN, Network
+
+from muster.api import Lease, NoWork
+from muster.orchestrator.services.leases import is_open, next_step
+from muster.protocol.eip712 import address_of, digest, recover
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Step
+from muster.protocol.messages import Reason, Ticket, Verdict
+from muster.protocol.recipe import TrainingRecipe
+
+
+async def ticket(bench: Bench, node: int = 0) -> Ticket | None:
+    async with bench.node(node) as api:
+        answer = await api.lease(RUN)
+    return answer.ticket if isinstance(answer, Lease) else None
+
+
+@given(
+    used=st.integers(0, 10**6),
+    outstanding=st.integers(0, 10**6),
+    per_step=st.integers(1, 1000),
+)
+def test_next_step_holds_exactly_its_share_of_submissions(
+    used: int, outstanding: int, per_step: int
+) -> None:
+    step = next_step(used, outstanding, per_step)
+    assert (step - 1) * per_step <= used + outstanding < step * per_step
+
+
+@given(
+    version=st.integers(0, 50),
+    per_step=st.integers(1, 9),
+    level=st.integers(0, 5),
+    steps=st.integers(0, 60),
+)
+def test_tickets_given_out_never_exceed_what_the_async_level_allows(
+    version: int, per_step: int, level: int, steps: int
+) -> None:
+    training = TrainingRecipe(submissions_per_step=per_step, max_async_level=level, steps=steps)
+    outstanding = 0
+    used = version * per_step
+    while is_open(next_step(used, outstanding, per_step), version, training):
+        outstanding += 1
+    ahead = level + 1 if steps == 0 else max(0, min(level + 1, steps - version))
+    assert outstanding == ahead * per_step
+
+
+async def test_ticket_is_signed_and_anchored_in_the_newest_policy(bench: Bench) -> None:
+    async with bench.node() as api:
+        lease = await api.lease(RUN)
+    assert isinstance(lease, Lease)
+    checkpoint = bench.network.run.checkpoints[bench.network.run.latest_version]
+    assert lease.ticket == Ticket(
+        run_id=RUN,
+        worker=bench.network.worker(0).address,
+        step=Step(1),
+        index=0,
+        policy_version=checkpoint.version,
+        policy_root=checkpoint.manifest_root,
+        beacon=checkpoint.beacon,
+        deadline=bench.network.chain.time + 60,
+    )
+    signed = digest(bench.network.domain, lease.ticket.struct_hash())
+    assert recover(signed, lease.signature) == address_of(bench.network.keys.orchestrator)
+
+
+async def test_open_ticket_is_given_again_when_asked_again(bench: Bench) -> None:
+    assert await ticket(bench) == await ticket(bench)
+
+
+async def test_open_ticket_is_given_again_when_a_new_policy_is_out(bench: Bench) -> None:
+    first = await ticket(bench)
+    bench.network.publish(1)
+    assert await ticket(bench) == first
+
+
+async def test_indices_are_contiguous_per_worker_and_step(bench: Bench) -> None:
+    await bench.upload(0, b"one")
+    first = await ticket(bench, 0)
+    second = await ticket(bench, 1)
+    assert first is not None
+    assert second is not None
+    assert (first.step, first.index) == (1, 1)
+    assert (second.step, second.index) == (2, 0)
+
+
+async def test_expired_ticket_frees_its_capacity_but_not_its_slot(bench: Bench) -> None:
+    first = await ticket(bench)
+    assert first is not None
+    bench.set_chain_time(first.deadline)
+    assert await ticket(bench) == first
+    bench.set_chain_time(first.deadline + 1)
+    second = await ticket(bench)
+    assert second is not None
+    assert (second.step, second.index) == (1, 1)
+
+
+async def test_slot_that_reached_the_chain_without_us_is_skipped(bench: Bench) -> None:
+    submission = await bench.run_through(0)
+    async with bench.services.database.write() as session:
+        for table in ("submissions", "leases"):
+            await session.connection()
+            await session.execute(__import__("sqlalchemy").text(f"DELETE FROM {table}"))
+    assert (submission.step, submission.index) == (1, 0)
+    again = await ticket(bench)
+    assert again is not None
+    assert again.index == 1
+
+
+async def test_no_ticket_is_given_when_the_async_level_is_reached(bench: Bench) -> None:
+    # Two per step, one version ahead: four in all for version 0.
+    for number in range(4):
+        await bench.upload(number % 3, b"%d" % number)
+    async with bench.node(2) as api:
+        assert await api.lease(RUN) == NoWork(retry_after_s=1.0)
+    bench.network.publish(1)
+    assert await ticket(bench, 2) is not None
+
+
+async def test_tickets_end_with_the_last_step(tmp_path: Path) -> None:
+    training = TrainingRecipe(steps=1, submissions_per_step=1, max_async_level=5)
+    async with open_bench(tmp_path, Network(training=training)) as bench:
+        await bench.run_through()
+        assert await ticket(bench) is None
+
+
+async def test_rejected_submission_frees_its_capacity(tmp_path: Path) -> None:
+    training = TrainingRecipe(steps=1, submissions_per_step=1)
+    async with open_bench(tmp_path, Network(training=training)) as bench:
+        submission = await bench.upload()
+        await bench.commit()
+        assert await ticket(bench) is None
+        await bench.judge(1, [submission], Verdict.REJECTED, Reason.SCHEMA)
+        await bench.record()
+        assert await ticket(bench) is not None
+
+
+async def test_silent_validators_do_not_stop_the_run(tmp_path: Path) -> None:
+    training = TrainingRecipe(steps=1, submissions_per_step=1)
+    async with open_bench(tmp_path, Network(training=training)) as bench:
+        await bench.upload()
+        await bench.commit()
+        bench.set_chain_time(bench.network.chain.time + 1000)
+        assert await ticket(bench) is None
+        bench.set_chain_time(bench.network.chain.time + 1)
+        assert await ticket(bench) is not None
+
+
+async def test_no_ticket_is_given_when_the_worker_is_younger_than_the_beacon(bench: Bench) -> None:
+    bench.network.worker(0).active_from = 11
+    assert await ticket(bench) is None
+    bench.network.worker(0).active_from = 10
+    assert await ticket(bench) is not None
+
+
+async def test_no_ticket_is_given_when_the_run_is_paused(bench: Bench) -> None:
+    bench.network.run.paused = True
+    assert await ticket(bench) is None
+
+
+async def test_no_ticket_is_given_when_no_policy_is_out(bench: Bench) -> None:
+    bench.network.run.checkpoints.clear()
+    assert await ticket(bench) is None
+
+
+@pytest.mark.parametrize("status", ["Jailed", "Banned", "Exiting"])
+async def test_lease_is_refused_when_the_worker_is_not_active(bench: Bench, status: str) -> None:
+    bench.network.worker(0).status = status
+    async with bench.node() as api:
+        with pytest.raises(ApiError, match=status.lower()) as caught:
+            await api.lease(RUN)
+    assert (caught.value.status, caught.value.code) == (403, "worker_not_active")
+
+
+async def test_lease_is_refused_when_nobody_knows_the_node(bench: Bench) -> None:
+    async with bench.api(b"\x09" * 32) as api:
+        with pytest.raises(ApiError, match="not the node of any") as caught:
+            await api.lease(RUN)
+    assert (caught.value.status, caught.value.code) == (403, "worker_not_active")
+    assert caught.value.hint
+
+
+async def test_lease_is_refused_when_the_staking_wallet_asks_itself(bench: Bench) -> None:
+    bench.network.worker(0).address = address_of(b"\x08" * 32)
+    async with bench.api(b"\x08" * 32) as api:
+        with pytest.raises(ApiError, match="not the node of any"):
+            await api.lease(RUN)
