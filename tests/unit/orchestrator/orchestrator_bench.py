@@ -116,10 +116,11 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(
-    folder: Path, network: Network | None = None, **settings: Any
+    folder: Path, network: Network | None = None, *, start_s: int = 0, **settings: Any
 ) -> AsyncIterator[Bench]:
     """Start an orchestrator over `folder`; a second one over the same folder is a restart."""
     network, wall = network or Network(), Wall()
+    wall.time += start_s
     values = {
         "run": RUN,
         "keystore": folder / "unused",

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import FakeEvent, Network
+from sqlalchemy import text
+
+from muster.orchestrator.db.models import SubmissionRow
+from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert
+from muster.protocol.merkle import merkle_root
+from muster.protocol.recipe import TrainingRecipe
+
+WIDE = TrainingRecipe(submissions_per_step=100)
+
+
+async def test_batch_root_is_over_the_submissions_in_upload_order(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, Network(training=WIDE)) as bench:
+        submissions = [await bench.upload(n % 3, b"file %d" % n) for n in range(5)]
+        await bench.commit()
+        root = merkle_root([s.leaf() for s in submissions])
+        assert bench.network.chain.ledger.committed == [(root, 5, 100)]
+        async with bench.api() as api:
+            batch = await api.batch(1)
+    assert [e.submission for e in batch.submissions] == submissions
+    assert batch.root == root
+
+
+async def test_batches_hold_at_most_the_limit(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, Network(training=WIDE), batch_limit=2) as bench:
+        for number in range(5):
+            await bench.upload(number % 3, b"file %d" % number)
+        while await bench.commit():
+            pass
+        assert [count for _, count, _ in bench.network.chain.ledger.committed] == [2, 2, 1]
+
+
+async def test_nothing_is_committed_when_nothing_waits(bench: Bench) -> None:
+    assert await bench.commit() is False
+    assert bench.network.chain.ledger.committed == []
+
+
+@pytest.mark.parametrize(
+    "error", [ContractRevert("LedgerPaused", (1,)), ChainUnreachable("no answer")]
+)
+async def test_commitment_is_repeated_unchanged_when_it_fails(
+    bench: Bench, error: Exception
+) -> None:
+    first = await bench.upload(0, b"one")
+    bench.network.chain.ledger.fail_next = error
+    assert await bench.commit() is False
+    second = await bench.upload(1, b"two")
+    assert await bench.commit() is True
+    assert await bench.commit() is True
+    roots = [root for root, _, _ in bench.network.chain.ledger.committed]
+    assert roots == [merkle_root([first.leaf()]), merkle_root([second.leaf()])]
+
+
+async def test_commitment_of_unknown_fate_is_not_repeated_at_once(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, recommit_s=1000.0) as bench:
+        await bench.upload()
+        bench.network.chain.ledger.fail_next = ChainUnreachable("no answer")
+        assert await bench.commit() is False
+        assert await bench.commit() is False
+        assert bench.network.chain.ledger.committed == []
+
+
+async def test_commitment_is_adopted_when_the_process_died_before_reading_it_back(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload()
+        composition = await bench.services.batching.next()
+        assert composition is not None
+        await bench.services.batching.commit(composition, unknown_fate_s=0)
+    for event in (await network.chain.poll()).events:
+        network.view.apply(event)
+    async with open_bench(tmp_path, network) as bench:
+        assert await bench.commit() is False
+        assert len(network.chain.ledger.committed) == 1
+        async with bench.api() as api:
+            assert (await api.batch(1)).count == 1
+
+
+async def test_composition_is_committed_when_the_process_died_before_sending_it(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        first = await bench.upload(0, b"one")
+        assert await bench.services.batching.next() is not None
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload(1, b"two")
+        assert await bench.commit() is True
+        assert network.chain.ledger.committed[0][0] == merkle_root([first.leaf()])
+
+
+async def test_submissions_wait_again_when_the_process_died_while_composing(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload(0, b"one")
+        assert await bench.services.batching.next() is not None
+        # As if only the composition's file had been written.
+        async with bench.services.database.write() as session:
+            await session.execute(text("UPDATE submissions SET batch_root = NULL, position = NULL"))
+            await session.execute(text("DELETE FROM batches"))
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload(1, b"two")
+        assert await bench.commit() is True
+        assert await bench.commit() is False
+        assert [count for _, count, _ in network.chain.ledger.committed] == [2]
+
+
+async def test_batch_is_committed_again_when_a_reorg_removed_it(bench: Bench) -> None:
+    await bench.upload()
+    await bench.commit()
+    bench.network.chain.rewind_next = 0
+    await bench.follow()
+    assert bench.network.view.batches == {}
+    assert await bench.commit() is True
+    roots = [root for root, _, _ in bench.network.chain.ledger.committed]
+    assert roots[0] == roots[1]
+
+
+async def test_batch_is_unknown_when_it_never_came_through_here(bench: Bench) -> None:
+    event = {"batch_id": 9, "run_id": 1, "root": b"\x01" * 32, "count": 1, "at": 1}
+    bench.network.chain.ledger.events.append(FakeEvent("BatchCommitted", event))
+    await bench.follow()
+    async with bench.api() as api:
+        for batch_id in (9, 10):
+            with pytest.raises(ApiError) as caught:
+                await api.batch(batch_id)
+            assert (caught.value.status, caught.value.code) == (404, "batch_unknown")
+
+
+async def test_composition_is_on_disk_before_the_commitment_is_sent(bench: Bench) -> None:
+    await bench.upload()
+    bench.network.chain.ledger.fail_next = ChainUnreachable("no answer")
+    await bench.commit()
+    (stored,) = bench.services.files.batches()
+    async with bench.services.database.read() as session:
+        row = await session.get(SubmissionRow, 1)
+    assert row is not None
+    assert row.batch_root == stored.root
+    assert stored.file_hashes == [row.file_hash]
