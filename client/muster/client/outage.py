@@ -1,4 +1,4 @@
-"""How a process lives through the loss of something it depends on: says so once, and tries again."""
+"""How a process lives through the loss of what it depends on: says so once, and tries again."""
 
 from __future__ import annotations
 

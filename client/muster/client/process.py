@@ -1,4 +1,4 @@
-"""The life of a client process: one main coroutine, one thread for heavy computation, clean stops."""
+"""The life of a client process: one main coroutine, one thread that computes, clean stops."""
 
 from __future__ import annotations
 
@@ -45,6 +45,17 @@ def _counted(function: Callable[[], T]) -> T:
         return function()
     finally:
         _computing -= 1
+
+
+async def run_together(*mains: Coroutine[Any, Any, None]) -> None:
+    """Run coroutines until all have ended; the first error cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for main in mains:
+                tasks.create_task(main)
+    except BaseExceptionGroup as group:
+        # One cause ended them all: callers handle that, not a group.
+        raise group.exceptions[0] from None
 
 
 def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

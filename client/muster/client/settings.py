@@ -58,4 +58,4 @@ class ValidatorSettings(NodeSettings):
     """Settings of `muster validator run`; environment prefix MUSTER_VALIDATOR_."""
 
     file_patience_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
-    """How long a file that the orchestrator does not have is asked for before it counts as missing."""
+    """How long a file that nobody has is asked for before it counts as missing."""

@@ -6,6 +6,7 @@ representation, log line or error message.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import secrets
@@ -57,24 +58,21 @@ def create_wallet(path: Path, password: str, *, light: bool = False) -> Wallet:
 
 def save_wallet(path: Path, key: bytes, password: str, *, light: bool = False) -> Wallet:
     """Write the keystore of an existing key and return its wallet; as `create_wallet` otherwise."""
-    from eth_keyfile import create_keyfile_json
-
     if not password:
         raise WalletError("the password is empty", hint="choose one that is not")
     wallet = Wallet(address_of(key), key)
     iterations = LIGHT_SCRYPT_N if light else SCRYPT_N
-    document = create_keyfile_json(key, password.encode(), kdf="scrypt", iterations=iterations)
+    encrypt = _keyfile_library().create_keyfile_json
+    document = encrypt(key, password.encode(), kdf="scrypt", iterations=iterations)
     _write_private(path, json.dumps(document).encode())
     return wallet
 
 
 def load_wallet(path: Path, password: str) -> Wallet:
     """Return the account of a keystore; raises WalletError when it cannot be opened."""
-    from eth_keyfile import decode_keyfile_json
-
     document = _read_keystore(path)
     try:
-        key = decode_keyfile_json(document, password.encode())
+        key = _keyfile_library().decode_keyfile_json(document, password.encode())
     # The library lets through whatever hostile JSON makes of its arithmetic.
     except (ValueError, TypeError, KeyError, AttributeError, LookupError, MemoryError) as error:
         if "MAC mismatch" in str(error):
@@ -130,6 +128,19 @@ def read_password(
         f"Password of the {what}", hide_input=True, confirmation_prompt=confirm, err=True
     )
     return password
+
+
+def _keyfile_library() -> Any:
+    """Return the library for keystores, imported without what it does to the interpreter.
+
+    Its dependency py_ecc raises the recursion limit to 100,000, under which deeply nested JSON from
+    a stranger overflows the C stack and kills the process instead of raising RecursionError.
+    """
+    limit = sys.getrecursionlimit()
+    try:
+        return importlib.import_module("eth_keyfile")
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def _password_in(file: Path) -> str:

@@ -1,0 +1,66 @@
+"""The documents a run pins on chain, from whoever has them, checked against their hashes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from muster.client.outage import Outage
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Hash32
+from muster.protocol.recipe import Recipe
+from muster.tasks import TaskSet
+from muster.toploc import Calibration
+
+T = TypeVar("T")
+
+
+class DocumentSource(Protocol):
+    """Anything that hands over documents; it need not be trusted."""
+
+    async def document(self, document_hash: Hash32) -> bytes:
+        """Return the bytes of a document."""
+        ...
+
+
+async def fetch_recipe(source: DocumentSource, pinned: Hash32) -> Recipe:
+    """Return the run's recipe; raises EncodingError when it is malformed."""
+    return Recipe.from_bytes(await _fetch(source, pinned, "recipe"))
+
+
+async def fetch_task_set(source: DocumentSource, pinned: Hash32) -> TaskSet:
+    """Return the run's task set; raises EncodingError or TaskError when it is malformed."""
+    data = await _fetch(source, pinned, "task set")
+    return await asyncio.to_thread(TaskSet.from_bytes, data)
+
+
+async def fetch_calibration(source: DocumentSource, pinned: Hash32) -> Calibration:
+    """Return the run's calibration; raises EncodingError when it is malformed."""
+    return Calibration.from_bytes(await _fetch(source, pinned, "calibration"))
+
+
+async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:
+    """Return the answer, however long the orchestrator is away; raises ApiError for a refusal."""
+    outage = Outage("the orchestrator")
+    while True:
+        try:
+            answer = await ask()
+        except ApiError as error:
+            if error.status < 500:
+                raise
+            await asyncio.sleep(outage.failed(error))
+            continue
+        outage.recovered()
+        return answer
+
+
+async def _fetch(source: DocumentSource, pinned: Hash32, what: str) -> bytes:
+    data = await await_orchestrator(lambda: source.document(pinned))
+    if keccak(data) != pinned:
+        raise ConfigError(
+            f"the {what} that was handed over is not the one on chain ({hex0x(pinned)})",
+            hint="the orchestrator is faulty or dishonest: ask another for the document",
+        )
+    return data

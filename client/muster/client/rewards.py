@@ -1,0 +1,146 @@
+"""What a worker has earned: final accepted outcomes that are not paid, their proofs, the claims.
+
+Everything comes from the chain alone; the orchestrator is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.chain import BatchView, Chain, ChainView, EventReader, OutcomeProof
+from muster.client.stake import format_tokens
+from muster.protocol.ids import Address, RunId
+from muster.protocol.merkle import merkle_proof
+from muster.protocol.messages import OutcomeRecord, Verdict
+
+CLAIM_SIZE = 100
+"""Outcomes claimed in one transaction: about 3 million gas."""
+PARALLEL_CALLS = 16
+"""Questions asked of the RPC endpoint at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earning:
+    """One accepted outcome of a worker."""
+
+    run_id: RunId
+    """The run that pays."""
+    batch: BatchView
+    """The batch it was recorded in."""
+    position: int
+    """Its place there."""
+    record: OutcomeRecord
+    """The outcome."""
+
+    def proof(self) -> OutcomeProof:
+        """Return the outcome with its Merkle proof, as contracts take it."""
+        records = self.batch.records or []
+        leaves = [record.leaf(self.batch.batch_id, i) for i, record in enumerate(records)]
+        return OutcomeProof(
+            batch_id=self.batch.batch_id,
+            position=self.position,
+            record=self.record.to_bytes(),
+            proof=merkle_proof(leaves, self.position),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Earnings:
+    """A worker's accepted outcomes in one run, by what can be done about them."""
+
+    run_id: RunId
+    """The run."""
+    price_wei: int
+    """Token wei per unit."""
+    claimable: tuple[Earning, ...]
+    """Final and unpaid."""
+    pending: tuple[Earning, ...]
+    """Still open to a challenge."""
+    paid: tuple[Earning, ...]
+    """Claimed before."""
+
+    def amount_wei(self, earnings: Sequence[Earning]) -> int:
+        """Return what some of them are worth."""
+        return self.price_wei * sum(earning.record.units for earning in earnings)
+
+
+async def read_view(chain: Chain) -> ChainView:
+    """Return everything that happened on chain so far."""
+    view = ChainView()
+    for event in (await EventReader(chain).poll()).events:
+        view.apply(event)
+    return view
+
+
+def accepted_outcomes(view: ChainView, run_id: RunId, worker: Address) -> list[Earning]:
+    """Return the worker's accepted outcomes in a run, oldest first, each slot once."""
+    account = view.workers.get(worker)
+    if account is None:
+        return []
+    by_slot: dict[tuple[int, int], Earning] = {}
+    for batch in sorted(view.batches.values(), key=lambda b: b.batch_id):
+        if batch.run_id != run_id:
+            continue
+        for position, record in enumerate(batch.records or ()):
+            is_mine = record.worker_id == account.worker_id
+            if is_mine and record.verdict is Verdict.ACCEPTED:
+                slot = (record.step, record.index)
+                by_slot.setdefault(slot, Earning(run_id, batch, position, record))
+    return list(by_slot.values())
+
+
+async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Address) -> Earnings:
+    """Return what the worker earned in a run, and what of it can be claimed now."""
+    asking = asyncio.Semaphore(PARALLEL_CALLS)
+
+    async def standing(earning: Earning) -> str:
+        async with asking:
+            record = earning.record
+            if await chain.escrow.is_paid(run_id, worker, record.step, record.index):
+                return "paid"
+            leaf = record.leaf(earning.batch.batch_id, earning.position)
+            is_final = await chain.ledger.is_final(earning.batch.batch_id, leaf)
+            return "claimable" if is_final else "pending"
+
+    outcomes = accepted_outcomes(view, run_id, worker)
+    standings = await asyncio.gather(*(standing(outcome) for outcome in outcomes))
+
+    def those(wanted: str) -> tuple[Earning, ...]:
+        return tuple(o for o, s in zip(outcomes, standings, strict=True) if s == wanted)
+
+    return Earnings(
+        run_id=run_id,
+        price_wei=view.runs[run_id].config.price_per_unit,
+        claimable=those("claimable"),
+        pending=those("pending"),
+        paid=those("paid"),
+    )
+
+
+async def claim(chain: Chain, earnings: Earnings, *, size: int = CLAIM_SIZE) -> list[str]:
+    """Claim everything claimable, `size` outcomes per transaction; return the transactions."""
+    transactions = []
+    for part in _parts(earnings.claimable, size):
+        receipt = await chain.escrow.claim([earning.proof() for earning in part])
+        transactions.append(receipt.tx_hash)
+    return transactions
+
+
+def describe_earnings(earnings: Earnings, transactions: Sequence[str]) -> dict[str, Any]:
+    """Return what people and programs want to know about earnings, as JSON values."""
+    report: dict[str, Any] = {"run": earnings.run_id}
+    for name in ("claimable", "pending", "paid"):
+        part: tuple[Earning, ...] = getattr(earnings, name)
+        report[f"{name}_slots"] = len(part)
+        report[f"{name}_tokens"] = format_tokens(earnings.amount_wei(part))
+    if transactions:
+        report["transactions"] = list(transactions)
+    return report
+
+
+def _parts(earnings: Sequence[Earning], size: int) -> Iterator[Sequence[Earning]]:
+    for start in range(0, len(earnings), size):
+        yield earnings[start : start + size]

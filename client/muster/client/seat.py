@@ -1,0 +1,84 @@
+"""What workers and validators need before their loops start: chain, view, orchestrator, policies.
+
+The composition of a client process; the loops get the pieces and know nothing of how they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from muster.api import OrchestratorApi
+from muster.chain import Chain, ChainView, RunView
+from muster.client.documents import await_orchestrator
+from muster.client.rewards import read_view
+from muster.client.settings import NodeSettings
+from muster.client.wallet import Wallet
+from muster.inference import InferenceEngine
+from muster.protocol.eip712 import Domain
+from muster.protocol.errors import ConfigError
+from muster.shardcast import Fetcher
+
+EngineFactory = Callable[[NodeSettings], InferenceEngine]
+"""Makes the engine; called off the event loop, because it imports torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A client's place in one run."""
+
+    chain: Chain
+    """The chain, read only."""
+    view: ChainView
+    """Everything that happened there."""
+    run: RunView
+    """The run."""
+    domain: Domain
+    """Of the ContributionLedger."""
+    api: OrchestratorApi
+    """The run's orchestrator, asked with the client's signature."""
+    fetcher: Fetcher
+    """Where policies come from."""
+
+
+@asynccontextmanager
+async def take_seat(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Seat]:
+    """Connect to everything; raises ConfigError or ChainError when the run cannot be joined."""
+    async with AsyncExitStack() as stack:
+        chain = await stack.enter_async_context(
+            await Chain.connect(settings.rpc, settings.deployments)
+        )
+        view = await read_view(chain)
+        run = view.runs.get(settings.run)
+        if run is None:
+            raise ConfigError(
+                f"there is no run {settings.run} on chain {chain.chain_id}",
+                hint="check --run, --rpc and --deployments",
+            )
+        domain = chain.domain("ContributionLedger")
+        api = await stack.enter_async_context(
+            OrchestratorApi(
+                settings.orchestrator,
+                key=wallet.key,
+                domain=domain,
+                audience=run.config.orchestrator,
+            )
+        )
+        relays = settings.relay or await _named_relays(api, settings)
+        fetcher = await stack.enter_async_context(Fetcher(relays, settings.state_dir / "policies"))
+        yield Seat(chain, view, run, domain, api, fetcher)
+
+
+async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[str, ...]:
+    named = await await_orchestrator(lambda: api.run_info(settings.run))
+    return (*named.relays, *((named.origin,) if named.origin else ()))
+
+
+def transformers_engine(settings: NodeSettings) -> InferenceEngine:
+    """Return the engine that runs any Hugging Face causal language model."""
+    from muster.inference.transformers_engine import TransformersEngine
+
+    return TransformersEngine(
+        dtype=settings.dtype, threads=settings.threads, device=settings.device
+    )

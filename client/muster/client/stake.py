@@ -1,0 +1,162 @@
+"""Onboarding: stake and register a worker with its node in one transaction, or add stake.
+
+The worker's key signs an ERC-2612 permit, the node's key its consent (`NodeRegistration`); both
+travel in `WorkerRegistry.registerWithPermit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+
+from muster.chain import Chain, Receipt
+from muster.client.wallet import Wallet
+from muster.protocol.eip712 import digest, sign, struct_hash
+from muster.protocol.encoding import address_bytes, keccak
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.messages import NodeRegistration
+
+WEI_PER_TOKEN = 10**18
+"""The token has 18 decimals."""
+CONSENT_S = 3600
+"""How long permit and consent hold: long enough for a slow chain, short enough to lapse."""
+FAUCET_CHAIN_ID = 31337
+"""The only chain whose token has a faucet."""
+
+_PERMIT_TYPE = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
+
+
+@dataclass(frozen=True, slots=True)
+class StakeOffer:
+    """What a stake would do, for people to read before they agree."""
+
+    amount_wei: int
+    """What is taken from the wallet and locked."""
+    balance_wei: int
+    """What the wallet holds."""
+    required_wei: int
+    """Active stake a worker must hold."""
+    unbonding_s: int
+    """Seconds between asking for the stake back and having it."""
+    is_registered: bool
+    """Whether the account is a worker already; then the amount is only added."""
+
+    def require_funds(self) -> None:
+        """Raise ConfigError when the wallet holds less than is to be locked."""
+        if self.balance_wei < self.amount_wei:
+            raise ConfigError(
+                f"the wallet holds {format_tokens(self.balance_wei)} tokens, staking takes "
+                f"{format_tokens(self.amount_wei)}",
+                hint="on a development chain, --faucet gets them",
+            )
+
+    def describe(self) -> str:
+        """Return what is locked, for how long, and what can be slashed."""
+        days = self.unbonding_s / 86400
+        return (
+            f"locks   {format_tokens(self.amount_wei)} of {format_tokens(self.balance_wei)} tokens "
+            f"(a worker must hold {format_tokens(self.required_wei)})\n"
+            f"back    after an exit, {days:.2g} days of unbonding\n"
+            "slashed for fraud only: wrong problems, seeds, rewards or units, or rollouts that "
+            "another policy or no policy generated; each run states its share, up to all of it"
+        )
+
+
+async def stake_offer(
+    chain: Chain, account: Address, amount_wei: int | None, *, registers: bool
+) -> StakeOffer:
+    """Return what staking would do; without an amount, what a new worker is required to hold."""
+    required = await chain.workers.required_stake()
+    worker = await chain.workers.worker_of(account)
+    is_registered = worker.worker_id != 0
+    if registers and is_registered:
+        raise ConfigError(
+            f"{account} is a worker already",
+            hint="leave out --node to add stake to it",
+        )
+    return StakeOffer(
+        amount_wei=required if amount_wei is None else amount_wei,
+        balance_wei=await chain.token.balance_of(account),
+        required_wei=required,
+        unbonding_s=await chain.vault.unbonding_period(),
+        is_registered=is_registered,
+    )
+
+
+async def take_from_faucet(chain: Chain, account: Address, amount_wei: int) -> None:
+    """Mint test tokens to an account; raises ConfigError on any chain but a development chain."""
+    if chain.chain_id != FAUCET_CHAIN_ID:
+        raise ConfigError(
+            f"chain {chain.chain_id} has no faucet",
+            hint="only development chains do: get the tokens elsewhere",
+        )
+    await chain.token.faucet(account, amount_wei)
+
+
+async def register_worker(chain: Chain, worker: Wallet, node: Wallet, amount_wei: int) -> Receipt:
+    """Stake and register in one transaction and return its receipt; `chain` sends as the worker."""
+    deadline = await chain.now() + CONSENT_S
+    v, r, s = await sign_permit(chain, worker, amount_wei, deadline)
+    consent = NodeRegistration(
+        worker=worker.address,
+        node=node.address,
+        nonce=await chain.workers.nonces(worker.address),
+        deadline=deadline,
+    )
+    consent_digest = digest(chain.domain("WorkerRegistry"), consent.struct_hash())
+    return await chain.workers.register_with_permit(
+        amount_wei,
+        node.address,
+        deadline,
+        sign(consent_digest, node.key),
+        deadline,
+        v,
+        r,
+        s,
+    )
+
+
+async def add_stake(chain: Chain, owner: Wallet, amount_wei: int) -> Receipt:
+    """Add to the owner's active stake in one transaction and return its receipt."""
+    deadline = await chain.now() + CONSENT_S
+    v, r, s = await sign_permit(chain, owner, amount_wei, deadline)
+    return await chain.vault.deposit_with_permit(amount_wei, deadline, v, r, s)
+
+
+async def sign_permit(
+    chain: Chain, owner: Wallet, amount_wei: int, deadline: int
+) -> tuple[int, Hash32, Hash32]:
+    """Return v, r, s of the owner's ERC-2612 permit for StakeVault."""
+    permit = struct_hash(
+        _PERMIT_TYPE,
+        address_bytes(owner.address),
+        address_bytes(chain.deployment.contracts["StakeVault"]),
+        amount_wei,
+        await chain.token.nonces(owner.address),
+        deadline,
+    )
+    # The token has an EIP-712 domain of its own.
+    separator = await chain.token.domain_separator()
+    signature = sign(keccak(b"\x19\x01" + separator + permit), owner.key)
+    return signature[64], Hash32(signature[:32]), Hash32(signature[32:64])
+
+
+def parse_tokens(text: str) -> int:
+    """Return the wei of a decimal amount of tokens; raises ConfigError."""
+    try:
+        wei = Decimal(text) * WEI_PER_TOKEN
+        is_whole = wei == wei.to_integral_value()
+    except (InvalidOperation, ValueError):
+        raise ConfigError(
+            f"not an amount of tokens: {text!r}", hint="for example 100 or 0.5"
+        ) from None
+    if not is_whole or not 0 < wei < 1 << 128:
+        raise ConfigError(f"not an amount of tokens: {text!r}", hint="at most 18 decimals, above 0")
+    return int(wei)
+
+
+def format_tokens(wei: int) -> str:
+    """Return an amount in tokens, exact, without trailing zeros."""
+    whole, rest = divmod(wei, WEI_PER_TOKEN)
+    return f"{whole:,}" + (f".{rest:018d}".rstrip("0") if rest else "")

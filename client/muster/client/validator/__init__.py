@@ -1,0 +1,1 @@
+"""The validator: checks other people's submissions and signs their outcomes."""

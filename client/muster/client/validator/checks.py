@@ -1,0 +1,306 @@
+"""The seven ordered checks of docs/protocol.md section 8, as pure functions over frozen inputs.
+
+Each returns a Finding or None. No input from a peer makes one raise: what strangers wrote has been
+parsed into frozen types before, and everything here is total over those types. The first finding
+decides; `muster.client.validator.judging` calls them in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from muster.client.assignment import Assignment, Group
+from muster.client.tickets import TicketTerms, ticket_fault
+from muster.client.validator.replay import Replay, split_row_proofs
+from muster.protocol.eip712 import digest, recover
+from muster.protocol.errors import ProofError, SignatureError
+from muster.protocol.ids import Address
+from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Ticket, Verdict
+from muster.protocol.recipe import Recipe, SamplingRecipe
+from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
+from muster.tasks import Undecided, verify
+from muster.toploc import Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why a submission is not accepted."""
+
+    verdict: Verdict
+    """What follows from it."""
+    reason: Reason
+    """Which check failed, and how."""
+    detail: str
+    """For people: what, where, with which values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A submission as it stands in a batch, with what the chain says about it."""
+
+    submission: Submission
+    """What the worker claims."""
+    signature: bytes
+    """By the node, it is said."""
+    ticket: Ticket | None
+    """The ticket it fills; none when the orchestrator shows none."""
+    ticket_signature: bytes | None
+    """By the orchestrator, it is said."""
+    committed_at: int
+    """Unix seconds at which the batch was committed."""
+    terms: TicketTerms
+    """What the ticket must be."""
+    worker_id: int
+    """The worker's number; 0 when it is no worker."""
+    node: Address | None
+    """The worker's node key when the batch was committed, if it was active then."""
+    is_slot_used: bool
+    """Whether an earlier submission fills the same slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What checks need to know about the model."""
+
+    hidden_size: int
+    """Width of the final hidden states."""
+    vocab_size: int
+    """Token ids are below this."""
+    eos_token_ids: frozenset[int]
+    """What ends a completion."""
+
+
+# 1. The claim: signatures, ticket, time, slot, file
+
+
+def check_claim(claim: Claim) -> Finding | None:
+    """1. Signed by the node of an active worker, for a ticket that holds, in time, slot unused."""
+    rollouts = claim.submission.rollouts
+    if rollouts > MAX_ROWS:
+        return _rejected(Reason.FILE_TOO_LARGE, f"claims {rollouts} rows, allowed are {MAX_ROWS}")
+    if not _is_signed_by_node(claim):
+        return _rejected(Reason.BAD_SIGNATURE, "not signed by the node of an active worker")
+    if finding := _check_ticket(claim):
+        return finding
+    if claim.is_slot_used:
+        return _rejected(Reason.SLOT_REUSED, "an earlier submission fills the slot")
+    return None
+
+
+def _is_signed_by_node(claim: Claim) -> bool:
+    struct = claim.submission.struct_hash()
+    try:
+        return recover(digest(claim.terms.domain, struct), claim.signature) == claim.node
+    except SignatureError:
+        return False
+
+
+def _check_ticket(claim: Claim) -> Finding | None:
+    ticket, signature = claim.ticket, claim.ticket_signature
+    if ticket is None or signature is None:
+        return _rejected(Reason.UNKNOWN_TICKET, "there is no ticket for the slot")
+    if _slot_and_policy(ticket) != _slot_and_policy(claim.submission):
+        return _rejected(Reason.UNKNOWN_TICKET, "the ticket is for another slot or policy")
+    if fault := ticket_fault(ticket, signature, claim.terms):
+        return _rejected(Reason.UNKNOWN_TICKET, f"the ticket does not hold: {fault}")
+    late_s = claim.committed_at - ticket.deadline - COMMIT_GRACE_S
+    if late_s > 0:
+        return _rejected(Reason.LATE, f"committed {late_s} s too late")
+    return None
+
+
+def _slot_and_policy(message: Ticket | Submission) -> tuple[int | str, ...]:
+    return (
+        message.run_id,
+        message.worker,
+        message.step,
+        message.index,
+        message.policy_version,
+    )
+
+
+def check_file(data: bytes | None) -> Finding | None:
+    """1. The committed file can be had, and is not too large."""
+    if data is None:
+        return _rejected(Reason.FILE_UNAVAILABLE, "nobody has the committed file")
+    if len(data) > MAX_FILE_BYTES:
+        return _rejected(Reason.FILE_TOO_LARGE, f"{len(data)} bytes, allowed are {MAX_FILE_BYTES}")
+    return None
+
+
+# 2. The form: schema, ranges, proofs
+
+
+def unreadable(detail: str) -> Finding:
+    """2. Return the finding for a file that does not decode into rows."""
+    return _rejected(Reason.SCHEMA, detail)
+
+
+def check_form(
+    rows: Sequence[Rollout], submission: Submission, recipe: Recipe, shape: ModelShape
+) -> Finding | None:
+    """2. Rows in order, token ids in range, proofs whole and canonical, no group missing."""
+    sampling = recipe.sampling
+    expected = sampling.problems_per_submission * sampling.samples_per_problem
+    if len(rows) != submission.rollouts:
+        return _rejected(
+            Reason.SCHEMA, f"{len(rows)} rows, the submission states {submission.rollouts}"
+        )
+    if len(rows) > expected or len(rows) % sampling.samples_per_problem:
+        return _rejected(Reason.SCHEMA, f"{len(rows)} rows, the recipe asks for {expected}")
+    for number, row in enumerate(rows):
+        if finding := _check_row(number, row, recipe, shape):
+            return finding
+    if len(rows) < expected:
+        return Finding(
+            Verdict.INCOMPLETE,
+            Reason.FILE_INCOMPLETE,
+            f"the last {(expected - len(rows)) // sampling.samples_per_problem} groups are missing",
+        )
+    return None
+
+
+def _check_row(number: int, row: Rollout, recipe: Recipe, shape: ModelShape) -> Finding | None:
+    group, sample = divmod(number, recipe.sampling.samples_per_problem)
+    if (row.group, row.sample) != (group, sample):
+        return _rejected(Reason.SCHEMA, f"row {number} is group {row.group} sample {row.sample}")
+    if max(max(row.prompt_tokens), max(row.completion_tokens)) >= shape.vocab_size:
+        return _rejected(Reason.SCHEMA, f"row {number} has a token id beyond the vocabulary")
+    try:
+        split_row_proofs(row, recipe.proof, shape.hidden_size)
+    except ProofError as error:
+        is_count = error.reason == "count"
+        reason = Reason.PROOF_COUNT if is_count else Reason.PROOF_ENCODING
+        return _rejected(reason, f"row {number}: {error}")
+    return None
+
+
+# 3. The assignment: problems, prompts, lengths, seeds, policy
+
+
+def check_assignment(rows: Sequence[Rollout], assignment: Assignment) -> Finding | None:
+    """3. Problems, prompts, target lengths, seeds and policy are the derived ones."""
+    for number, row in enumerate(rows):
+        group = assignment.groups[row.group]
+        if finding := _check_derived(number, row, group):
+            return finding
+        if row.policy_version != assignment.policy_version:
+            return _fraud(
+                Reason.WRONG_POLICY,
+                f"row {number} claims policy {row.policy_version}, not {assignment.policy_version}",
+            )
+    return None
+
+
+def _check_derived(number: int, row: Rollout, group: Group) -> Finding | None:
+    if row.problem_id != group.problem.problem_id:
+        return _fraud(Reason.WRONG_PROBLEM, f"row {number} is not the derived problem")
+    if row.target_length != group.target_length:
+        return _fraud(Reason.WRONG_PROBLEM, f"row {number} has another target length")
+    if row.prompt_tokens != group.prompt_tokens:
+        return _fraud(Reason.WRONG_PROBLEM, f"row {number} has another prompt")
+    if row.sampling_seed != group.seeds[row.sample]:
+        return _fraud(Reason.WRONG_SEED, f"row {number} has another sampling seed")
+    return None
+
+
+# 4. The grades: rewards and units
+
+
+def check_grades(
+    rows: Sequence[Rollout],
+    submission: Submission,
+    assignment: Assignment,
+    decode: Callable[[Sequence[int]], str],
+    units: int,
+) -> Finding | None:
+    """4. Rewards are what the verifier computes, units what the completions add up to.
+
+    An answer that this validator cannot grade proves no fraud, so it is only rejected.
+    """
+    for number, row in enumerate(rows):
+        grade = verify(assignment.groups[row.group].problem, decode(row.completion_tokens))
+        if isinstance(grade, Undecided):
+            return _rejected(Reason.WRONG_REWARD, f"row {number} cannot be graded: {grade.reason}")
+        if row.task_reward != grade.score:
+            return _fraud(
+                Reason.WRONG_REWARD,
+                f"row {number} claims reward {row.task_reward}, the verifier says {grade.score}",
+            )
+    if submission.units != units:
+        return _fraud(Reason.WRONG_UNITS, f"claims {submission.units} units, not {units}")
+    return None
+
+
+# 5. The endings
+
+
+def check_endings(
+    rows: Sequence[Rollout], sampling: SamplingRecipe, eos: frozenset[int]
+) -> Finding | None:
+    """5. Every completion ends with its first EOS within the limit, or at the limit."""
+    limit = sampling.max_new_tokens
+    for number, row in enumerate(rows):
+        tokens = row.completion_tokens
+        first = next((i for i, token in enumerate(tokens) if token in eos), None)
+        is_ended = len(tokens) == limit if first is None else first == len(tokens) - 1 < limit
+        if not is_ended:
+            return _fraud(
+                Reason.WRONG_TERMINATION, f"row {number} ends wrongly after {len(tokens)} tokens"
+            )
+    return None
+
+
+# 6 and 7. The statistics: one prefill, hidden states and sampling
+
+
+def check_proofs(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
+    """6. Every chunk's hidden states match its proof."""
+    failed = [n for n, r in enumerate(replays) if not passes_proofs(r, calibration)]
+    if not failed:
+        return None
+    return _struck(Reason.TOPLOC_MISMATCH, failed, count_strikes(replays, calibration), calibration)
+
+
+def check_sampling(replays: Sequence[Replay], calibration: Calibration) -> Finding | None:
+    """7. Every token is what verifiable sampling yields, within the calibrated margin."""
+    failed = [n for n, r in enumerate(replays) if not passes_sampling(r, calibration)]
+    if not failed:
+        return None
+    return _struck(
+        Reason.SAMPLER_MISMATCH, failed, count_strikes(replays, calibration), calibration
+    )
+
+
+def passes_proofs(replay: Replay, calibration: Calibration) -> bool:
+    """Return whether a sample passes check 6."""
+    return all(calibration.chunk_passes(chunk) for chunk in replay.chunks)
+
+
+def passes_sampling(replay: Replay, calibration: Calibration) -> bool:
+    """Return whether a sample passes check 7."""
+    return calibration.sampler_passes(replay.margins)
+
+
+def count_strikes(replays: Sequence[Replay], calibration: Calibration) -> int:
+    """Return the number of samples that fail check 6 or 7."""
+    return sum(
+        not (passes_proofs(replay, calibration) and passes_sampling(replay, calibration))
+        for replay in replays
+    )
+
+
+def _struck(reason: Reason, failed: list[int], strikes: int, calibration: Calibration) -> Finding:
+    detail = f"{len(failed)} samples fail, row {failed[0]} first; {strikes} strikes"
+    if strikes >= calibration.fraud_strikes:
+        return _fraud(reason, detail)
+    return _rejected(reason, detail)
+
+
+def _rejected(reason: Reason, detail: str) -> Finding:
+    return Finding(Verdict.REJECTED, reason, detail)
+
+
+def _fraud(reason: Reason, detail: str) -> Finding:
+    return Finding(Verdict.FRAUD, reason, detail)

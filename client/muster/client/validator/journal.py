@@ -1,0 +1,96 @@
+"""What a validator has signed: one set of records per batch, ever. Two would be equivocation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from muster.client.journal import Journal
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import EncodingError, StorageError
+from muster.protocol.ids import Hash32, to_hash32
+from muster.protocol.messages import OutcomeRecord, Outcomes, pack_records, unpack_records
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBatch:
+    """The outcomes of one batch that were, or may have been, signed."""
+
+    batch_id: int
+    """The batch."""
+    root: Hash32
+    """The root it was committed with."""
+    records: tuple[OutcomeRecord, ...]
+    """In batch order."""
+
+    def packed(self) -> bytes:
+        """Return the records as they go on chain."""
+        return pack_records(list(self.records))
+
+    def message(self) -> Outcomes:
+        """Return what the validator signs."""
+        return Outcomes(self.batch_id, self.root, keccak(self.packed()))
+
+
+class OutcomeJournal:
+    """Remembers the outcomes of every batch before they are signed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._judged: dict[int, JudgedBatch] = {}
+        self._journal = Journal(folder / "outcomes.jsonl")
+        try:
+            for entry in self._journal.entries:
+                judged = _parse(entry)
+                self._judged[judged.batch_id] = judged
+        except (EncodingError, KeyError, TypeError, ValueError) as error:
+            self.close()
+            raise StorageError(
+                f"the journal in {folder} is damaged: {error}",
+                hint="restore it; without it this key might sign a batch twice and be slashed",
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self._journal.close()
+
+    def record(self, batch: JudgedBatch) -> JudgedBatch:
+        """Return what may be signed for the batch: this, now durable, or what was recorded before,
+        which stands whatever came later.
+        """
+        if earlier := self._judged.get(batch.batch_id):
+            return earlier
+        self._journal.append(
+            {
+                "batch_id": batch.batch_id,
+                "root": hex0x(batch.root),
+                "records": hex0x(batch.packed()),
+            }
+        )
+        self._judged[batch.batch_id] = batch
+        return batch
+
+    def judged(self, batch_id: int) -> JudgedBatch | None:
+        """Return what was recorded for a batch."""
+        return self._judged.get(batch_id)
+
+    def all(self) -> list[JudgedBatch]:
+        """Return everything recorded, oldest first."""
+        return list(self._judged.values())
+
+
+def _parse(entry: dict[str, Any]) -> JudgedBatch:
+    records = unpack_records(bytes.fromhex(entry["records"].removeprefix("0x")))
+    return JudgedBatch(int(entry["batch_id"]), to_hash32(entry["root"]), tuple(records))

@@ -1,0 +1,114 @@
+"""From a claim to its outcome record: the checks in order, the first finding decides.
+
+Pure but for the engine's arithmetic; runs off the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.client.assignment import derive
+from muster.client.validator.checks import (
+    Claim,
+    Finding,
+    ModelShape,
+    check_assignment,
+    check_endings,
+    check_form,
+    check_grades,
+    check_proofs,
+    check_sampling,
+)
+from muster.client.validator.replay import Replay, replay_rows
+from muster.inference import InferenceEngine
+from muster.protocol.errors import EngineError, MusterError, ProofError
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.recipe import Recipe
+from muster.protocol.rollouts import Rollout
+from muster.tasks import TaskSet
+from muster.toploc import Calibration
+
+logger = logging.getLogger(__name__)
+
+MAX_UINT16 = (1 << 16) - 1
+MAX_UINT32 = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a run's pinned documents say."""
+
+    recipe: Recipe
+    """Sampling, proof and training parameters."""
+    task_set: TaskSet
+    """The problems."""
+    calibration: Calibration
+    """The limits of checks 6 and 7."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judgement:
+    """What a validator concludes about one claim."""
+
+    finding: Finding | None
+    """Why it is not accepted, or None."""
+    units: int
+    """As recomputed, or as claimed when the file was not read."""
+    replays: tuple[Replay, ...] = ()
+    """The measurements behind checks 6 and 7, when it came to them."""
+
+
+def unread(claim: Claim, finding: Finding) -> Judgement:
+    """Return the judgement on a claim whose file gave no rows."""
+    return Judgement(finding, claim.submission.units)
+
+
+def examine(
+    claim: Claim, rows: Sequence[Rollout], rules: Rules, engine: InferenceEngine
+) -> Judgement:
+    """Return the judgement on a claim that passed check 1, with the ticket's policy loaded."""
+    sampling = rules.recipe.sampling
+    shape = ModelShape(engine.hidden_size, engine.vocab_size, engine.eos_token_ids)
+    units = sum(min(len(r.completion_tokens), sampling.max_new_tokens) for r in rows)
+    if finding := check_form(rows, claim.submission, rules.recipe, shape):
+        return Judgement(finding, units)
+    assert claim.ticket is not None  # check 1
+    assignment = derive(claim.ticket, sampling, rules.task_set, engine.encode)
+    finding = (
+        check_assignment(rows, assignment)
+        or check_grades(rows, claim.submission, assignment, engine.decode, units)
+        or check_endings(rows, sampling, engine.eos_token_ids)
+    )
+    if finding:
+        return Judgement(finding, units)
+    try:
+        replays = replay_rows(rows, engine, rules.recipe)
+    except (ProofError, EngineError) as error:
+        # NaN, or a sample longer than the model can take: nothing that a proof could match.
+        logger.error("prefill failed", extra={"error": str(error)})
+        return Judgement(_without_prefill(error), units)
+    finding = check_proofs(replays, rules.calibration) or check_sampling(replays, rules.calibration)
+    return Judgement(finding, units, tuple(replays))
+
+
+def _without_prefill(error: MusterError) -> Finding:
+    return Finding(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, f"cannot be prefilled: {error}")
+
+
+def outcome_record(claim: Claim, judgement: Judgement) -> OutcomeRecord:
+    """Return the record of a judgement; what does not fit its field is capped."""
+    finding = judgement.finding
+    submission = claim.submission
+    return OutcomeRecord(
+        worker_id=claim.worker_id,
+        step=submission.step,
+        index=submission.index,
+        policy_version=submission.policy_version,
+        file_hash=submission.file_hash,
+        rollouts=min(submission.rollouts, MAX_UINT16),
+        units=min(judgement.units, MAX_UINT32),
+        verdict=finding.verdict if finding else Verdict.ACCEPTED,
+        reason=finding.reason if finding else Reason.NONE,
+    )

@@ -1,0 +1,321 @@
+"""The validator, from a committed batch to signed outcomes. Its part of a rollout's way:
+
+ 6. submit     workers upload, the orchestrator commits the root of a batch on chain
+ 7. validate   HERE  fetch the batch and its files, run the ordered checks, sign the outcomes
+ 8. record     HERE  hand the signature over; the orchestrator posts it with the others' on chain
+11. dispute    the evidence stored here is what a jury re-runs
+
+Batches come from the chain, in order; the orchestrator only hands over what their roots commit to.
+A batch is judged as a whole and signed once: the outcomes are durable before the signature exists.
+What cannot be obtained now (a file, a policy, the orchestrator) is waited for, never held against
+a worker; only a file that the orchestrator lastingly does not have counts as missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from muster.api import BatchEntry, OrchestratorApi
+from muster.chain import BatchView, ChainView, Event
+from muster.client.facts import ticket_terms, worker_at
+from muster.client.outage import Outage
+from muster.client.process import ComputeThread
+from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
+from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.evidence import EvidenceStore
+from muster.client.validator.journal import JudgedBatch, OutcomeJournal
+from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
+from muster.client.validator.slots import KnownBatch, SlotIndex, slot_of_record
+from muster.inference import InferenceEngine
+from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.protocol.errors import (
+    ApiError,
+    ChainError,
+    ConfigError,
+    EncodingError,
+    PolicyUnavailable,
+)
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import OutcomeRecord, Verdict
+from muster.shardcast import Fetcher
+
+logger = logging.getLogger(__name__)
+
+BATCH_PATIENCE_S = 60.0
+"""How long a batch that cannot be judged holds up those after it."""
+REPOST_S = 10.0
+"""Signed outcomes that are not on chain are handed over again after this time."""
+_LASTINGLY_MISSING = frozenset({404, 410})
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorPlace:
+    """Everything a validator works with; nothing of it belongs to the loop."""
+
+    run_id: RunId
+    """The run."""
+    key: bytes
+    """The validator's private key."""
+    domain: Domain
+    """Of the ContributionLedger."""
+    view: ChainView
+    """The chain, kept current by someone else."""
+    api: OrchestratorApi
+    """The run's orchestrator."""
+    fetcher: Fetcher
+    """Where policies come from."""
+    engine: InferenceEngine
+    """What prefills."""
+    rules: Rules
+    """What the run's documents say."""
+    decoder: FileDecoder
+    """What parses files nobody has judged."""
+    journal: OutcomeJournal
+    """What was signed before."""
+    evidence: EvidenceStore
+    """Where evidence goes."""
+    poll_s: float
+    """Shortest pause between two looks for batches."""
+    file_patience_s: float
+    """How long a file that the orchestrator does not have is asked for."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, for patience and pauses."""
+
+    def __repr__(self) -> str:
+        return f"ValidatorPlace(run_id={self.run_id})"
+
+
+class ValidatorLoop:
+    """One validator of one run."""
+
+    def __init__(self, place: ValidatorPlace) -> None:
+        self.place = place
+        self.compute = ComputeThread()
+        self._address = address_of(place.key)
+        sampling = place.rules.recipe.sampling
+        self._max_rows = sampling.problems_per_submission * sampling.samples_per_problem
+        self._slots = SlotIndex()
+        self._loaded: tuple[PolicyVersion, Hash32] | None = None
+        self._outages = {
+            ApiError: Outage("the orchestrator"),
+            PolicyUnavailable: Outage("the policy"),
+            ChainError: Outage("the chain"),
+        }
+        self._failing_since: dict[object, float] = {}
+        self._handed_over: dict[int, float] = {}
+        self._unfinished: dict[tuple[int, Hash32], list[OutcomeRecord]] = {}
+        self._woken = asyncio.Event()
+
+    async def run(self) -> None:
+        """Judge batches until cancelled; raises ConfigError when the run has no seat for it."""
+        try:
+            while True:
+                self._woken.clear()
+                self.require_seat()
+                pause = await self._round()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._woken.wait()
+        finally:
+            self.compute.close()
+
+    async def on_change(self, _events: list[Event]) -> None:
+        """Take note of new events of the chain."""
+        self._woken.set()
+
+    def require_seat(self) -> None:
+        """Raise ConfigError when the chain does not list this validator for the run."""
+        if self._address not in self.place.view.runs[self.place.run_id].validators:
+            raise ConfigError(
+                f"{self._address} is not a validator of run {self.place.run_id}",
+                hint="the run's owner appoints validators; is this the right keystore?",
+            )
+
+    async def _round(self) -> float:
+        """Judge every batch that waits; return how many seconds to wait before the next look."""
+        try:
+            for batch in self.waiting():
+                await self._judge_or_pass_over(batch)
+        except (ApiError, PolicyUnavailable, ChainError) as error:
+            kind = next(kind for kind in self._outages if isinstance(error, kind))
+            await asyncio.sleep(self._outages[kind].failed(error))
+            return 0.0
+        for outage in self._outages.values():
+            outage.recovered()
+        return max(self.place.poll_s, REPOST_S / 2)
+
+    def waiting(self) -> list[BatchView]:
+        """Return the run's batches without outcomes, oldest first."""
+        batches = self.place.view.batches.values()
+        mine = (b for b in batches if b.run_id == self.place.run_id and b.records is None)
+        return sorted(mine, key=lambda batch: batch.batch_id)
+
+    async def _judge_or_pass_over(self, batch: BatchView) -> None:
+        """Judge and hand over a batch; one that has failed for long no longer stops the others."""
+        try:
+            await self.validate(batch)
+        except (ApiError, PolicyUnavailable) as error:
+            since = self._failing_since.setdefault(batch.batch_id, self.place.clock())
+            if self.place.clock() - since < BATCH_PATIENCE_S:
+                raise
+            logger.warning(
+                "batch passed over", extra={"batch_id": batch.batch_id, "error": str(error)}
+            )
+        else:
+            self._failing_since.pop(batch.batch_id, None)
+
+    # 7. validate
+
+    async def validate(self, batch: BatchView) -> None:
+        """Judge a batch unless it was judged before, and hand its outcomes over."""
+        judged = self.place.journal.judged(batch.batch_id)
+        if judged is None:
+            records = await self.judge(batch)
+            mine = JudgedBatch(batch.batch_id, batch.root, tuple(records))
+            judged = await asyncio.to_thread(self.place.journal.record, mine)
+        if judged.root != batch.root:
+            logger.error(
+                "batch was signed under another root, never again",
+                extra={"batch_id": batch.batch_id},
+            )
+            return
+        await self.hand_over(judged)
+
+    async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
+        """Return the outcome of every submission of a batch, in batch order."""
+        entries = await self._contents(batch)
+        self._slots.refresh(self._known_batches())
+        # What is done stays done when a file or a policy is waited for in the middle of a batch.
+        records = self._unfinished.setdefault((batch.batch_id, batch.root), [])
+        for position, entry in enumerate(entries[len(records) :], len(records)):
+            claim = self._claim(batch, entry, records)
+            judgement, data = await self._judge_claim(claim)
+            record = outcome_record(claim, judgement)
+            place = (batch.batch_id, position)
+            await asyncio.to_thread(self.place.evidence.write, place, claim, data, judgement)
+            records.append(record)
+            _log(place, record, judgement)
+        return self._unfinished.pop((batch.batch_id, batch.root))
+
+    def _known_batches(self) -> list[KnownBatch]:
+        """Return the run's batches whose records are known, from the chain or the journal."""
+        known = []
+        for batch in self.place.view.batches.values():
+            if batch.run_id == self.place.run_id:
+                judged = self.place.journal.judged(batch.batch_id)
+                if batch.records is not None:
+                    known.append(KnownBatch(batch.batch_id, batch.root, tuple(batch.records)))
+                elif judged is not None and judged.root == batch.root:
+                    known.append(KnownBatch(batch.batch_id, batch.root, judged.records))
+        return known
+
+    async def _contents(self, batch: BatchView) -> list[BatchEntry]:
+        """Return the batch's submissions, which reproduce the root on chain."""
+        entries = (await self.place.api.batch(batch.batch_id)).submissions
+        leaves = [entry.submission.leaf() for entry in entries]
+        if len(leaves) != batch.count or merkle_root(leaves) != batch.root:
+            raise ApiError(
+                f"the submissions of batch {batch.batch_id} do not make up its root",
+                status=502,
+                code="bad_answer",
+                hint="the orchestrator is faulty or dishonest",
+            )
+        return entries
+
+    def _claim(self, batch: BatchView, entry: BatchEntry, earlier: list[OutcomeRecord]) -> Claim:
+        place, submission = self.place, entry.submission
+        account = place.view.workers.get(submission.worker)
+        worker_id = account.worker_id if account else 0
+        slot = (worker_id, submission.step, submission.index)
+        return Claim(
+            submission=submission,
+            signature=entry.signature,
+            ticket=entry.ticket,
+            ticket_signature=entry.ticket_signature,
+            committed_at=batch.committed_at,
+            terms=ticket_terms(
+                place.view,
+                place.run_id,
+                place.domain,
+                submission.worker,
+                submission.policy_version,
+            ),
+            worker_id=worker_id,
+            node=worker_at(place.view, submission.worker, batch),
+            is_slot_used=self._slots.is_used(slot, before=batch.batch_id)
+            or slot in map(slot_of_record, earlier),
+        )
+
+    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Return the judgement on a claim, and its file if it was read."""
+        if finding := check_claim(claim):
+            return unread(claim, finding), None
+        data = await self._file(claim.submission.file_hash)
+        if finding := check_file(data):
+            return unread(claim, finding), None
+        assert data is not None  # check_file
+        try:
+            rows = await self.place.decoder.decode(data, max_rows=self._max_rows)
+        except EncodingError as error:
+            return unread(claim, unreadable(str(error))), data
+        policy = claim.terms.policies[claim.submission.policy_version]
+        await self.load(claim.submission.policy_version, policy.root)
+        place = self.place
+        return await self.compute.run(examine, claim, rows, place.rules, place.engine), data
+
+    async def _file(self, name: Hash32) -> bytes | None:
+        """Return a submission's file; None once the orchestrator has lacked it for long enough."""
+        try:
+            data = await self.place.api.file(name)
+        except ApiError as error:
+            since = self._failing_since.setdefault(name, self.place.clock())
+            waited_s = self.place.clock() - since
+            if error.status in _LASTINGLY_MISSING and waited_s >= self.place.file_patience_s:
+                return None
+            raise
+        self._failing_since.pop(name, None)
+        return data
+
+    async def load(self, version: PolicyVersion, root: Hash32) -> None:
+        """Load a policy version, verified against the root on chain."""
+        if self._loaded == (version, root):
+            return
+        folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+        await self.compute.run(self.place.engine.load_policy, folder, version)
+        self._loaded = (version, root)
+
+    # 8. record
+
+    async def hand_over(self, judged: JudgedBatch) -> None:
+        """Sign a batch's outcomes and give them to the orchestrator, again if they get lost."""
+        now = self.place.clock()
+        if now - self._handed_over.get(judged.batch_id, -REPOST_S) < REPOST_S:
+            return
+        message = judged.message()
+        signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
+        await self.place.api.post_outcomes(judged.batch_id, judged.packed(), signature)
+        self._handed_over[judged.batch_id] = now
+
+
+def _log(place: tuple[int, int], record: OutcomeRecord, judgement: Judgement) -> None:
+    fields = {"batch_id": place[0], "position": place[1], "worker_id": record.worker_id}
+    fields |= {"step": record.step, "index": record.index}
+    if record.verdict is Verdict.ACCEPTED:
+        logger.info("submission accepted", extra=fields)
+        return
+    detail = judgement.finding.detail if judgement.finding else ""
+    logger.warning(
+        "submission not accepted",
+        extra={
+            **fields,
+            "verdict": record.verdict.name,
+            "reason": record.reason.name,
+            "detail": detail,
+        },
+    )

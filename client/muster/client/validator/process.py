@@ -1,0 +1,82 @@
+"""A validator process: takes its seat, loads the run's documents and the engine, runs the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from muster.chain import follow
+from muster.client.documents import fetch_calibration, fetch_recipe, fetch_task_set
+from muster.client.process import run_together
+from muster.client.seat import EngineFactory, Seat, take_seat, transformers_engine
+from muster.client.settings import ValidatorSettings
+from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.evidence import EvidenceStore
+from muster.client.validator.journal import OutcomeJournal
+from muster.client.validator.judging import Rules
+from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
+from muster.client.wallet import Wallet
+from muster.protocol.errors import ConfigError
+from muster.tasks import check_task_set
+
+
+async def run_validator(
+    settings: ValidatorSettings,
+    account: Wallet,
+    *,
+    engine_factory: EngineFactory = transformers_engine,
+    loop_class: type[ValidatorLoop] = ValidatorLoop,
+) -> None:
+    """Judge until cancelled; raises MusterError when this validator cannot or may not judge."""
+    with OutcomeJournal(settings.state_dir) as journal:
+        async with take_seat(settings, account) as seat, FileDecoder() as decoder:
+            rules = await fetch_rules(seat)
+            place = ValidatorPlace(
+                run_id=settings.run,
+                key=account.key,
+                domain=seat.domain,
+                view=seat.view,
+                api=seat.api,
+                fetcher=seat.fetcher,
+                engine=await asyncio.to_thread(engine_factory, settings),
+                rules=rules,
+                decoder=decoder,
+                journal=journal,
+                evidence=EvidenceStore(settings.state_dir / "evidence", rules.calibration),
+                poll_s=settings.poll_s,
+                file_patience_s=settings.file_patience_s,
+            )
+            loop = loop_class(place)
+            following = follow(
+                seat.chain, seat.view, poll_s=settings.poll_s, on_change=loop.on_change
+            )
+            await run_together(loop.run(), following)
+
+
+async def fetch_rules(seat: Seat) -> Rules:
+    """Return what the run's documents say; raises MusterError when nobody can be judged by them."""
+    config = seat.run.config
+    rules = Rules(
+        recipe=await fetch_recipe(seat.api, config.recipe_hash),
+        task_set=await fetch_task_set(seat.api, config.task_set_hash),
+        calibration=await fetch_calibration(seat.api, config.calibration_hash),
+    )
+    await asyncio.to_thread(require_consistent, rules)
+    return rules
+
+
+def require_consistent(rules: Rules) -> None:
+    """Raise ConfigError or TaskError when the documents contradict each other, or a verifier that
+    the task set needs is missing here: honest workers would be rejected.
+    """
+    recipe, calibration = rules.recipe, rules.calibration
+    if (calibration.proof, calibration.temperature) != (recipe.proof, recipe.sampling.temperature):
+        raise ConfigError(
+            "the run's calibration was measured under another recipe",
+            hint="the run's owner must calibrate again: muster calibrate",
+        )
+    wanted = recipe.sampling.problems_per_submission
+    if len(rules.task_set) < wanted:
+        raise ConfigError(
+            f"the run's task set has {len(rules.task_set)} problems, a submission needs {wanted}"
+        )
+    check_task_set({problem.task_type: problem for problem in rules.task_set}.values())

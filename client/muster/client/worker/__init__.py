@@ -1,0 +1,1 @@
+"""The worker: leases tickets, generates what they derive, signs and uploads it."""

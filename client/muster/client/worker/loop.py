@@ -1,0 +1,361 @@
+"""The worker, from lease to settlement. One rollout's way through Muster (DESIGN section 2):
+
+ 1. publish    the trainer anchors a policy version on chain
+ 2. broadcast  relays mirror its chunks
+ 3. fetch      HERE  pull the policy, verified against the root on chain
+ 4. lease      HERE  ask for a ticket, and check it against the chain
+ 5. generate   HERE  sample what the ticket derives, with proofs, and grade it
+ 6. submit     HERE  journal, sign and upload one file
+ 7. validate   validators check it and sign the outcome
+ 8. record     the orchestrator posts the outcomes of a batch
+ 9. train      the trainer learns from accepted files
+10. settle     HERE  note what became of each submission; `muster rewards claim` collects
+11. dispute    a bonded challenge sends an outcome to a jury
+12. audit      anyone rebuilds all of it from the chain
+
+The loop trusts nobody: tickets, documents and policies count only as far as the chain agrees. It
+lives through the loss of the orchestrator, the relays and the chain. Its order of work is that of
+`work_once`; devnets and adversaries replace `generate` or `claim`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from muster.api import Lease, NoWork, OrchestratorApi
+from muster.chain import ChainView, Event
+from muster.client.facts import ticket_terms
+from muster.client.outage import Outage
+from muster.client.process import ComputeThread, run_together
+from muster.client.tickets import TicketFault, lease_fault
+from muster.client.worker.generation import build_submission, count_units
+from muster.client.worker.journal import SignedSubmission, SubmissionJournal
+from muster.inference import InferenceEngine
+from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.protocol.encoding import file_hash
+from muster.protocol.errors import (
+    ApiError,
+    ChainError,
+    ConfigError,
+    MusterError,
+    PolicyUnavailable,
+    TaskError,
+)
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
+from muster.protocol.recipe import Recipe
+from muster.protocol.rollouts import Rollout, encode_rollouts
+from muster.shardcast import Fetcher
+from muster.tasks import TaskSet
+
+logger = logging.getLogger(__name__)
+
+SOFTWARE = "muster-rl 0.1.0"
+"""What the worker says it runs."""
+TICKET_PAUSE_S = 1.0
+"""Pause after a ticket that is not worked on: the same one comes again until its deadline."""
+_LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
+"""Answers to an upload that repeating it cannot change."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Everything a worker works with; nothing of it belongs to the loop."""
+
+    run_id: RunId
+    """The run."""
+    worker: Address
+    """The staking wallet it works for."""
+    key: bytes
+    """The node's private key."""
+    domain: Domain
+    """Of the ContributionLedger."""
+    view: ChainView
+    """The chain, kept current by someone else."""
+    now: Callable[[], Awaitable[int]]
+    """Unix seconds of the chain's clock."""
+    api: OrchestratorApi
+    """The run's orchestrator."""
+    fetcher: Fetcher
+    """Where policies come from."""
+    engine: InferenceEngine
+    """What generates."""
+    recipe: Recipe
+    """The run's recipe."""
+    task_set: TaskSet
+    """The run's problems."""
+    journal: SubmissionJournal
+    """What was signed before."""
+    poll_s: float
+    """Shortest pause between two looks for work."""
+    heartbeat_s: float
+    """Seconds between signs of life."""
+
+    def __repr__(self) -> str:
+        return f"WorkerPlace(run_id={self.run_id}, worker={self.worker!r})"
+
+
+class WorkerLoop:
+    """One node of one worker."""
+
+    def __init__(self, place: WorkerPlace) -> None:
+        self.place = place
+        self.compute = ComputeThread()
+        self.state = "starting"
+        self.accepted = 0
+        self.units = 0
+        self._node = address_of(place.key)
+        self._loaded: tuple[PolicyVersion, Hash32] | None = None
+        self._outages = {
+            ApiError: Outage("the orchestrator"),
+            PolicyUnavailable: Outage("the policy"),
+            ChainError: Outage("the chain"),
+        }
+        self._refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
+        self._posted: deque[int] = deque(maxlen=100_000)
+        self._woken = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until cancelled; raises MusterError once the worker may not work any more."""
+        self._posted.extend(sorted(self.place.view.batches))
+        try:
+            await run_together(self._work(), self._heartbeat())
+        finally:
+            self.compute.close()
+
+    async def on_change(self, events: list[Event]) -> None:
+        """Take note of new events of the chain."""
+        for event in events:
+            if event.name == "OutcomesPosted":
+                self._posted.append(event.args["batch_id"])
+        self._woken.set()
+
+    async def _work(self) -> None:
+        await self.settle()
+        await self._resume()
+        while True:
+            self._woken.clear()
+            pause = await self._round()
+            # News from the chain may mean work, but the orchestrator needs a moment to see it too.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._woken.wait()
+                    await asyncio.sleep(self.place.poll_s)
+
+    async def _round(self) -> float:
+        """Settle, work on at most one ticket, and live through what is away meanwhile."""
+        await self.settle()
+        self.require_good_standing()
+        try:
+            pause = await self.work_once()
+        except (ApiError, PolicyUnavailable, ChainError) as error:
+            kind = next(kind for kind in self._outages if isinstance(error, kind))
+            await asyncio.sleep(self._outages[kind].failed(error))
+            return 0.0
+        for outage in self._outages.values():
+            outage.recovered()
+        return pause
+
+    async def work_once(self) -> float:
+        """Work on at most one ticket; return how many seconds to wait before the next."""
+        lease = await self.lease()
+        if isinstance(lease, NoWork):
+            await self._prefetch()
+            self.state = "idle"
+            return max(lease.retry_after_s, self.place.poll_s)
+        ticket = lease.ticket
+        if fault := await self._fault(lease):
+            return self._refuse(ticket, fault)
+        if signed := self.place.journal.signed(ticket):
+            return await self._submit_again(signed)
+        self._refusals.recovered()
+        await self.fetch(ticket.policy_version, ticket.policy_root)
+        try:
+            rollouts = await self.generate(ticket)
+        except TaskError as error:
+            logger.warning("ticket given up", extra={**_fields(ticket), "error": str(error)})
+            return TICKET_PAUSE_S
+        await self.submit(ticket, rollouts)
+        return 0.0
+
+    # 3. fetch
+
+    async def fetch(self, version: PolicyVersion, root: Hash32) -> None:
+        """Load a policy version, verified against the root on chain."""
+        if self._loaded == (version, root):
+            return
+        self.state = "fetching"
+        folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+        await self.compute.run(self.place.engine.load_policy, folder, version)
+        self._loaded = (version, root)
+        logger.info("policy loaded", extra={"policy_version": version})
+
+    async def _prefetch(self) -> None:
+        run = self.place.view.runs[self.place.run_id]
+        if run.latest_version is not None:
+            root = run.checkpoints[run.latest_version].manifest_root
+            await self.fetch(run.latest_version, root)
+
+    # 4. lease
+
+    async def lease(self) -> Lease | NoWork:
+        """Return a ticket, which nobody has checked yet, or when to ask again."""
+        return await self.place.api.lease(self.place.run_id)
+
+    async def _fault(self, lease: Lease) -> TicketFault | None:
+        place = self.place
+        terms = ticket_terms(
+            place.view, place.run_id, place.domain, place.worker, lease.ticket.policy_version
+        )
+        earlier = place.journal.signed(lease.ticket)
+        return lease_fault(
+            lease.ticket,
+            lease.signature,
+            terms,
+            now=await place.now(),
+            signed=earlier.ticket if earlier else None,
+        )
+
+    def _refuse(self, ticket: Ticket, fault: TicketFault) -> float:
+        if fault is TicketFault.POLICY_UNKNOWN:
+            # The orchestrator may be a block ahead of this node.
+            logger.debug("ticket ahead of the chain view", extra=_fields(ticket))
+            return self.place.poll_s
+        return self._refusals.failed(ConfigError(f"ticket refused: {fault}"))
+
+    # 5. generate
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        """Return the ticket's rollouts; the policy is loaded."""
+        self.state = "generating"
+        place = self.place
+        return await self.compute.run(
+            build_submission, ticket, place.recipe, place.task_set, place.engine
+        )
+
+    # 6. submit
+
+    async def submit(self, ticket: Ticket, rollouts: list[Rollout]) -> None:
+        """Journal, sign and upload the rollouts."""
+        data = await self.compute.run(encode_rollouts, rollouts)
+        submission = self.claim(ticket, rollouts, file_hash(data))
+        signed = await asyncio.to_thread(self.place.journal.record, ticket, submission, data)
+        await self._upload(signed, data)
+
+    def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
+        """Return what is signed about a file of rollouts."""
+        return Submission(
+            run_id=ticket.run_id,
+            worker=ticket.worker,
+            step=ticket.step,
+            index=ticket.index,
+            policy_version=ticket.policy_version,
+            file_hash=data_hash,
+            rollouts=len(rollouts),
+            units=count_units(rollouts, self.place.recipe.sampling.max_new_tokens),
+        )
+
+    async def _resume(self) -> None:
+        """Upload again what has no outcome yet: a crash may have come before the upload."""
+        for signed in list(self.place.journal.unfinished().values()):
+            await self._submit_again(signed)
+
+    async def _submit_again(self, signed: SignedSubmission) -> float:
+        """Upload what was signed for the slot before; nothing else ever is."""
+        data = await asyncio.to_thread(self.place.journal.data, signed)
+        if data is None:
+            logger.warning("signed slot has no file any more", extra=_fields(signed.ticket))
+            return TICKET_PAUSE_S
+        await self._upload(signed, data)
+        return TICKET_PAUSE_S
+
+    async def _upload(self, signed: SignedSubmission, data: bytes) -> None:
+        self.state = "uploading"
+        submission = signed.submission
+        signature = sign(digest(self.place.domain, submission.struct_hash()), self.place.key)
+        while True:
+            try:
+                await self.place.api.submit(submission, signature, data)
+            except ApiError as error:
+                if error.status in _LASTING_REFUSALS:
+                    fields = {**_fields(signed.ticket), "code": error.code, "error": str(error)}
+                    logger.warning("submission refused", extra=fields)
+                    await asyncio.to_thread(self.place.journal.finish, signed, error.code)
+                    return
+                await asyncio.sleep(self._outages[ApiError].failed(error))
+                continue
+            self._outages[ApiError].recovered()
+            logger.info(
+                "submission uploaded",
+                extra={**_fields(signed.ticket), "units": submission.units},
+            )
+            return
+
+    # 10. settle
+
+    async def settle(self) -> None:
+        """Note what became of this worker's submissions in batches posted since the last time."""
+        view = self.place.view
+        account = view.workers.get(self.place.worker)
+        while self._posted and account is not None:
+            batch = view.batches.get(self._posted[0])
+            if batch is not None and batch.run_id == self.place.run_id:
+                for record in batch.records or ():
+                    if record.worker_id == account.worker_id:
+                        await self._settle(record)
+            self._posted.popleft()
+
+    async def _settle(self, record: OutcomeRecord) -> None:
+        fields = {"step": record.step, "index": record.index, "units": record.units}
+        if record.verdict is Verdict.ACCEPTED:
+            self.accepted += 1
+            self.units += record.units
+            logger.info("submission accepted", extra=fields)
+        else:
+            outcome = {"verdict": record.verdict.name, "reason": record.reason.name}
+            logger.warning("submission not accepted", extra={**fields, **outcome})
+        slot = (self.place.run_id, self.place.worker, record.step, record.index)
+        if signed := self.place.journal.unfinished().get(slot):
+            await asyncio.to_thread(self.place.journal.finish, signed, record.verdict.name)
+
+    # Standing and signs of life
+
+    def require_good_standing(self) -> None:
+        """Raise MusterError when the chain says that this node may not work."""
+        account = self.place.view.workers.get(self.place.worker)
+        if account is None:
+            raise ConfigError(
+                f"{self.place.worker} is not registered as a worker",
+                hint="stake first: muster stake --keystore FILE --node FILE",
+            )
+        if account.status.lower() != "active":
+            raise MusterError(
+                f"worker {self.place.worker} is {account.status.lower()} and may not work",
+                hint="see why: muster audit",
+            )
+        if account.node != self._node:
+            raise ConfigError(
+                f"worker {self.place.worker} is served by node {account.node}, not {self._node}",
+                hint="give the keystore of that node with --keystore",
+            )
+
+    async def _heartbeat(self) -> None:
+        while True:
+            version = self._loaded[0] if self._loaded else None
+            try:
+                await self.place.api.heartbeat(
+                    self.place.run_id, policy_version=version, state=self.state, software=SOFTWARE
+                )
+            except ApiError as error:
+                # Leasing reports outages; a missed sign of life changes nothing.
+                logger.debug("heartbeat failed", extra={"code": error.code})
+            await asyncio.sleep(self.place.heartbeat_s)
+
+
+def _fields(ticket: Ticket) -> dict[str, object]:
+    return {"step": ticket.step, "index": ticket.index, "policy_version": ticket.policy_version}

@@ -1,0 +1,48 @@
+"""A worker process: takes its seat, loads the run's documents and the engine, runs the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from muster.chain import follow
+from muster.client.documents import fetch_recipe, fetch_task_set
+from muster.client.process import run_together
+from muster.client.seat import EngineFactory, take_seat, transformers_engine
+from muster.client.settings import WorkerSettings
+from muster.client.wallet import Wallet
+from muster.client.worker.journal import SubmissionJournal
+from muster.client.worker.loop import WorkerLoop, WorkerPlace
+
+
+async def run_worker(
+    settings: WorkerSettings,
+    node: Wallet,
+    *,
+    engine_factory: EngineFactory = transformers_engine,
+    loop_class: type[WorkerLoop] = WorkerLoop,
+) -> None:
+    """Work until cancelled; raises MusterError when the worker cannot or may not work."""
+    with SubmissionJournal(settings.state_dir) as journal:
+        async with take_seat(settings, node) as seat:
+            config = seat.run.config
+            place = WorkerPlace(
+                run_id=settings.run,
+                worker=settings.worker,
+                key=node.key,
+                domain=seat.domain,
+                view=seat.view,
+                now=seat.chain.now,
+                api=seat.api,
+                fetcher=seat.fetcher,
+                engine=await asyncio.to_thread(engine_factory, settings),
+                recipe=await fetch_recipe(seat.api, config.recipe_hash),
+                task_set=await fetch_task_set(seat.api, config.task_set_hash),
+                journal=journal,
+                poll_s=settings.poll_s,
+                heartbeat_s=settings.heartbeat_s,
+            )
+            loop = loop_class(place)
+            following = follow(
+                seat.chain, seat.view, poll_s=settings.poll_s, on_change=loop.on_change
+            )
+            await run_together(loop.run(), following)

@@ -1,0 +1,191 @@
+"""A run small enough to compute in milliseconds, with real signatures, proofs and sampling.
+
+The engine's policy is a hash: hidden states and logits follow from (version, tokens so far).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.client.tickets import KnownPolicy, TicketTerms
+from muster.client.validator.checks import Claim
+from muster.client.validator.judging import Rules
+from muster.client.worker.generation import build_submission, count_units
+from muster.inference import Completion, Prefill, Request, gumbel_noise
+from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.protocol.encoding import file_hash, keccak
+from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
+from muster.protocol.messages import Submission, Ticket
+from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.rollouts import Rollout, encode_rollouts
+from muster.tasks.sort_digits import make_task_set
+from muster.toploc import Calibration, build_proofs
+from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
+
+NODE_KEY = keccak(b"node")
+ORCHESTRATOR_KEY = keccak(b"orchestrator")
+VALIDATOR_KEY = keccak(b"validator")
+OTHER_KEY = keccak(b"somebody else")
+WORKER = to_address(keccak(b"worker")[:20])
+DOMAIN = Domain(31337, to_address(keccak(b"ledger")[:20]))
+RUN = RunId(7)
+VERSION = PolicyVersion(3)
+ROOT = keccak(b"manifest 3")
+BEACON = keccak(b"block 40")
+NOW = 1_000_000
+
+RECIPE = Recipe(
+    name="test",
+    sampling=SamplingRecipe(
+        problems_per_submission=2, samples_per_problem=2, temperature=1.0, max_new_tokens=6
+    ),
+    proof=ProofRecipe(chunk_tokens=4, topk=8),
+    training=TrainingRecipe(submissions_per_step=1),
+)
+TASK_SET = make_task_set(20, seed=1)
+CALIBRATION = Calibration(
+    model=CalibratedModel(
+        name="hash", architecture="Hash", hidden_size=8, vocab_size=13, engine="-"
+    ),
+    proof=RECIPE.proof,
+    temperature=1.0,
+    chunk=ChunkLimits(
+        max_exponent_mismatches=1,
+        max_mantissa_error_mean=4.0,
+        max_mantissa_error_median=4.0,
+        max_sign_mismatches=0,
+    ),
+    sampler=SamplerLimits(margin=0.01, max_outside_per_sample=0),
+    fraud_strikes=2,
+)
+RULES = Rules(RECIPE, TASK_SET, CALIBRATION)
+ALPHABET = "0123456789= "
+EOS = len(ALPHABET)
+
+
+class HashEngine:
+    """An engine whose policy is a hash function."""
+
+    def __init__(self, version: PolicyVersion | None = None) -> None:
+        self.policy_version = version
+        self.loaded: list[tuple[Path, PolicyVersion]] = []
+
+    hidden_size = 8
+    vocab_size = EOS + 1
+    eos_token_ids = frozenset([EOS])
+
+    def load_policy(self, folder: Path, version: PolicyVersion) -> None:
+        self.policy_version = version
+        self.loaded.append((folder, version))
+
+    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
+        return [self._generate(request, proof) for request in requests]
+
+    def prefill(self, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Prefill]:
+        return [self._prefill(prompt, completion) for prompt, completion in samples]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(ALPHABET.index(character) for character in text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(ALPHABET[token] for token in tokens if token != EOS)
+
+    def _generate(self, request: Request, proof: ProofRecipe) -> Completion:
+        tokens: list[int] = []
+        hidden = []
+        while len(tokens) < request.max_new_tokens and EOS not in tokens:
+            row, logits = self._step((*request.prompt_tokens, *tokens))
+            noise = gumbel_noise([request.seed], [len(tokens)], self.vocab_size)[0]
+            tokens.append(int((logits + noise).argmax()))
+            hidden.append(row)
+        proofs = build_proofs(np.stack(hidden), chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+        return Completion(tuple(tokens), proofs)
+
+    def _prefill(self, prompt: Sequence[int], completion: Sequence[int]) -> Prefill:
+        steps = [self._step((*prompt, *completion[:i])) for i in range(len(completion))]
+        hidden, logits = zip(*steps, strict=True)
+        return Prefill(np.stack(hidden), np.stack(logits))
+
+    def _step(
+        self, tokens: tuple[int, ...]
+    ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float32]]:
+        name = hashlib.sha256(repr((self.policy_version, tokens)).encode()).digest()
+        random = np.random.default_rng(int.from_bytes(name[:8], "big"))
+        hidden = random.normal(size=self.hidden_size).astype(np.float32)
+        return (hidden.view(np.uint32) >> 16).astype(np.uint16), random.normal(
+            size=self.vocab_size
+        ).astype(np.float32)
+
+
+def make_ticket(**changes: object) -> Ticket:
+    values: dict[str, object] = {
+        "run_id": RUN,
+        "worker": WORKER,
+        "step": Step(4),
+        "index": 0,
+        "policy_version": VERSION,
+        "policy_root": ROOT,
+        "beacon": BEACON,
+        "deadline": NOW + 600,
+    }
+    return Ticket(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_terms(**changes: object) -> TicketTerms:
+    values: dict[str, object] = {
+        "domain": DOMAIN,
+        "orchestrator": address_of(ORCHESTRATOR_KEY),
+        "run_id": RUN,
+        "worker": WORKER,
+        "active_from": 10,
+        "policies": {VERSION: KnownPolicy(ROOT, BEACON, 40)},
+    }
+    return TicketTerms(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def sign_ticket(ticket: Ticket, key: bytes = ORCHESTRATOR_KEY) -> bytes:
+    return sign(digest(DOMAIN, ticket.struct_hash()), key)
+
+
+def sign_submission(submission: Submission, key: bytes = NODE_KEY) -> bytes:
+    return sign(digest(DOMAIN, submission.struct_hash()), key)
+
+
+def make_rollouts(ticket: Ticket, version: PolicyVersion = VERSION) -> list[Rollout]:
+    return build_submission(ticket, RECIPE, TASK_SET, HashEngine(version))
+
+
+def make_submission(ticket: Ticket, rows: list[Rollout], **changes: object) -> Submission:
+    values: dict[str, object] = {
+        "run_id": ticket.run_id,
+        "worker": ticket.worker,
+        "step": ticket.step,
+        "index": ticket.index,
+        "policy_version": ticket.policy_version,
+        "file_hash": file_hash(encode_rollouts(rows)),
+        "rollouts": len(rows),
+        "units": count_units(rows, RECIPE.sampling.max_new_tokens),
+    }
+    return Submission(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_claim(
+    submission: Submission, ticket: Ticket | None, *, key: bytes = NODE_KEY, **changes: object
+) -> Claim:
+    values: dict[str, object] = {
+        "submission": submission,
+        "signature": sign_submission(submission, key),
+        "ticket": ticket,
+        "ticket_signature": sign_ticket(ticket) if ticket else None,
+        "committed_at": NOW + 30,
+        "terms": make_terms(),
+        "worker_id": 5,
+        "node": address_of(NODE_KEY),
+        "is_slot_used": False,
+    }
+    return Claim(**{**values, **changes})  # type: ignore[arg-type]

@@ -1,0 +1,204 @@
+"""The journal of what was signed: crashes at any moment lose nothing that was promised."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from client_world import make_submission, make_ticket
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.client import journal as journals
+from muster.client.journal import Journal, write_durably
+from muster.client.worker.journal import SubmissionJournal
+from muster.protocol.encoding import file_hash
+from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.messages import Submission, Ticket
+
+
+def reopened(path: Path) -> list[dict[str, object]]:
+    with Journal(path) as journal:
+        return journal.entries
+
+
+def claimed(ticket: Ticket, data: bytes) -> Submission:
+    return make_submission(ticket, [], file_hash=file_hash(data), rollouts=1, units=1)
+
+
+# The log itself
+
+
+def test_entries_survive_in_order(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        for n in range(3):
+            journal.append({"n": n})
+    assert reopened(tmp_path / "j") == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_appended_entry_is_synced_before_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bytes] = []
+    with Journal(tmp_path / "j") as journal:
+        monkeypatch.setattr(
+            os, "fsync", lambda _descriptor: synced.append((tmp_path / "j").read_bytes())
+        )
+        journal.append({"n": 1})
+    assert synced == [b'{"n":1}\n']
+
+
+@given(st.lists(st.dictionaries(st.text(), st.integers()), min_size=1, max_size=5), st.data())
+def test_torn_tail_loses_the_last_entry_only(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: list[dict[str, int]],
+    data: st.DataObject,
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "j"
+    with Journal(path) as journal:
+        for entry in entries:
+            journal.append(entry)
+    whole = path.read_bytes()
+    start = whole.rstrip(b"\n").rfind(b"\n") + 1
+    os.truncate(path, data.draw(st.integers(start, len(whole) - 1)))
+    assert reopened(path) == entries[:-1]
+    with Journal(path) as journal:
+        journal.append({"after": 1})
+    assert reopened(path) == [*entries[:-1], {"after": 1}]
+
+
+def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "j").write_bytes(b'{"n":1}\nnonsense\n{"n":3}\n')
+    with pytest.raises(StorageError, match="line 2") as caught:
+        Journal(tmp_path / "j")
+    assert "slashed" in (caught.value.hint or "")
+
+
+def test_second_process_is_refused(tmp_path: Path) -> None:
+    with (
+        Journal(tmp_path / "j"),
+        pytest.raises(ConfigError, match="another process") as caught,
+    ):
+        Journal(tmp_path / "j")
+    assert "--state-dir" in (caught.value.hint or "")
+    assert reopened(tmp_path / "j") == []
+
+
+def test_full_disk_leaves_a_journal_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Journal(tmp_path / "j") as journal:
+        journal.append({"n": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(StorageError, match="No space left"):
+                journal.append({"n": 2})
+        journal.append({"n": 3})
+    assert reopened(tmp_path / "j") == [{"n": 1}, {"n": 3}]
+
+
+def test_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    write_durably(tmp_path / "a" / "f", b"first")
+    write_durably(tmp_path / "a" / "f", b"second")
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["f"]
+    assert (tmp_path / "a" / "f").read_bytes() == b"second"
+
+
+# Submissions
+
+
+def test_recorded_submission_comes_back_with_its_file(tmp_path: Path) -> None:
+    ticket = make_ticket()
+    with SubmissionJournal(tmp_path) as journal:
+        recorded = journal.record(ticket, claimed(ticket, b"one"), b"one")
+    with SubmissionJournal(tmp_path) as journal:
+        assert journal.signed(ticket) == recorded
+        assert list(journal.unfinished().values()) == [recorded]
+        assert journal.data(recorded) == b"one"
+
+
+def test_slot_keeps_its_first_file_whatever_comes_later(tmp_path: Path) -> None:
+    ticket = make_ticket()
+    other = make_ticket(policy_version=PolicyVersion(9), deadline=5)
+    with SubmissionJournal(tmp_path) as journal:
+        first = journal.record(ticket, claimed(ticket, b"one"), b"one")
+        assert journal.record(other, claimed(other, b"two"), b"two") == first
+        journal.finish(first, "ACCEPTED")
+        assert journal.record(other, claimed(other, b"two"), b"two") == first
+    with SubmissionJournal(tmp_path) as journal:
+        assert journal.record(other, claimed(other, b"two"), b"two") == first
+
+
+def test_finished_submission_is_remembered_without_its_file(tmp_path: Path) -> None:
+    ticket = make_ticket()
+    with SubmissionJournal(tmp_path) as journal:
+        recorded = journal.record(ticket, claimed(ticket, b"one"), b"one")
+        journal.finish(recorded, "ACCEPTED")
+        journal.finish(recorded, "ACCEPTED")
+    with SubmissionJournal(tmp_path) as journal:
+        assert journal.signed(ticket) == recorded
+        assert not journal.unfinished()
+        assert journal.data(recorded) is None
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_changed_file_is_not_handed_out(tmp_path: Path) -> None:
+    ticket = make_ticket()
+    with SubmissionJournal(tmp_path) as journal:
+        recorded = journal.record(ticket, claimed(ticket, b"one"), b"one")
+        next((tmp_path / "files").iterdir()).write_bytes(b"0ne")
+        assert journal.data(recorded) is None
+
+
+@pytest.mark.parametrize("line", [b'{"ticket":{}}\n', b'{"finished":7}\n', b'{"other":1}\n'])
+def test_journal_with_unknown_entries_is_refused(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "submissions.jsonl").write_bytes(line)
+    with pytest.raises(StorageError, match="is damaged"):
+        SubmissionJournal(tmp_path)
+
+
+class Crash(BaseException):
+    """The power goes."""
+
+
+class Power:
+    """Counts down the durable operations until the power goes."""
+
+    def __init__(self, operations: int) -> None:
+        self.operations = operations
+
+    def fsync(self, _descriptor: int) -> None:
+        if self.operations == 0:
+            raise Crash
+        self.operations -= 1
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=8))
+def test_no_slot_is_ever_signed_twice_whenever_the_power_goes(
+    tmp_path_factory: pytest.TempPathFactory, attempts: list[tuple[int, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("power")
+    signed: dict[int, Submission] = {}
+    for attempt, (slot, operations) in enumerate(attempts):
+        ticket, data = make_ticket(index=slot), f"attempt {attempt}".encode()
+        with SubmissionJournal(folder) as journal:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(journals.os, "fsync", Power(operations).fsync)
+                try:
+                    recorded = journal.record(ticket, claimed(ticket, data), data)
+                except Crash:
+                    continue
+            # Only here, after `record`, does a signature exist.
+            assert signed.setdefault(slot, recorded.submission) == recorded.submission
+            assert journal.data(recorded) is not None
+    with SubmissionJournal(folder) as journal:
+        for slot, submission in signed.items():
+            found = journal.signed(make_ticket(index=slot))
+            assert found is not None
+            assert found.submission == submission

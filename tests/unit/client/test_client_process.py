@@ -1,0 +1,149 @@
+"""Outages said once, retries paced, processes that stop when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.client.outage import Outage
+from muster.client.process import ComputeThread, run_together
+from muster.client.settings import WorkerSettings
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import to_address
+from muster.settings import load_settings
+
+
+def test_outage_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage("the orchestrator", rng=random.Random(1))
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            outage.failed(OSError("refused"))
+        assert outage.is_on
+        outage.recovered()
+        outage.recovered()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the orchestrator is not available, trying again until it is",
+        "the orchestrator is available again",
+    ]
+
+
+@given(st.integers(1, 200), st.integers())
+def test_pauses_grow_to_a_bound_with_jitter(failures: int, seed: int) -> None:
+    outage = Outage("it", first_s=0.5, longest_s=8.0, rng=random.Random(seed))
+    pauses = [outage.failed(OSError()) for _ in range(failures)]
+    for n, pause in enumerate(pauses):
+        full = min(0.5 * 2**n, 8.0)
+        assert full / 2 <= pause <= full
+
+
+def test_recovery_starts_the_pauses_afresh() -> None:
+    outage = Outage("it", first_s=0.5, rng=random.Random(1))
+    for _ in range(10):
+        outage.failed(OSError())
+    outage.recovered()
+    assert outage.failed(OSError()) <= 0.5
+
+
+async def test_compute_thread_runs_one_function_at_a_time() -> None:
+    thread = ComputeThread()
+    running: list[int] = []
+
+    def work(n: int) -> int:
+        running.append(n)
+        assert len(running) == 1
+        time.sleep(0.01)
+        running.remove(n)
+        return n
+
+    assert await asyncio.gather(*(thread.run(work, n) for n in range(4))) == [0, 1, 2, 3]
+    thread.close()
+
+
+async def test_first_error_ends_all_and_is_raised_alone() -> None:
+    ended = asyncio.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def failing() -> None:
+        raise ConfigError("the cause")
+
+    with pytest.raises(ConfigError, match="the cause"):
+        await run_together(forever(), failing())
+    assert ended.is_set()
+
+
+PROGRAM = """
+import asyncio, sys, time
+from muster.client.process import ComputeThread, run_until_stopped
+
+async def main():
+    thread = ComputeThread()
+    try:
+        print("up", flush=True)
+        await {work}
+    finally:
+        print("closed", flush=True)
+        thread.close()
+
+run_until_stopped(main)
+print("after", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [("asyncio.sleep(60)", "closed\nafter\n"), ("thread.run(time.sleep, 60)", "closed\n")],
+)
+def test_process_stops_cleanly_and_soon_when_asked(
+    number: signal.Signals, work: str, said: str
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(work=work)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process, process.stdout as output:
+        assert output.readline() == "up\n"
+        started = time.monotonic()
+        process.send_signal(number)
+        assert output.read() == said
+        assert process.wait() == 0
+        assert time.monotonic() - started < 3
+
+
+def test_relays_from_the_environment_are_a_list() -> None:
+    environ = {
+        "MUSTER_WORKER_RELAY": "http://a:1, http://b:2",
+        "MUSTER_WORKER_WORKER": "0x" + "ab" * 20,
+        "MUSTER_WORKER_RUN": "3",
+    }
+    flags = {"orchestrator": "http://o", "state_dir": "state"}
+    settings = load_settings(
+        WorkerSettings, env_prefix="MUSTER_WORKER_", flags=flags, environ=environ
+    )
+    assert settings.relay == ("http://a:1", "http://b:2")
+    assert settings.run == 3
+    assert settings.worker == to_address(environ["MUSTER_WORKER_WORKER"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [({"worker": "0x12"}, "'worker'"), ({"run": 0}, "'run'"), ({"dtype": "int4"}, "'dtype'")],
+)
+def test_bad_settings_are_named(flags: dict[str, object], message: str) -> None:
+    good = {"orchestrator": "http://o", "state_dir": "s", "worker": "0x" + "ab" * 20, "run": 1}
+    with pytest.raises(ConfigError, match=message):
+        load_settings(WorkerSettings, env_prefix="X_", flags={**good, **flags}, environ={})
