@@ -33,7 +33,8 @@ _LOGITS_PER_BATCH = 1 << 26
 class TransformersEngine:
     """InferenceEngine on transformers; see `muster.inference.engine` for the contract.
 
-    `threads` sets torch's thread count for the whole process.
+    `threads` sets torch's thread count for the whole process; `max_rows` bounds the samples of one
+    forward pass.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class TransformersEngine:
     ) -> None:
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         self._device = device
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._policy: LoadedPolicy | None = None
         self._forward: Forward | None = None
         self._version: PolicyVersion | None = None
@@ -118,7 +119,7 @@ class TransformersEngine:
                 _require_samplable(request)
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
             made: dict[int, Completion] = {}
-            for batch in plan_decode([r.prompt_tokens for r in requests], self._max_rows):
+            for batch in plan_decode([r.prompt_tokens for r in requests], self.max_rows):
                 chosen = [requests[i] for i in batch]
                 completions = generate_batch(forward, chosen, eos=policy.eos_token_ids, proof=proof)
                 made.update(zip(batch, completions, strict=True))
@@ -131,7 +132,7 @@ class TransformersEngine:
                 self._require_fits(prompt, len(completion), completion)
             made: dict[int, Prefill] = {}
             logit_rows = _LOGITS_PER_BATCH // forward.vocab_size
-            for batch in plan_prefill(samples, self._max_rows, logit_rows):
+            for batch in plan_prefill(samples, self.max_rows, logit_rows):
                 prefills = _prefill_batch(forward, [samples[i] for i in batch])
                 made.update(zip(batch, prefills, strict=True))
         return [made[i] for i in range(len(samples))]

@@ -1,0 +1,121 @@
+"""From measured errors to validation limits: the margins, and why. Pure.
+
+Honest errors of one machine underestimate those of a thousand, so every limit is a multiple of the
+worst error seen and at least a floor; the forgers, measured afterwards under these limits, tell
+whether that left room for fraud.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from muster.protocol.errors import EngineError
+from muster.protocol.recipe import ProofRecipe, Recipe
+from muster.toploc.calibration import ChunkLimits, Measurement, SamplerLimits
+from muster.toploc.proofs import ChunkResult
+
+_MANTISSA_MAX = 127.0
+_FALSE_FRAUD = 1e-6
+"""Bound on the probability that an honest submission collects enough strikes to be Fraud."""
+
+
+def chunk_limits(results: Iterable[ChunkResult], proof: ProofRecipe) -> ChunkLimits:
+    """Return the limits of check 6 from honest chunks.
+
+    Twice the worst count, at least 1/16 of the points (one rounding at the cut changes a point);
+    four times the worst mean, at least 0.5, because one point at the cut whose exponent agrees by
+    chance costs up to 127 / points; twice the worst median, with no floor: where engines agree to
+    rounding, most mantissas are equal.
+    """
+    results = list(results)
+    return ChunkLimits(
+        max_exponent_mismatches=_count_limit(
+            (r.exponent_mismatches / r.points for r in results), proof.topk, 16
+        ),
+        max_sign_mismatches=_count_limit(
+            (r.sign_mismatches / r.points for r in results), proof.topk, 32
+        ),
+        max_mantissa_error_mean=min(
+            _MANTISSA_MAX, max(0.5, 4 * max(r.mantissa_error_mean for r in results))
+        ),
+        max_mantissa_error_median=min(
+            _MANTISSA_MAX, 2 * max(r.mantissa_error_median for r in results)
+        ),
+    )
+
+
+def _count_limit(shares: Iterable[float], topk: int, floor_divisor: int) -> int:
+    return min(topk, max(topk // floor_divisor, math.ceil(2 * max(shares) * topk)))
+
+
+def sampler_limits(
+    margins: Iterable[float], logit_error: float, temperature: float
+) -> SamplerLimits:
+    """Return the limits of check 7 from honest margins and the largest logit difference.
+
+    A choice can turn when two logits move towards each other, hence twice the logit difference;
+    four times either figure, at least 0.001.
+    """
+    worst = max(max(margins), 2 * logit_error / temperature)
+    return SamplerLimits(margin=max(0.001, 4 * worst), max_outside_per_sample=0)
+
+
+def fraud_strikes(honest_samples: int, recipe: Recipe) -> int:
+    """Return the strikes that an honest submission collects with probability below 1e-6.
+
+    None of the honest samples failed, so the true rate is below 3 / n with 95 % confidence (rule of
+    three). At least 2: no single sample makes Fraud.
+    """
+    size = recipe.sampling.problems_per_submission * recipe.sampling.samples_per_problem
+    rate = min(1.0, 3 / honest_samples)
+    for strikes in range(2, size + 1):
+        if _binomial_tail(size, rate, strikes) < _FALSE_FRAUD:
+            return strikes
+    raise EngineError(
+        f"{honest_samples} honest samples cannot bound the errors of a submission of {size}",
+        hint="measure more samples",
+    )
+
+
+def _binomial_tail(trials: int, rate: float, at_least: int) -> float:
+    term = (1 - rate) ** trials
+    below = 0.0
+    for k in range(at_least):
+        below += term
+        term *= (trials - k) / (k + 1) * rate / (1 - rate) if rate < 1 else 0
+    return max(0.0, 1 - below)
+
+
+def require_no_forger(measured: Iterable[Measurement]) -> None:
+    """Raise EngineError, with the reason, when a forger that computed nothing was accepted."""
+    for row in measured:
+        if row.kind == "nothing" and row.accepted:
+            raise EngineError(
+                f"the forger {row.name!r} passes {row.accepted} of {row.trials} chunks, so proofs "
+                "of this model prove nothing",
+                hint="use a number format or engine with smaller errors, more tokens per chunk, "
+                "or more values per proof",
+            )
+
+
+def chunk_measurement(
+    name: str,
+    kind: Literal["honest", "nothing", "other"],
+    results: list[ChunkResult],
+    accepted: int,
+) -> Measurement:
+    """Return the table's row for chunks: the worst figures of honest ones, the best of forged."""
+    pick = max if kind == "honest" else min
+    return Measurement(
+        name=name,
+        kind=kind,
+        judged="chunk",
+        trials=len(results),
+        accepted=accepted,
+        exponent_mismatches=pick(r.exponent_mismatches / r.points for r in results),
+        sign_mismatches=pick(r.sign_mismatches / r.points for r in results),
+        mantissa_error_mean=min(_MANTISSA_MAX, pick(r.mantissa_error_mean for r in results)),
+        mantissa_error_median=min(_MANTISSA_MAX, pick(r.mantissa_error_median for r in results)),
+    )
