@@ -80,9 +80,7 @@ class PartFolder:
         """Return those chunks of a file whose bytes are there; hashes them all."""
         try:
             with (self.path / file.name).open("rb", buffering=0) as source:
-                return {
-                    span.digest for span in spans if _region_digest(source, span) == span.digest
-                }
+                return [s for s in spans if _region_digest(source, s) == s.digest]
         except OSError as error:
             raise storage_error(error, f"read {file.name} of the version") from error
 

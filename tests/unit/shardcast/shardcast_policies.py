@@ -1,0 +1,61 @@
+"""Small policies for the tests of shardcast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast import ChunkStore, Manifest
+
+RUN = RunId(7)
+SIGNATURE = bytes(65)
+CHUNK_BYTES = 1024
+
+
+def fake_signature(root: Hash32) -> bytes:
+    """65 bytes that no store checks."""
+    return root + root + b"\x1b"
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, Path]:
+    """Write {name: bytes} into a folder; returns the paths by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return {name: folder / name for name in files}
+
+
+def publish(
+    store: ChunkStore, files: Mapping[str, bytes], version: int = 1, *, replace: bool = False
+) -> Manifest:
+    """Publish {name: bytes} in 1 KiB chunks."""
+    return store.publish(
+        write_files(store.folder.parent / f"source-{version}", files),
+        run_id=RUN,
+        version=PolicyVersion(version),
+        stream_from=0,
+        stream_to=0,
+        sign=fake_signature,
+        chunk_bytes=CHUNK_BYTES,
+        replace=replace,
+    )
+
+
+def read_back(store: ChunkStore, manifest: Manifest) -> dict[str, bytes]:
+    """Return the version's files, put together from the store's chunks."""
+    files = {file.name: b"" for file in manifest.files}
+    for span in manifest.spans():
+        path = store.find(span.digest)
+        assert path is not None
+        files[span.name] += path.read_bytes()
+    return files
+
+
+def fill(store: ChunkStore, source: ChunkStore, manifest: Manifest) -> None:
+    """Copy the chunks that a begun version lacks from another store."""
+    for span in store.missing(manifest):
+        sink = store.sink(span)
+        sink.write([source.chunks.path_of(span.digest).read_bytes()])
+        sink.commit()
+        sink.close()
