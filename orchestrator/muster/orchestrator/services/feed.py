@@ -16,6 +16,7 @@ class StatusFeed:
         self._keepalive_s = keepalive_s
         self._listeners = 0
         self._latest = ""
+        self._published = 0
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -27,6 +28,7 @@ class StatusFeed:
     def publish(self, status: str) -> None:
         """Hand a status to everybody."""
         self._latest = status
+        self._published += 1
         self._ring()
 
     def close(self) -> None:
@@ -42,20 +44,28 @@ class StatusFeed:
     async def listen(self, first: str) -> AsyncIterator[str | None]:
         """Yield `first`, then each newer status; None now and then, to keep a connection alive."""
         self._listeners += 1
+        seen = self._published
         try:
             yield first
             while not self._is_closed:
-                changed = self._changed
-                try:
-                    async with asyncio.timeout(self._keepalive_s):
-                        await changed.wait()
-                except TimeoutError:
+                # A status published while the listener was busy is due at once.
+                if seen == self._published and not await self._is_changed_soon():
                     yield None
                     continue
+                seen = self._published
                 if not self._is_closed:
                     yield self._latest
         finally:
             self._listeners -= 1
+
+    async def _is_changed_soon(self) -> bool:
+        changed = self._changed
+        try:
+            async with asyncio.timeout(self._keepalive_s):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _ring(self) -> None:
         rung, self._changed = self._changed, asyncio.Event()

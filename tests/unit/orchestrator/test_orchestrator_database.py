@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, inspect, text
+
+from muster.orchestrator.db.engine import Database, migrate
+from muster.orchestrator.db.models import Base, MetricsRow
+from muster.protocol.errors import StorageError
+
+
+def differences(connection: Connection) -> list[object]:
+    context = MigrationContext.configure(connection)
+    return list(compare_metadata(context, Base.metadata))
+
+
+def test_migrations_lead_to_exactly_the_models(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/database")
+    with engine.begin() as connection:
+        migrate(connection)
+        assert differences(connection) == []
+    engine.dispose()
+
+
+def test_migrations_go_down_to_nothing_and_up_again(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/database")
+    with engine.begin() as connection:
+        migrate(connection)
+        migrate(connection, "base")
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+        migrate(connection)
+        assert differences(connection) == []
+    engine.dispose()
+
+
+async def test_database_keeps_its_rows_when_reopened(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "database"
+    for step in (1, 2):
+        database = await Database.open(path)
+        async with database.write() as session:
+            session.add(MetricsRow(step=step, figures={"reward": 0.5}))
+        await database.close()
+    database = await Database.open(path)
+    async with database.read() as session:
+        assert (await session.get(MetricsRow, 1)) is not None
+        assert (await session.get(MetricsRow, 2)) is not None
+    await database.close()
+
+
+async def test_database_is_in_wal_mode(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path / "database")
+    async with database.read() as session:
+        assert await session.scalar(text("PRAGMA journal_mode")) == "wal"
+    await database.close()
+
+
+async def test_nothing_is_written_when_a_write_fails(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path / "database")
+
+    async def write_and_fail() -> None:
+        async with database.write() as session:
+            session.add(MetricsRow(step=1, figures={}))
+            await session.flush()
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        await write_and_fail()
+    async with database.read() as session:
+        assert await session.get(MetricsRow, 1) is None
+    await database.close()
+
+
+@pytest.mark.parametrize("kind", ["text", "truncated", "garbled", "newer"])
+async def test_opening_fails_with_a_hint_when_the_file_is_unusable(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "database"
+    database = await Database.open(path)
+    if kind == "newer":
+        async with database.write() as session:
+            await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    await database.close()
+    content = path.read_bytes()
+    if kind == "text":
+        path.write_text("this is not a database, whatever it says " * 50)
+    elif kind == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif kind == "garbled":
+        path.write_bytes(content[:100] + b"\xff" * 8000 + content[8100:])
+    with pytest.raises(StorageError, match="unusable") as caught:
+        await Database.open(path)
+    assert "\n" not in str(caught.value)
+    assert "delete" in str(caught.value.hint)
+
+
+async def test_opening_fails_when_the_folder_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot create"):
+        await Database.open(tmp_path / "file" / "database")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from orchestrator_fakes import NOW, RUN, FakeEvent, FakeView, Network
+
+from muster.orchestrator.services.projection import Progress, Projection
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import PolicyVersion, Step
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.recipe import TrainingRecipe
+
+TRAINING = TrainingRecipe(submissions_per_step=2, max_async_level=1)
+
+verdicts = st.sampled_from(list(Verdict))
+batches = st.lists(st.lists(st.tuples(verdicts, st.integers(0, 3)), min_size=1, max_size=4))
+
+
+def record(number: int, verdict: Verdict, version: int = 0, worker: int = 1) -> OutcomeRecord:
+    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.SCHEMA
+    file_hash = keccak(number.to_bytes(4, "big"))
+    return OutcomeRecord(
+        worker, Step(1), number, PolicyVersion(version), file_hash, 4, 10, verdict, reason
+    )
+
+
+def events_of(contents: list[list[tuple[Verdict, int]]]) -> list[FakeEvent]:
+    """Each batch is committed and, some later, judged."""
+    events, number = [], 0
+    for batch_id, members in enumerate(contents, start=1):
+        root = keccak(batch_id.to_bytes(4, "big"))
+        events.append(
+            FakeEvent(
+                "BatchCommitted",
+                {"batch_id": batch_id, "run_id": RUN, "root": root, "count": 1, "at": NOW},
+            )
+        )
+        records = []
+        for verdict, version in members:
+            records.append(record(number, verdict, version, worker=1 + number % 3))
+            number += 1
+        packed = b"".join(r.to_bytes() for r in records)
+        posted = {"batch_id": batch_id, "records": packed, "at": NOW + batch_id}
+        events.append(FakeEvent("OutcomesPosted", posted))
+    return events
+
+
+def projection() -> Projection:
+    return Projection(FakeView(runs=Network().view.runs), RUN, TRAINING)
+
+
+def snapshot(projection: Projection) -> object:
+    progress = projection.progress
+    return (
+        (progress.step, progress.filled, progress.dropped),
+        [projection.tally(w) for w in (1, 2, 3)],
+        projection.frauds,
+        projection.batch_counts,
+        projection.trained_submissions,
+        [projection.judged(keccak(n.to_bytes(4, "big"))) for n in range(20)],
+    )
+
+
+@given(batches, st.data())
+def test_projection_is_the_same_whether_fed_in_pieces_or_rebuilt(
+    contents: list[list[tuple[Verdict, int]]], data: st.DataObject
+) -> None:
+    events = events_of(contents)
+    fed = projection()
+    while events:
+        cut = data.draw(st.integers(1, len(events)))
+        piece, events = events[:cut], events[cut:]
+        for event in piece:
+            fed.view.apply(event)
+        fed.apply(piece)
+    assert snapshot(fed) == snapshot(Projection(fed.view, RUN, TRAINING))
+
+
+@given(st.lists(st.integers(0, 12)))
+def test_progress_agrees_with_the_trainer_reading_the_stream(versions: list[int]) -> None:
+    progress = Progress()
+    for version in versions:
+        progress.add(PolicyVersion(version), TRAINING)
+    # The trainer's side, written as docs/protocol.md section 9 says it.
+    stream, step, dropped = list(versions), 1, 0
+    while True:
+        taken: list[int] = []
+        while stream and len(taken) < TRAINING.submissions_per_step:
+            version = stream.pop(0)
+            if version < step - 1 - TRAINING.max_async_level:
+                dropped += 1
+            else:
+                taken.append(version)
+        if len(taken) < TRAINING.submissions_per_step:
+            break
+        step += 1
+    assert (progress.step, progress.filled, progress.dropped) == (step, len(taken), dropped)
+
+
+def test_outcomes_are_tallied_by_verdict_and_only_accepted_units_count() -> None:
+    fed = projection()
+    events = events_of([[(v, 0)] for v in (Verdict.ACCEPTED, Verdict.INCOMPLETE, Verdict.REJECTED)])
+    for event in [*events, *events_of([])]:
+        fed.view.apply(event)
+    fed.rebuild()
+    assert [fed.tally(w).units for w in (1, 2, 3)] == [10, 0, 0]
+    assert [fed.tally(2).incomplete, fed.tally(3).rejected] == [1, 1]
+    assert fed.verdict_counts == {Verdict.ACCEPTED: 1, Verdict.INCOMPLETE: 1, Verdict.REJECTED: 1}
+
+
+def test_batches_of_other_runs_do_not_count() -> None:
+    fed = projection()
+    args = {"batch_id": 1, "run_id": 2, "root": keccak(b""), "count": 1, "at": NOW}
+    fed.view.apply(FakeEvent("BatchCommitted", args))
+    fed.apply([FakeEvent("BatchCommitted", args)])
+    assert fed.batch_counts == (0, 0)
+    assert fed.batch(1) is None
+
+
+def test_first_outcome_of_a_file_stands_when_it_was_judged_twice() -> None:
+    fed = projection()
+    events = events_of([[(Verdict.ACCEPTED, 0)], [(Verdict.REJECTED, 0)]])
+    events[3].args["records"] = record(0, Verdict.REJECTED).to_bytes()
+    for event in events:
+        fed.view.apply(event)
+    fed.rebuild()
+    judged = fed.judged(keccak((0).to_bytes(4, "big")))
+    assert judged is not None
+    assert (judged.batch_id, judged.verdict) == (1, Verdict.ACCEPTED)
