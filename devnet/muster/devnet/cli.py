@@ -68,10 +68,10 @@ def muster() -> None:
     """
 
 
-def main() -> None:
-    """Run the command line; a MusterError becomes `error:` and `hint:` lines and exit code 1."""
+def main(command: click.Command | None = None) -> None:
+    """Run a command line; a MusterError becomes `error:` and `hint:` lines and exit code 1."""
     try:
-        muster(standalone_mode=False)
+        (command or muster).main(standalone_mode=False)
     except MusterError as error:
         _fail(str(error), error.hint)
     except click.ClickException as error:

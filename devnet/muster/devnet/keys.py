@@ -87,6 +87,7 @@ def account(seed: int, name: str) -> Account:
 
 def cast(seed: int, *, honest: int, cheats: tuple[str, ...], validators: int = 2) -> Cast:
     """Return the cast: `honest` honest workers, one restarted worker, one cheater per kind."""
+    roles: list[tuple[str, Role, str | None]]
     roles = [(f"honest-{i + 1}", Role.HONEST, None) for i in range(honest)]
     roles += [("restarted", Role.RESTARTED, None)]
     roles += [(f"cheater-{i + 1}", Role.CHEATER, kind) for i, kind in enumerate(cheats)]

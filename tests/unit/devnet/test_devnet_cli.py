@@ -79,7 +79,7 @@ def test_errors_are_lines_not_tracebacks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli, "muster", _raise(error).main)
+    monkeypatch.setattr(cli, "muster", _raise(error))
     monkeypatch.setattr(sys, "argv", ["muster"])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -88,7 +88,7 @@ def test_errors_are_lines_not_tracebacks(
 
 
 def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "muster", _raise(KeyboardInterrupt()).main)
+    monkeypatch.setattr(cli, "muster", _raise(KeyboardInterrupt()))
     monkeypatch.setattr(sys, "argv", ["muster"])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -96,7 +96,7 @@ def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defects_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "muster", _raise(ZeroDivisionError()).main)
+    monkeypatch.setattr(cli, "muster", _raise(ZeroDivisionError()))
     monkeypatch.setattr(sys, "argv", ["muster"])
     with pytest.raises(ZeroDivisionError):
         main()

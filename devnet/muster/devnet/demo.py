@@ -1,0 +1,345 @@
+"""`muster demo`: the whole network on one machine, from deployment to the last payment.
+
+The story, top to bottom: start a chain; build and calibrate a base model; create a run; start every
+process; let a cheater be caught and a worker be killed and return; pay the honest; audit; report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.protocol.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from muster.chain import ChainView
+    from muster.devnet.display import Progress
+    from muster.devnet.keys import Member
+    from muster.devnet.network import Network
+    from muster.devnet.report import DemoFacts
+    from muster.protocol.ids import RunId
+
+logger = logging.getLogger(__name__)
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+STATUS_S = 0.5
+"""Seconds between two looks at the orchestrator."""
+KILL_AT, ABSENT_S = 0.3, 3.0
+"""The restarted worker is killed at this share of the steps, and away this long."""
+SETTLE_TIMEOUT_S = 60.0
+"""Everything submitted must be judged, final and paid within this after the last step."""
+RUN_TIMEOUT_S = 1800.0
+"""A demo that has not trained its steps by then has failed."""
+FREE_BYTES = 500 * 1024 * 1024
+"""Disk space a demo wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the command line says."""
+
+    folder: Path
+    """Where everything is written."""
+    deployments: Path
+    """Where `<chainId>.json` goes."""
+    recipe: Path
+    """The run's recipe."""
+    steps: int
+    """Training steps; 0 for the recipe's."""
+    seed: int
+    """Seed of accounts, base model and task sets."""
+    honest: int
+    """Honest workers beside the restarted one."""
+    cheats: tuple[str, ...]
+    """Kinds of cheaters."""
+    port: int
+    """Anvil's port, 0 for any free one."""
+    keep: bool = False
+    """Leave the network up at the end, until interrupted."""
+
+
+@click.command()
+@click.option(
+    "--steps", type=click.IntRange(min=0), default=0, help="Training steps. [default: the recipe's]"
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of accounts, model and tasks.")
+@click.option(
+    "--honest", type=click.IntRange(1, 16), default=2, show_default=True, help="Honest workers."
+)
+@click.option(
+    "--cheat",
+    multiple=True,
+    metavar="KIND",
+    help="Kind of a cheater; repeatable. [default: other-model]",
+)
+@click.option("--keep", is_flag=True, help="Leave the network up until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--port", default=8545, show_default=True, help="Port of the chain's RPC endpoint.")
+@click.option(
+    "--recipe",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("configs/demo.toml"),
+    show_default=True,
+    help="The run's recipe.",
+)
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs/demo"),
+    show_default=True,
+    help="Where everything is written.",
+)
+@click.option(
+    "--deployments",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("contracts/deployments"),
+    show_default=True,
+    help="Where the contracts' addresses are written.",
+)
+def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """See the whole network learn and catch a cheater, in two minutes.
+
+    Starts a chain, the contracts, an orchestrator, two validators, a trainer, a relay, honest
+    workers, one that is killed and comes back, and one that cheats. Writes report.json and
+    reward.png. Exits with 1 when a promise is not kept.
+    """
+    from muster.devnet.adversary import KINDS
+
+    for kind in cheat:
+        if kind not in KINDS:
+            raise ConfigError(
+                f"unknown kind of cheater {kind!r}", hint=f"known are: {', '.join(KINDS)}"
+            )
+    chosen = DemoOptions(cheats=cheat or ("other-model",), **options)
+    report = asyncio.run(_supervised(chosen, as_json))
+    if not all(check["passed"] for check in report["checks"]):
+        raise SystemExit(1)
+
+
+async def _supervised(options: DemoOptions, as_json: bool) -> dict[str, Any]:
+    """Run the demo so that SIGTERM and Ctrl-C end it, and every process with it."""
+    import signal
+
+    task = asyncio.ensure_future(run_demo(options, as_json=as_json))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise click.Abort from None
+
+
+async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, Any]:
+    """Play the whole story and return the report, which is also written to `report.json`."""
+    from rich.console import Console
+
+    from muster.devnet.display import Progress, show_report
+    from muster.devnet.facts import gather_facts
+    from muster.devnet.keys import cast
+    from muster.devnet.network import Network, NetworkOptions
+
+    began = time.monotonic()
+    prepare_folder(options.folder)
+    people = cast(options.seed, honest=options.honest, cheats=options.cheats)
+    steps = options.steps or _recipe_steps(options.recipe)
+    network_options = NetworkOptions(
+        folder=options.folder,
+        deployments=options.deployments,
+        cast=people,
+        recipe=options.recipe,
+        steps=steps,
+        seed=options.seed,
+        rpc_port=options.port,
+    )
+    names = {member.wallet.address: member.name for member in people.members}
+    console = Console(stderr=as_json)
+    async with Network(network_options) as network:
+        with Progress(console, names) as progress:
+            run_id = await start(network, progress)
+            await train(network, run_id, steps, progress)
+            await settle(network, run_id, progress)
+            facts = await gather_facts(network, run_id, steps, began)
+        report = write_report(options.folder, facts)
+        show_report(console, options.folder, facts, report)
+        if as_json:
+            click.echo(json.dumps(report))
+        if options.keep:
+            console.print(f"\nThe network stays up: {network.orchestrator_url}  Ctrl-C ends it.")
+            console.print("Audit it from another terminal: muster audit")
+            await asyncio.Event().wait()
+    return report
+
+
+# ---------------------------------------------------------------------- start
+
+
+def prepare_folder(folder: Path) -> None:
+    """Empty the folder of the last demo; raises StorageError when the disk is nearly full."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / ".demo").exists():
+        raise ConfigError(
+            f"{folder} is not empty and not a demo's folder",
+            hint="choose another with --out; nothing was touched",
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / ".demo").touch()
+    free = shutil.disk_usage(folder).free
+    if free < FREE_BYTES:
+        raise StorageError(
+            f"only {free >> 20} MiB are free at {folder}, a demo wants {FREE_BYTES >> 20}",
+            hint="free some space, or choose another disk with --out",
+        )
+
+
+def _recipe_steps(path: Path) -> int:
+    import tomllib
+
+    try:
+        return int(tomllib.loads(path.read_text())["training"]["steps"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not a recipe with training.steps: {error}", hint="see configs/demo.toml"
+        ) from error
+
+
+async def start(network: Network, progress: Progress) -> RunId:
+    """Start everything and return the run's id."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(network.start_chain())
+        group.create_task(network.prepare_model())
+    progress.say(f"chain {network.rpc} with 7 contracts; base model trained and calibrated")
+    run_id = await network.create_run()
+    progress.say(f"run {run_id} created and funded; policy 0 published")
+    await network.start_services(run_id)
+    for member in network.cast.members:
+        await network.start_worker(run_id, member)
+    progress.say(f"status page {network.orchestrator_url}")
+    return run_id
+
+
+# ---------------------------------------------------------------------- train
+
+
+async def train(network: Network, run_id: RunId, steps: int, progress: Progress) -> None:
+    """Watch until the trainer has made its steps; kill one worker on the way and bring it back."""
+    trainer = network.processes.children["trainer"]
+    kill_at = max(1, int(steps * KILL_AT))
+    victim = next(m for m in network.cast.members if m.role == "restarted")
+    async with asyncio.timeout(RUN_TIMEOUT_S):
+        killed: asyncio.Task[None] | None = None
+        while trainer.exit_code is None:
+            _require_alive(network)
+            status = await _status(network)
+            if status:
+                progress.show(status)
+                if killed is None and (status["policy_version"] or 0) >= kill_at:
+                    killed = asyncio.create_task(
+                        _kill_and_return(network, run_id, victim, progress)
+                    )
+            await asyncio.sleep(STATUS_S)
+        if killed:
+            await killed
+    if trainer.exit_code != 0:
+        network.processes.require_running(trainer)
+
+
+async def _kill_and_return(
+    network: Network, run_id: RunId, victim: Member, progress: Progress
+) -> None:
+    child = network.processes.children[victim.name]
+    child.kill()
+    await child.wait()
+    progress.say(f"{victim.name} was killed (SIGKILL)")
+    await asyncio.sleep(ABSENT_S)
+    await network.start_worker(run_id, victim)
+    progress.say(f"{victim.name} is back")
+
+
+def _require_alive(network: Network) -> None:
+    """Raise when a process died that nobody killed; banned workers stop by themselves."""
+    members = {member.name for member in network.cast.members if member.role != "honest"}
+    steady = {"trainer", "base-model", "calibrate", "run-create"} | members
+    children = network.processes.children
+    network.processes.require_running(*(c for n, c in children.items() if n not in steady))
+
+
+async def _status(network: Network) -> dict[str, Any] | None:
+    """Return the orchestrator's status, None while it is not up."""
+    import httpx
+
+    try:
+        async with httpx.AsyncClient(timeout=5, trust_env=False) as http:
+            answer = await http.get(f"{network.orchestrator_url}/v1/status")
+            return answer.json() if answer.status_code == 200 else None
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
+# --------------------------------------------------------------------- settle
+
+
+async def settle(network: Network, run_id: RunId, progress: Progress) -> None:
+    """Wait until all that was submitted is judged and final, then claim every honest reward."""
+    from muster.client.rewards import claim, find_earnings, read_view
+
+    async with (
+        asyncio.timeout(SETTLE_TIMEOUT_S),
+        await network.connect(network.cast.owner) as chain,
+    ):
+        while not await _is_settled(network, await read_view(chain)):
+            await asyncio.sleep(STATUS_S)
+        for member in network.cast.members:
+            await network.processes.children[member.name].stop()
+        while True:
+            view = await read_view(chain)
+            earnings = [
+                await find_earnings(chain, view, run_id, member.wallet.address)
+                for member in network.cast.members
+            ]
+            released = all(slash.state.lower() == "released" for slash in view.slashes)
+            if released and not any(e.pending for e in earnings):
+                break
+            await asyncio.sleep(STATUS_S)
+        for member, earned in zip(network.cast.members, earnings, strict=True):
+            for transaction in await claim(chain, earned):
+                amount = earned.amount_wei(earned.claimable) / 10**18
+                progress.say(f"{member.name} was paid {amount:g} tokens  {transaction}")
+
+
+async def _is_settled(network: Network, view: ChainView) -> bool:
+    """Return whether every stored submission has an outcome and every fraud was executed."""
+    from muster.devnet.facts import read_database
+    from muster.protocol.messages import Verdict
+
+    judged = {r.file_hash for b in view.batches.values() for r in b.records or []}
+    stored = read_database(network.database)
+    cheaters = {
+        r.worker_id for b in view.batches.values() for r in b.records or [] if r.verdict == 4
+    }
+    slashed = {view.workers[slash.worker].worker_id for slash in view.slashes}
+    return all(row.file_hash in judged for row in stored) and cheaters == slashed
+
+
+# --------------------------------------------------------------------- report
+
+
+def write_report(folder: Path, facts: DemoFacts) -> dict[str, Any]:
+    """Write `report.json` and `reward.png`, and return the report."""
+    from muster.devnet.drawing import save_reward_curve
+    from muster.devnet.report import build_report
+
+    report = build_report(facts)
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    save_reward_curve(folder / "reward.png", report["reward"]["curve"], facts.evaluations)
+    return report

@@ -1,0 +1,131 @@
+"""What people see of a demo: a live table on a terminal, a line per change in a log, the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from muster.devnet.drawing import terminal_curve
+from muster.devnet.report import DemoFacts
+from muster.protocol.ids import Address
+
+
+class Progress:
+    """Shows the orchestrator's status; use as a context manager."""
+
+    def __init__(self, console: Console, names: Mapping[Address, str]) -> None:
+        self._console = console
+        self._names = names
+        self._began = time.monotonic()
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._shown: tuple[Any, ...] = ()
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, message: str) -> None:
+        """Print one line above the live view."""
+        self._console.print(Text(f"{self._elapsed():>5} {message}"))
+
+    def show(self, status: Mapping[str, Any]) -> None:
+        """Draw the status, or print a line if it changed."""
+        if self._live:
+            self._live.update(self._draw(status), refresh=True)
+            return
+        figures = (status["step"], status["policy_version"], len(status["slashes"]))
+        if figures != self._shown:
+            self._shown = figures
+            self.say(self._line(status))
+
+    def _elapsed(self) -> str:
+        seconds = int(time.monotonic() - self._began)
+        return f"{seconds // 60}:{seconds % 60:02}"
+
+    def _line(self, status: Mapping[str, Any]) -> str:
+        workers = "  ".join(
+            f"{self._name(w)} {w['accepted']}+{w['rejected'] + w['incomplete'] + w['fraud']}-"
+            for w in status["workers"]
+        )
+        return (
+            f"step {status['step']}/{status['steps']}  policy {status['policy_version']}  "
+            f"reward {_latest(status)}  {workers}  slashes {len(status['slashes'])}"
+        )
+
+    def _draw(self, status: Mapping[str, Any]) -> Group:
+        done, steps = status["policy_version"] or 0, status["steps"] or 1
+        head = Text(
+            f"{self._elapsed()}  step {status['step']} of {status['steps']}  "
+            f"policy {status['policy_version']}  reward {_latest(status)}"
+        )
+        bar = ProgressBar(total=steps, completed=done, width=60)
+        curve = Text(terminal_curve([r for _, r in status["reward"]], width=54, height=6))
+        return Group(head, bar, self._table(status), curve)
+
+    def _table(self, status: Mapping[str, Any]) -> Table:
+        table = Table(
+            "worker", "status", "accepted", "rejected", "fraud", "units", "policy", box=None
+        )
+        for w in status["workers"]:
+            table.add_row(
+                self._name(w),
+                w["status"],
+                str(w["accepted"]),
+                str(w["rejected"] + w["incomplete"]),
+                str(w["fraud"]),
+                str(w["units"]),
+                str(w["policy_version"]) if w["policy_version"] is not None else "-",
+                style="red" if w["status"] in ("banned", "jailed") else "",
+            )
+        return table
+
+    def _name(self, worker: Mapping[str, Any]) -> str:
+        return self._names.get(worker["worker"], worker["worker"][:10])
+
+
+def _latest(status: Mapping[str, Any]) -> str:
+    return f"{status['reward'][-1][1]:.2f}" if status["reward"] else "-"
+
+
+def show_report(console: Console, folder: Path, facts: DemoFacts, report: dict[str, Any]) -> None:
+    """Print what happened."""
+    reward = report["reward"]
+    console.print(f"\nreward by step, {report['steps']} steps in {report['wall_s']} s")
+    console.print(terminal_curve(reward["curve"]), highlight=False)
+    console.print(f"held-out reward {reward['start']:.2f} → {reward['end']:.2f}\n")
+    names = {member.wallet.address: member.name for member in facts.cast.members}
+    table = Table("worker", "status", "accepted", "rejected", "fraud", "units", "paid", box=None)
+    for w in report["workers"]:
+        paid = f"{int(w['paid_wei']) / 10**18:g}"
+        numbers = (str(w[name]) for name in ("accepted", "rejected", "fraud", "units"))
+        table.add_row(names[w["address"]], w["status"], *numbers, paid)
+    console.print(table)
+    for slash in report["slashes"]:
+        amount = int(slash["amount_wei"]) / 10**18
+        name = names.get(slash["worker"], slash["worker"])
+        console.print(f"\n{name} lost {amount:g} tokens for {slash['reason']}: {slash['tx']}")
+    console.print()
+    for check in report["checks"]:
+        console.print(
+            ("[green]kept  [/]" if check["passed"] else "[red]BROKEN[/]") + f" {check['name']}"
+        )
+    console.print(f"\n{folder / 'report.json'}  {folder / 'reward.png'}")

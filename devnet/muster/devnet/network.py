@@ -1,0 +1,324 @@
+"""One complete network on this machine: every process real, every process separate.
+
+Owns the folder layout of a devnet and the order in which things start. Knows nothing of what a demo
+shows or checks.
+
+    <folder>/keys/        keystores           <folder>/logs/        one log per process
+    <folder>/model/       base model          <folder>/documents/   recipe, calibration, task set
+    <folder>/origin/      trainer's chunks    <folder>/relay/       the relay's
+    <folder>/files/       submissions         <folder>/state/       one folder per process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts, save_deployment
+from muster.client.stake import add_stake, register_worker, take_from_faucet
+from muster.client.wallet import Wallet, save_wallet
+from muster.devnet.keys import Account, Cast, Member, Role
+from muster.devnet.processes import Child, Processes
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import RunId
+
+PASSWORD = "devnet"
+"""Password of all devnet keystores; they guard nothing of value."""
+ETHER = 10**18
+GAS_MONEY = 100 * ETHER
+WORKER_STAKE = 1_000 * ETHER
+VALIDATOR_STAKE = 5_000 * ETHER
+RUN_FUNDS = 100_000 * ETHER
+PRICE_PER_UNIT = ETHER // 1_000
+FRAUD_PPM = 500_000
+"""Half the stake of a fraudulent worker is slashed."""
+POLL_S = 0.2
+"""How often processes look at the chain and at the orchestrator."""
+LEASE_S = 15
+"""A ticket of a devnet is late after this; a killed worker's slot is free again."""
+
+MUSTER = "muster.devnet"
+ADVERSARY = "muster.devnet.adversary"
+
+PARAMETERS = DeployParameters(
+    required_worker_stake=WORKER_STAKE,
+    required_validator_stake=VALIDATOR_STAKE,
+    activation_delay_blocks=1,
+    outcome_deadline_s=60,
+    challenge_window_s=3,
+    jury_time_s=10,
+    unbonding_s=120,
+)
+"""Windows of seconds, where a real network has days."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkOptions:
+    """What a devnet is made of."""
+
+    folder: Path
+    """Everything is written below it."""
+    deployments: Path
+    """Where `<chainId>.json` goes."""
+    cast: Cast
+    """Who takes part."""
+    recipe: Path
+    """The run's recipe, TOML."""
+    steps: int
+    """Training steps of the run."""
+    seed: int
+    """Seed of base model and task sets."""
+    rpc_port: int = 8545
+    """Anvil's port, 0 for any free one."""
+
+
+class Network:
+    """A running devnet; use as an async context manager. Leaving it ends every process."""
+
+    def __init__(self, options: NetworkOptions) -> None:
+        self.options = options
+        self.folder = options.folder
+        self.cast = options.cast
+        self.processes = Processes(
+            self.folder / "logs",
+            {
+                "MUSTER_PASSWORD": PASSWORD,
+                # Many processes share few cores: one thread each, and idle threads must not spin.
+                "OMP_NUM_THREADS": "1",
+                "OMP_WAIT_POLICY": "PASSIVE",
+                "MKL_NUM_THREADS": "1",
+            },
+        )
+        self._anvil = Anvil(port=options.rpc_port, log=self.folder / "logs" / "anvil.log")
+        self._ports: dict[str, int] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._anvil.__aenter__()
+        await self.processes.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.processes.__aexit__(kind, error, traceback)
+        await self._anvil.__aexit__(kind, error, traceback)
+
+    @property
+    def rpc(self) -> str:
+        """The chain's endpoint."""
+        return self._anvil.rpc_url
+
+    @property
+    def orchestrator_url(self) -> str:
+        """Where the orchestrator serves its API and the dashboard."""
+        return self._url("orchestrator")
+
+    @property
+    def database(self) -> Path:
+        """The orchestrator's database."""
+        return self.folder / "state" / "orchestrator.sqlite3"
+
+    def _url(self, name: str) -> str:
+        if name not in self._ports:
+            self._ports[name] = _free_port()
+        return f"http://127.0.0.1:{self._ports[name]}"
+
+    # ------------------------------------------------------------------- chain
+
+    async def start_chain(self) -> None:
+        """Deploy the contracts, write keystores, hand out gas and tokens, stake everybody."""
+        for account in self.cast.accounts:
+            await self._anvil.set_balance(account.address, GAS_MONEY)
+        deployment = await deploy_contracts(self.rpc, self.cast.owner.key, PARAMETERS)
+        save_deployment(self.options.deployments, deployment)
+        self._write_keystores()
+        async with asyncio.TaskGroup() as group:
+            for member in self.cast.members:
+                group.create_task(self._register(member))
+            for validator in self.cast.validators:
+                group.create_task(self._bond(validator))
+            group.create_task(self._give_tokens(self.cast.owner, RUN_FUNDS))
+
+    def _write_keystores(self) -> None:
+        nodes = [member.node for member in self.cast.members]
+        for account in [*self.cast.accounts, *nodes]:
+            save_wallet(self.keystore(account), account.key, PASSWORD, light=True)
+
+    def keystore(self, account: Account) -> Path:
+        """Return the keystore file of an account."""
+        return self.folder / "keys" / f"{account.name.replace(' ', '-')}.json"
+
+    async def connect(self, account: Account | None = None) -> Chain:
+        """Return a chain client that sends as the account."""
+        key = account.key if account else None
+        return await Chain.connect(self.rpc, self.options.deployments, key=key)
+
+    async def _register(self, member: Member) -> None:
+        async with await self.connect(member.wallet) as chain:
+            await take_from_faucet(chain, member.wallet.address, WORKER_STAKE)
+            await register_worker(chain, _wallet(member.wallet), _wallet(member.node), WORKER_STAKE)
+
+    async def _bond(self, validator: Account) -> None:
+        async with await self.connect(validator) as chain:
+            await take_from_faucet(chain, validator.address, VALIDATOR_STAKE)
+            await add_stake(chain, _wallet(validator), VALIDATOR_STAKE)
+
+    async def _give_tokens(self, account: Account, amount_wei: int) -> None:
+        async with await self.connect(account) as chain:
+            await take_from_faucet(chain, account.address, amount_wei)
+
+    # ----------------------------------------------------------------- the run
+
+    async def prepare_model(self) -> None:
+        """Build the base model with its task sets, and calibrate its validation limits."""
+        seed, recipe = str(self.options.seed), str(self.options.recipe)
+        model, tasks = str(self.folder / "model"), str(self.folder / "tasks.jsonl")
+        held_out = str(self.folder / "held-out.jsonl")
+        await self._run(
+            "base-model",
+            ["run", "base-model", "--out", model, "--seed", seed],
+            ["--task-set", tasks, "--eval-set", held_out],
+        )
+        await self._run(
+            "calibrate",
+            ["calibrate", "--model", model, "--task-set", tasks, "--recipe", recipe],
+            ["--out", str(self.folder / "calibration.json")],
+        )
+
+    async def create_run(self) -> RunId:
+        """Create and fund the run, with policy version 0 published; return its id."""
+        people = self.cast
+        validators = [f"--validator={account.address}" for account in people.validators]
+        output = await self._run(
+            "run-create",
+            ["run", "create", "--json", *self._chain_flags(), *self._key_flags(people.owner)],
+            ["--trainer-keystore", str(self.keystore(people.trainer))],
+            ["--orchestrator", people.orchestrator.address],
+            [*validators, "--quorum", str(len(validators))],
+            ["--model", str(self.folder / "model"), "--recipe", str(self.options.recipe)],
+            ["--task-set", str(self.folder / "tasks.jsonl"), "--steps", str(self.options.steps)],
+            ["--calibration", str(self.folder / "calibration.json")],
+            ["--documents", str(self.folder / "documents"), "--store", str(self._store)],
+            ["--price", str(PRICE_PER_UNIT), "--fraud-ppm", str(FRAUD_PPM)],
+            ["--fund", str(RUN_FUNDS)],
+        )
+        return RunId(int(json.loads(output.splitlines()[-1])["run_id"]))
+
+    async def audit(self, run_id: RunId) -> dict[str, Any]:
+        """Return what `muster audit` finds, without access to anything but the chain."""
+        command = ["audit", "--run", str(run_id), "--json", *self._chain_flags()]
+        child = await self.processes.start("audit", [MUSTER, *command])
+        await child.wait()
+        try:
+            found: dict[str, Any] = json.loads(child.log.read_text().splitlines()[-1])
+        except (ValueError, IndexError) as error:
+            raise ConfigError(f"muster audit failed:\n{child.log_tail()}") from error
+        return found
+
+    async def _run(self, name: str, *command: list[str]) -> str:
+        """Run a command to its end and return what it printed to its log."""
+        child = await self.processes.start(
+            name, [MUSTER, *(word for part in command for word in part)]
+        )
+        if await child.wait() != 0:
+            self.processes.require_running(child)
+        return child.log.read_text()
+
+    # ----------------------------------------------------------- its processes
+
+    async def start_services(self, run_id: RunId) -> None:
+        """Start trainer, relay, orchestrator and validators, in that order."""
+        await self.start_trainer(run_id)
+        await self._start(
+            "relay",
+            ["relay", "run", "--run", str(run_id), "--upstream", self._url("origin")],
+            ["--store", str(self.folder / "relay"), *self._port_flags("relay")],
+        )
+        await self.start_orchestrator(run_id)
+        for validator in self.cast.validators:
+            await self._start(
+                validator.name,
+                ["validator", "run", *self._node_flags(run_id, validator.name)],
+                self._key_flags(validator),
+            )
+
+    async def start_trainer(self, run_id: RunId) -> Child:
+        """Start the trainer, which also is the origin."""
+        return await self._start(
+            "trainer",
+            ["trainer", "run", "--run", str(run_id), "--orchestrator", self.orchestrator_url],
+            ["--store", str(self._store), "--state-dir", str(self.trainer_state)],
+            ["--eval-set", str(self.folder / "held-out.jsonl")],
+            ["--documents", str(self.folder / "documents"), "--poll-s", str(POLL_S)],
+            [*self._port_flags("origin"), *self._key_flags(self.cast.trainer)],
+        )
+
+    async def start_orchestrator(self, run_id: RunId) -> Child:
+        """Start the orchestrator; also after it was stopped or its database deleted."""
+        return await self._start(
+            "orchestrator",
+            ["orchestrator", "run", "--run", str(run_id), *self._port_flags("orchestrator")],
+            ["--documents", str(self.folder / "documents"), "--files", str(self.folder / "files")],
+            ["--database", str(self.database), "--origin", self._url("origin")],
+            ["--relay", self._url("relay"), "--lease-s", str(LEASE_S)],
+            ["--commit-interval-s", "0.3", "--retry-after-s", "0.2", "--poll-s", str(POLL_S)],
+            self._key_flags(self.cast.orchestrator),
+        )
+
+    async def start_worker(self, run_id: RunId, member: Member) -> Child:
+        """Start a worker; also after it was killed. A cheater runs the adversary of its kind."""
+        flags = ["--worker", member.wallet.address, "--heartbeat-s", "2"]
+        flags += [*self._node_flags(run_id, member.name), *self._key_flags(member.node)]
+        if member.role is Role.CHEATER:
+            assert member.cheat is not None
+            flags += self._chain_flags()
+            return await self.processes.start(member.name, [ADVERSARY, member.cheat, *flags])
+        return await self._start(member.name, ["worker", "run", *flags])
+
+    async def _start(self, name: str, *command: list[str]) -> Child:
+        words = [word for part in command for word in part]
+        return await self.processes.start(name, [MUSTER, *words, *self._chain_flags()])
+
+    @property
+    def trainer_state(self) -> Path:
+        """Folder with the trainer's checkpoints and metrics."""
+        return self.folder / "state" / "trainer"
+
+    @property
+    def _store(self) -> Path:
+        return self.folder / "origin"
+
+    def _chain_flags(self) -> list[str]:
+        return ["--rpc", self.rpc, "--deployments", str(self.options.deployments)]
+
+    def _key_flags(self, account: Account) -> list[str]:
+        return ["--keystore", str(self.keystore(account))]
+
+    def _port_flags(self, name: str) -> list[str]:
+        return ["--port", self._url(name).rsplit(":", 1)[1]]
+
+    def _node_flags(self, run_id: RunId, name: str) -> list[str]:
+        state = self.folder / "state" / name
+        return [
+            *("--run", str(run_id), "--orchestrator", self.orchestrator_url),
+            *("--state-dir", str(state), "--poll-s", str(POLL_S)),
+        ]
+
+
+def _wallet(account: Account) -> Wallet:
+    return Wallet(account.address, account.key)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
