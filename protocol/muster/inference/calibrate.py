@@ -77,17 +77,21 @@ def calibrate_model(
 
     tell("honest workers and validators")
     honest, logit_error = _measure_honest(bench, requests)
+    floors = limits.FLOORS[dtype]
     calibration = Calibration(
         model=_describe(engine, model_dir, dtype),
         proof=recipe.proof,
         temperature=recipe.sampling.temperature,
         chunk=limits.chunk_limits(
-            [result for errors in honest.values() for result in errors.all_chunks()], recipe.proof
+            [result for errors in honest.values() for result in errors.all_chunks()],
+            recipe.proof,
+            floors,
         ),
         sampler=limits.sampler_limits(
             [float(m.max()) for errors in honest.values() for m in errors.margins],
             logit_error,
             recipe.sampling.temperature,
+            floors,
         ),
         fraud_strikes=limits.fraud_strikes(sum(len(e.chunks) for e in honest.values()), recipe),
     )

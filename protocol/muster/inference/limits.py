@@ -1,7 +1,7 @@
 """From measured errors to validation limits: the margins, and why. Pure.
 
 Honest errors of one machine underestimate those of a thousand, so every limit is a multiple of the
-worst error seen and at least a floor; the forgers, measured afterwards under these limits, tell
+worst error seen and at least a floor. The forgers, judged under these limits afterwards, tell
 whether that left room for fraud.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from muster.protocol.errors import EngineError
@@ -21,45 +22,63 @@ _FALSE_FRAUD = 1e-6
 """Bound on the probability that an honest submission collects enough strikes to be Fraud."""
 
 
-def chunk_limits(results: Iterable[ChunkResult], proof: ProofRecipe) -> ChunkLimits:
-    """Return the limits of check 6 from honest chunks.
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """Limits below which no measurement leads: other machines round elsewhere than this one."""
 
-    Twice the worst count, at least 1/16 of the points (one rounding at the cut changes a point);
-    four times the worst mean, at least 0.5, because one point at the cut whose exponent agrees by
-    chance costs up to 127 / points; twice the worst median, with no floor: where engines agree to
-    rounding, most mantissas are equal.
+    exponent_share: float
+    """Of the points. One value that rounds across the cut, or a power of two, changes a point."""
+    sign_share: float
+    """Of the points."""
+    mantissa_mean: float
+    """In units of the last mantissa bit."""
+    mantissa_median: float
+    """In units of the last mantissa bit."""
+    margin: float
+    """In units of `logit / T`."""
+
+
+FLOORS = {
+    # Arithmetic agrees to 1e-5 or so: few bfloat16 roundings turn, and most values are equal.
+    "float32": Floors(1 / 16, 1 / 32, 0.25, 0.0, 0.001),
+    # Two engines in bfloat16 differ in the last bit of most values; margins up to 0.063 were seen
+    # between vLLM and transformers.
+    "bfloat16": Floors(1 / 8, 1 / 16, 2.0, 1.0, 0.25),
+}
+"""By number format."""
+
+
+def chunk_limits(results: Iterable[ChunkResult], proof: ProofRecipe, floors: Floors) -> ChunkLimits:
+    """Return the limits of check 6 from honest chunks: twice the worst counts and median, four
+    times the worst mean, and at least the floors.
     """
     results = list(results)
+    exponents = max(r.exponent_mismatches / r.points for r in results)
+    signs = max(r.sign_mismatches / r.points for r in results)
+    mean = max(floors.mantissa_mean, 4 * max(r.mantissa_error_mean for r in results))
+    median = max(floors.mantissa_median, 2 * max(r.mantissa_error_median for r in results))
     return ChunkLimits(
-        max_exponent_mismatches=_count_limit(
-            (r.exponent_mismatches / r.points for r in results), proof.topk, 16
-        ),
-        max_sign_mismatches=_count_limit(
-            (r.sign_mismatches / r.points for r in results), proof.topk, 32
-        ),
-        max_mantissa_error_mean=min(
-            _MANTISSA_MAX, max(0.5, 4 * max(r.mantissa_error_mean for r in results))
-        ),
-        max_mantissa_error_median=min(
-            _MANTISSA_MAX, 2 * max(r.mantissa_error_median for r in results)
-        ),
+        max_exponent_mismatches=_count(max(floors.exponent_share, 2 * exponents), proof.topk),
+        max_sign_mismatches=_count(max(floors.sign_share, 2 * signs), proof.topk),
+        max_mantissa_error_mean=min(_MANTISSA_MAX, mean),
+        max_mantissa_error_median=min(_MANTISSA_MAX, median),
     )
 
 
-def _count_limit(shares: Iterable[float], topk: int, floor_divisor: int) -> int:
-    return min(topk, max(topk // floor_divisor, math.ceil(2 * max(shares) * topk)))
+def _count(share: float, topk: int) -> int:
+    return min(topk, math.ceil(share * topk))
 
 
 def sampler_limits(
-    margins: Iterable[float], logit_error: float, temperature: float
+    margins: Iterable[float], logit_error: float, temperature: float, floors: Floors
 ) -> SamplerLimits:
     """Return the limits of check 7 from honest margins and the largest logit difference.
 
-    A choice can turn when two logits move towards each other, hence twice the logit difference;
-    four times either figure, at least 0.001.
+    Four times the worst margin, and four times what turns a choice at worst: two logits that move
+    towards each other by that difference.
     """
-    worst = max(max(margins), 2 * logit_error / temperature)
-    return SamplerLimits(margin=max(0.001, 4 * worst), max_outside_per_sample=0)
+    worst = max(*margins, 2 * logit_error / temperature)
+    return SamplerLimits(margin=max(floors.margin, 4 * worst), max_outside_per_sample=0)
 
 
 def fraud_strikes(honest_samples: int, recipe: Recipe) -> int:
