@@ -6,6 +6,7 @@ MusterError
 ├── ChainError (RuntimeError)
 │   ├── ChainUnreachable                the RPC endpoint does not answer
 │   ├── WrongChain                      it answers for another chain or other contracts
+│   ├── RpcError                        it refuses a request; carries its code and data
 │   ├── ContractRevert                  a call or transaction reverted; carries the decoded error
 │   └── TransactionLost                 a sent transaction has no receipt in time
 ├── ProtocolError (ValueError)          bytes that do not follow docs/protocol.md
@@ -50,6 +51,20 @@ class ChainUnreachable(ChainError):
 
 class WrongChain(ChainError):
     """The RPC endpoint serves another chain, or the contracts are not at the recorded addresses."""
+
+
+class RpcError(ChainError):
+    """The RPC endpoint refused a request.
+
+    `code` is the JSON-RPC error code, `data` the bytes that came with it (a revert's, if any).
+    """
+
+    def __init__(
+        self, message: str, *, code: int, data: bytes = b"", hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.data = data
 
 
 class ContractRevert(ChainError):
