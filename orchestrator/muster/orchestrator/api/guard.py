@@ -11,6 +11,9 @@ from muster.orchestrator.api.errors import error_response
 from muster.orchestrator.metrics import REQUEST_SECONDS, REQUESTS
 from muster.orchestrator.services.ratelimit import RateLimit
 
+MAX_HEADER_BYTES = 16 * 1024
+"""Largest sum of a request's header names and values."""
+
 _SAFE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -40,6 +43,12 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *_SAFE_HEADERS]
             await send(message)
 
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            response = error_response(
+                431, "headers_too_large", "the request's headers are too large"
+            )
+            await response(scope, receive, send_safely)
+            return
         host = (scope.get("client") or ("local", 0))[0]
         wait_s = self._host_limit.wait_s(host)
         if wait_s:

@@ -17,7 +17,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DatabaseError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from muster.protocol.errors import StorageError
@@ -28,10 +28,11 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class Database:
-    """The open database."""
+    """The open database. A disk or file that fails while it is used is a StorageError too."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, path: Path) -> None:
         self._engine = engine
+        self._path = path
         self._writing = asyncio.Lock()
 
     @classmethod
@@ -56,7 +57,7 @@ class Database:
         except (DBAPIError, CommandError, StorageError) as error:
             await engine.dispose()
             raise _unusable(path, error) from error
-        return cls(engine)
+        return cls(engine, path)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -65,18 +66,24 @@ class Database:
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
         """Yield a session on the last committed state."""
-        async with AsyncSession(self._engine, expire_on_commit=False) as session:
-            yield session
+        try:
+            async with AsyncSession(self._engine, expire_on_commit=False) as session:
+                yield session
+        except DatabaseError as error:
+            raise _unusable(self._path, error) from error
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Yield a session whose changes are committed together on exit; writers take turns."""
-        async with (
-            self._writing,
-            AsyncSession(self._engine, expire_on_commit=False) as session,
-            session.begin(),
-        ):
-            yield session
+        try:
+            async with (
+                self._writing,
+                AsyncSession(self._engine, expire_on_commit=False) as session,
+                session.begin(),
+            ):
+                yield session
+        except DatabaseError as error:
+            raise _unusable(self._path, error) from error
 
 
 def migrate(connection: Connection, revision: str = "head") -> None:
@@ -106,7 +113,7 @@ def _on_connect(connection: Any, _record: object) -> None:
 
 def _unusable(path: Path, error: Exception) -> StorageError:
     reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-    return StorageError(
-        f"the database {path} is unusable: {reason.splitlines()[0]}",
-        hint=f"delete {path}* and start again: it is rebuilt from the chain and the files folder",
-    )
+    hint = f"delete {path}* and start again: it is rebuilt from the chain and the files folder"
+    if "locked" in reason:
+        hint = "another process uses it: stop that one, or choose another with --database"
+    return StorageError(f"the database {path} is unusable: {reason.splitlines()[0]}", hint=hint)

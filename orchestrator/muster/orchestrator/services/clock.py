@@ -71,8 +71,10 @@ class Backoff:
         *,
         first_s: float,
         most_s: float = 300.0,
+        max_keys: int = 10_000,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._max_keys = max_keys
         self._first_s = first_s
         self._most_s = most_s
         self._monotonic = monotonic
@@ -85,6 +87,9 @@ class Backoff:
 
     def failed(self, key: object) -> float:
         """Note a failure; returns the pause in seconds."""
+        if len(self._failures) >= self._max_keys:
+            now = self._monotonic()
+            self._failures = {k: f for k, f in self._failures.items() if f[1] > now}
         failures = self._failures.get(key, (0, 0.0))[0] + 1
         pause = min(self._first_s * 2.0 ** min(failures - 1, 20), self._most_s)
         self._failures[key] = (failures, self._monotonic() + pause)

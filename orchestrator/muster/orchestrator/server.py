@@ -1,0 +1,130 @@
+"""Serves the application and runs the flow, until a signal. Knows no chain and no files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from muster.orchestrator.app import create_app
+from muster.orchestrator.loop import run as run_loop
+from muster.orchestrator.ports import ReaderPort
+from muster.orchestrator.services.context import Services
+from muster.orchestrator.settings import OrchestratorSettings
+
+logger = logging.getLogger(__name__)
+
+STOP_S = 2
+"""How long open requests may take to finish when the process stops."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, telling when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `serve`."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        self.listening.set()
+
+
+async def serve_until_stopped(services: Services, reader: ReaderPort) -> None:
+    """Serve HTTP and run the flow until SIGTERM or SIGINT comes, or one of them fails."""
+    try:
+        await _serve(services, reader)
+    except BaseExceptionGroup as group:
+        # The first failure ended the others; it alone says why.
+        raise _first(group) from group
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _serve(services: Services, reader: ReaderPort) -> None:
+    settings, stop = services.settings, asyncio.Event()
+    with _listen(settings.host, settings.port) as listener, _signals(stop):
+        server = _Server(_uvicorn_config(create_app(services), settings))
+        async with asyncio.TaskGroup() as tasks:
+            flow = tasks.create_task(run_loop(services, reader))
+            web = tasks.create_task(server.serve(sockets=[listener]))
+            await server.listening.wait()
+            _announce_url(listener, settings)
+            await stop.wait()
+            logger.info("stopping")
+            # Streams first: they would hold the server open until its grace is over.
+            services.feed.close()
+            server.should_exit = True
+            await web
+            flow.cancel()
+
+
+def _uvicorn_config(app: FastAPI, settings: OrchestratorSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies or None,
+        limit_concurrency=settings.max_connections,
+        h11_max_incomplete_event_size=16 * 1024,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=STOP_S,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _announce_url(listener: socket.socket, settings: OrchestratorSettings) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    logger.info("listening", extra={"url": url, "run": settings.run})
+    if settings.ready_file is not None:
+        _write_whole(settings.ready_file, url + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

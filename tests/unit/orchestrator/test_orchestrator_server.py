@@ -1,0 +1,172 @@
+"""The application behind a real socket, and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import RUN, submission_for
+from sqlalchemy import text
+
+from muster.api import Lease, OrchestratorApi
+from muster.api.limits import MAX_FILE_BYTES
+from muster.orchestrator.cli import orchestrator
+from muster.orchestrator.server import serve_until_stopped
+from muster.protocol.errors import ApiError, StorageError
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Bench, str]]:
+    """A listening orchestrator and its URL; leaving stops it with SIGTERM."""
+    ready = tmp_path / "ready"
+    # The bench's own writer must not run twice: the flow brings its own.
+    async with (
+        open_bench(
+            tmp_path, port=0, ready_file=ready, commit_interval_s=0.01, poll_s=0.01, **settings
+        ) as bench,
+        asyncio.timeout(20),
+    ):
+        process = asyncio.create_task(serve_until_stopped(bench.services, bench.network.chain))
+        while not ready.exists():
+            assert not process.done(), process.exception()
+            await asyncio.sleep(0.01)
+        try:
+            yield bench, ready.read_text().strip()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            started = time.monotonic()
+            await process
+            assert time.monotonic() - started < 3
+
+
+def client(bench: Bench, url: str, key: bytes) -> OrchestratorApi:
+    return OrchestratorApi(
+        url, key=key, domain=bench.network.domain, audience=bench.services.audience,
+        clock=bench.wall,
+    )  # fmt: skip
+
+
+async def test_upload_is_committed_soon_after_it_arrives(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path) as (bench, url),
+        client(bench, url, bench.network.keys.nodes[0]) as api,
+    ):
+        lease = await api.lease(RUN)
+        assert isinstance(lease, Lease)
+        submission = submission_for(lease.ticket, b"rows")
+        await api.submit(submission, bench.network.sign_submission(submission), b"rows")
+        async with asyncio.timeout(5):
+            while (await api.submission_state(submission.file_hash)).state != "committed":
+                await asyncio.sleep(0.01)
+
+
+async def test_events_follow_the_run_and_end_when_it_stops(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def listen(api: OrchestratorApi) -> None:
+        async for event in api.events():
+            seen.append(event["received"])
+
+    async with served(tmp_path) as (bench, url):
+        api = client(bench, url, bench.network.keys.nodes[0])
+        listening = asyncio.create_task(listen(api))
+        while not seen:
+            await asyncio.sleep(0.01)
+        async with client(bench, url, bench.network.keys.nodes[1]) as node:
+            lease = await node.lease(RUN)
+            assert isinstance(lease, Lease)
+            submission = submission_for(lease.ticket, b"rows")
+            await node.submit(submission, bench.network.sign_submission(submission, 1), b"rows")
+        while seen[-1] != 1:
+            await asyncio.sleep(0.01)
+    await listening
+    await api.close()
+
+
+@pytest.mark.parametrize("kind", ["oversized", "unknown ticket"])
+async def test_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path, kind: str) -> None:
+    async with (
+        served(tmp_path) as (bench, url),
+        client(bench, url, bench.network.keys.nodes[0]) as api,
+    ):
+        lease = await api.lease(RUN)
+        assert isinstance(lease, Lease)
+        body = bytes(MAX_FILE_BYTES + 1 if kind == "oversized" else 8 << 20)
+        submission = submission_for(lease.ticket, body)
+        if kind != "oversized":
+            object.__setattr__(submission, "index", 7)
+        with pytest.raises(ApiError) as caught:
+            await api.submit(submission, bench.network.sign_submission(submission), body)
+        expected = "body_too_large" if kind == "oversized" else "ticket_unknown"
+        assert caught.value.code == expected
+
+
+async def test_huge_headers_are_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        response = await http.get("/healthz", headers={"x-large": "x" * 64_000})
+    assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
+
+
+async def test_stop_does_not_wait_for_a_request_that_hangs(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        hanging = socket.create_connection((host, int(port)))
+        hanging.sendall(b"POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nx")
+        await asyncio.sleep(0.05)
+    hanging.close()
+
+
+async def test_port_in_use_is_reported(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with open_bench(tmp_path, port=port) as bench:
+            with pytest.raises(OSError, match="in use"):
+                await serve_until_stopped(bench.services, bench.network.chain)
+
+
+async def test_process_fails_with_one_error_when_its_database_does(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, port=0) as bench:
+        async with bench.services.database.write() as session:
+            await session.execute(text("DROP TABLE submissions"))
+        with pytest.raises(StorageError, match="no such table"):
+            await serve_until_stopped(bench.services, bench.network.chain)
+
+
+def test_no_model_library_is_imported() -> None:
+    code = (
+        "import muster.orchestrator.server, sys;"
+        "bad = {'torch', 'transformers', 'vllm', 'pyarrow'} & set(sys.modules);"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_command_line_module_imports_nothing_heavy() -> None:
+    code = (
+        "import muster.orchestrator.cli, sys;"
+        "bad = {'fastapi', 'sqlalchemy', 'web3', 'pydantic'} & set(sys.modules);"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_command_line_options_are_the_documented_ones() -> None:
+    help_text = CliRunner().invoke(orchestrator, ["run", "--help"]).output
+    for option in (
+        "--run", "--rpc", "--deployments", "--keystore", "--password-file", "--documents",
+        "--files", "--database", "--host", "--port", "--ready-file", "--origin", "--relay",
+    ):  # fmt: skip
+        assert option in help_text
