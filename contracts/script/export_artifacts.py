@@ -1,10 +1,10 @@
 """Writes ABI and creation bytecode of the deployed contracts to where Python reads them.
 
-    export_artifacts.py            build, then write protocol/muster/chain/artifacts/<Contract>.json
-    export_artifacts.py --check    build, then fail when the committed artifacts differ from the source
+    export_artifacts.py          build, then write protocol/muster/chain/artifacts/<Contract>.json
+    export_artifacts.py --check  build, then fail when the committed artifacts differ
 
-Running Muster needs the artifacts only, never a compiler. The build leaves out metadata, so the same source gives
-the same bytes everywhere.
+Running Muster needs the artifacts only, never a compiler. The build leaves out metadata, so the
+same source gives the same bytes everywhere.
 """
 
 from __future__ import annotations

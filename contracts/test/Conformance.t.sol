@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.30;
+
+import {ERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/ERC20Permit.sol";
+import {MerkleProof} from "@openzeppelin/contracts/utils/cryptography/MerkleProof.sol";
+
+import {ContributionLedger} from "../src/ContributionLedger.sol";
+import {MusterToken} from "../src/MusterToken.sol";
+import {WorkerRegistry} from "../src/WorkerRegistry.sol";
+import {IContributionLedger} from "../src/interfaces/IContributionLedger.sol";
+import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
+import {SeedLib} from "../src/libraries/SeedLib.sol";
+import {BaseTest} from "./BaseTest.sol";
+
+/// @title The golden vectors of tests/conformance, run against the contracts
+/// @dev Contracts are copied to the addresses of the vectors' domains, where Python's signatures must be valid.
+contract ConformanceTest is BaseTest {
+    string private _seeds;
+    string private _eip712;
+    string private _batch;
+    string private _merkle;
+
+    function setUp() public override {
+        super.setUp();
+        _seeds = vm.readFile("tests/conformance/vectors/seeds.json");
+        _eip712 = vm.readFile("tests/conformance/vectors/eip712.json");
+        _batch = vm.readFile("tests/conformance/vectors/batch.json");
+        _merkle = vm.readFile("tests/conformance/vectors/merkle.json");
+        vm.chainId(vm.parseJsonUint(_eip712, ".chain_id"));
+    }
+
+    function _at(string memory list, uint256 i, string memory field) private pure returns (string memory) {
+        return string.concat(list, "[", vm.toString(i), "].", field);
+    }
+
+    function _field(string memory message, string memory name) private pure returns (string memory) {
+        return string.concat(".messages.", message, ".fields.", name);
+    }
+
+    function _domainOf(string memory contract_) private view returns (address) {
+        return vm.parseJsonAddress(_eip712, string.concat(".domains.", contract_, ".address"));
+    }
+
+    function _separatorOf(string memory contract_) private view returns (bytes32) {
+        return vm.parseJsonBytes32(_eip712, string.concat(".domains.", contract_, ".separator"));
+    }
+
+    // -------------------------------------------------------------------- seeds
+
+    function test_seeds() public view {
+        for (uint256 i = 0; vm.keyExistsJson(_seeds, string.concat(".cases[", vm.toString(i), "]")); ++i) {
+            bytes32 seed = SeedLib.ticketSeed(
+                uint64(vm.parseJsonUint(_seeds, _at(".cases", i, "run_id"))),
+                vm.parseJsonBytes32(_seeds, _at(".cases", i, "beacon")),
+                vm.parseJsonAddress(_seeds, _at(".cases", i, "worker")),
+                uint32(vm.parseJsonUint(_seeds, _at(".cases", i, "step"))),
+                uint32(vm.parseJsonUint(_seeds, _at(".cases", i, "index")))
+            );
+            assertEq(seed, vm.parseJsonBytes32(_seeds, _at(".cases", i, "ticket_seed")), "ticket seed");
+            _checkDraws(i, seed);
+            _checkDerived(i, seed);
+        }
+    }
+
+    function _checkDraws(uint256 i, bytes32 seed) private view {
+        string memory draws = _at(".cases", i, "draws");
+        for (uint256 d = 0; d < 9; ++d) {
+            uint256 drawn = SeedLib.draw(
+                seed,
+                vm.parseJsonUint(_seeds, _at(draws, d, "purpose")),
+                vm.parseJsonUint(_seeds, _at(draws, d, "counter"))
+            );
+            assertEq(drawn, vm.parseJsonUint(_seeds, _at(draws, d, "value")), "draw");
+        }
+    }
+
+    function _checkDerived(uint256 i, bytes32 seed) private view {
+        uint256[] memory problems = vm.parseJsonUintArray(_seeds, _at(".cases", i, "problem_indices"));
+        uint256 size = vm.parseJsonUint(_seeds, _at(".cases", i, "task_set_size"));
+        assertEq(SeedLib.problemIndices(seed, problems.length, size), problems, "problems");
+        uint256[] memory lengths = vm.parseJsonUintArray(_seeds, _at(".cases", i, "lengths"));
+        uint256[] memory targets = vm.parseJsonUintArray(_seeds, _at(".cases", i, "target_lengths"));
+        uint256[] memory samples = vm.parseJsonUintArray(_seeds, _at(".cases", i, "sample_seeds"));
+        uint256 group = vm.parseJsonUint(_seeds, _at(".cases", i, "samples_per_problem"));
+        for (uint256 j = 0; j < problems.length; ++j) {
+            assertEq(SeedLib.targetLength(seed, j, lengths), int256(targets[j]), "target length");
+            assertEq(SeedLib.sampleSeed(seed, j, j + 1, group), samples[j], "sample seed");
+        }
+    }
+
+    // ----------------------------------------------------------------- messages
+
+    function test_domains() public {
+        assertEq(_ledgerOfVectors().DOMAIN_SEPARATOR(), _separatorOf("ContributionLedger"), "ledger");
+        assertEq(_registryOfVectors().DOMAIN_SEPARATOR(), _separatorOf("WorkerRegistry"), "registry");
+        assertEq(_tokenOfVectors().DOMAIN_SEPARATOR(), _separatorOf("MusterToken"), "token");
+    }
+
+    function _ledgerOfVectors() private returns (ContributionLedger) {
+        address at = _domainOf("ContributionLedger");
+        vm.etch(at, address(ledger).code);
+        return ContributionLedger(at);
+    }
+
+    function _registryOfVectors() private returns (WorkerRegistry) {
+        address at = _domainOf("WorkerRegistry");
+        vm.etch(at, address(workers).code);
+        return WorkerRegistry(at);
+    }
+
+    function _tokenOfVectors() private returns (MusterToken) {
+        address at = _domainOf("MusterToken");
+        vm.etch(at, address(token).code);
+        return MusterToken(at);
+    }
+
+    /// @dev Checks struct hash, digest and signature of one message against its encoded fields.
+    function _checkMessage(string memory name, bytes memory fields) private view {
+        string memory at = string.concat(".messages.", name);
+        bytes32 typeHash = keccak256(bytes(vm.parseJsonString(_eip712, string.concat(at, ".type"))));
+        bytes32 structHash = keccak256(bytes.concat(typeHash, fields));
+        assertEq(structHash, vm.parseJsonBytes32(_eip712, string.concat(at, ".struct_hash")), "struct hash");
+        bytes32 separator = _separatorOf(vm.parseJsonString(_eip712, string.concat(at, ".contract")));
+        bytes32 digest = keccak256(bytes.concat(hex"1901", separator, structHash));
+        assertEq(digest, vm.parseJsonBytes32(_eip712, string.concat(at, ".digest")), "digest");
+        uint256 key = uint256(vm.parseJsonBytes32(_eip712, string.concat(at, ".private_key")));
+        assertEq(
+            _sign(key, separator, structHash),
+            vm.parseJsonBytes(_eip712, string.concat(at, ".signature")),
+            "the same deterministic signature"
+        );
+    }
+
+    function test_message_nodeRegistration() public view {
+        bytes memory who = abi.encode(_address("NodeRegistration", "worker"), _address("NodeRegistration", "node"));
+        bytes memory when = abi.encode(_uint("NodeRegistration", "nonce"), _uint("NodeRegistration", "deadline"));
+        _checkMessage("NodeRegistration", bytes.concat(who, when));
+    }
+
+    function test_message_checkpoint() public view {
+        _checkMessage(
+            "Checkpoint",
+            abi.encode(
+                _uint("Checkpoint", "runId"), _uint("Checkpoint", "version"), _bytes32("Checkpoint", "manifestRoot")
+            )
+        );
+    }
+
+    function test_message_ticket() public view {
+        bytes memory slot = abi.encode(
+            _uint("Ticket", "runId"), _address("Ticket", "worker"), _uint("Ticket", "step"), _uint("Ticket", "index")
+        );
+        bytes memory policy = abi.encode(
+            _uint("Ticket", "policyVersion"),
+            _bytes32("Ticket", "policyRoot"),
+            _bytes32("Ticket", "beacon"),
+            _uint("Ticket", "deadline")
+        );
+        _checkMessage("Ticket", bytes.concat(slot, policy));
+    }
+
+    function test_message_submission() public view {
+        _checkMessage("Submission", abi.encode(_submissionOfVectors()));
+    }
+
+    function test_message_outcomes() public view {
+        _checkMessage(
+            "Outcomes",
+            abi.encode(
+                _uint("Outcomes", "batchId"), _bytes32("Outcomes", "batchRoot"), _bytes32("Outcomes", "recordsHash")
+            )
+        );
+    }
+
+    function test_message_apiRequest() public view {
+        bytes memory texts = abi.encode(
+            keccak256(bytes(_string("ApiRequest", "audience"))),
+            keccak256(bytes(_string("ApiRequest", "method"))),
+            keccak256(bytes(_string("ApiRequest", "path")))
+        );
+        bytes memory rest = abi.encode(
+            _bytes32("ApiRequest", "bodyHash"), _bytes32("ApiRequest", "nonce"), _uint("ApiRequest", "issuedAt")
+        );
+        _checkMessage("ApiRequest", bytes.concat(texts, rest));
+    }
+
+    function test_message_permit() public view {
+        bytes memory who = abi.encode(_address("Permit", "owner"), _address("Permit", "spender"));
+        bytes memory what = abi.encode(_uint("Permit", "value"), _uint("Permit", "nonce"), _uint("Permit", "deadline"));
+        _checkMessage("Permit", bytes.concat(who, what));
+    }
+
+    function _uint(string memory message, string memory name) private view returns (uint256) {
+        return vm.parseJsonUint(_eip712, _field(message, name));
+    }
+
+    function _address(string memory message, string memory name) private view returns (address) {
+        return vm.parseJsonAddress(_eip712, _field(message, name));
+    }
+
+    function _bytes32(string memory message, string memory name) private view returns (bytes32) {
+        return vm.parseJsonBytes32(_eip712, _field(message, name));
+    }
+
+    function _string(string memory message, string memory name) private view returns (string memory) {
+        return vm.parseJsonString(_eip712, _field(message, name));
+    }
+
+    function _submissionOfVectors() private view returns (IContributionLedger.Submission memory) {
+        return IContributionLedger.Submission({
+            runId: uint64(_uint("Submission", "runId")),
+            worker: _address("Submission", "worker"),
+            step: uint32(_uint("Submission", "step")),
+            index: uint32(_uint("Submission", "index")),
+            policyVersion: uint32(_uint("Submission", "policyVersion")),
+            fileHash: _bytes32("Submission", "fileHash"),
+            rollouts: uint32(_uint("Submission", "rollouts")),
+            units: uint64(_uint("Submission", "units"))
+        });
+    }
+
+    // ------------------------------------------- contracts accept Python's signatures
+
+    function test_permit_isAccepted() public {
+        MusterToken token_ = _tokenOfVectors();
+        bytes memory signature = vm.parseJsonBytes(_eip712, ".messages.Permit.signature");
+        (bytes32 r, bytes32 s) = abi.decode(signature, (bytes32, bytes32));
+        (address worker, address spender, uint256 value) =
+            (_address("Permit", "owner"), _address("Permit", "spender"), _uint("Permit", "value"));
+        uint256 deadline = _uint("Permit", "deadline");
+        uint8 v = uint8(signature[64]);
+        token_.permit(worker, spender, value, deadline, v, r, s);
+        assertEq(token_.allowance(worker, spender), value, "allowance");
+        vm.expectPartialRevert(ERC20Permit.ERC2612InvalidSigner.selector);
+        token_.permit(worker, spender, value, deadline, v, r, s);
+    }
+
+    function test_nodeRegistration_isAccepted() public {
+        WorkerRegistry registry = _registryOfVectors();
+        address worker = _address("NodeRegistration", "worker");
+        vm.prank(alice);
+        vault.deposit(worker, REQUIRED_STAKE);
+        uint256 deadline = _uint("NodeRegistration", "deadline");
+        address node = _address("NodeRegistration", "node");
+        vm.prank(worker);
+        registry.register(0, node, deadline, vm.parseJsonBytes(_eip712, ".messages.NodeRegistration.signature"));
+        assertEq(registry.workerOfNode(node), worker, "bound");
+    }
+
+    // -------------------------------------------------------------------- batch
+
+    function test_submissionLeaves() public view {
+        bytes32[] memory leaves = new bytes32[](5);
+        for (uint256 i = 0; i < 5; ++i) {
+            string memory fields = _at(".submissions", i, "fields");
+            IContributionLedger.Submission memory submission = _submissionOfVectors();
+            submission.index = uint32(vm.parseJsonUint(_batch, string.concat(fields, ".index")));
+            submission.fileHash = vm.parseJsonBytes32(_batch, string.concat(fields, ".fileHash"));
+            submission.units = uint64(vm.parseJsonUint(_batch, string.concat(fields, ".units")));
+            leaves[i] = keccak256(abi.encode(_submissionHash(submission)));
+            assertEq(leaves[i], vm.parseJsonBytes32(_batch, _at(".submissions", i, "leaf")), "leaf");
+        }
+        assertEq(_root(leaves), vm.parseJsonBytes32(_batch, ".batch_root"), "root");
+    }
+
+    /// @dev Commits and posts the vectors' batch on a ledger at the vectors' address.
+    function _postBatchOfVectors() private returns (ContributionLedger ledger_) {
+        _stakeValidators();
+        ledger_ = _ledgerOfVectors();
+        IRunRegistry.RunConfig memory config = _config();
+        bytes32[] memory keys = vm.parseJsonBytes32Array(_batch, ".validator_keys");
+        config.validators = new address[](keys.length);
+        for (uint256 i = 0; i < keys.length; ++i) {
+            config.validators[i] = vm.addr(uint256(keys[i]));
+            vm.prank(alice);
+            vault.deposit(config.validators[i], REQUIRED_VALIDATOR_STAKE);
+        }
+        runs.createRun(config);
+        vm.prank(orchestrator);
+        ledger_.commitBatch(1, vm.parseJsonBytes32(_batch, ".batch_root"), 5, 1);
+        ledger_.postOutcomes(1, vm.parseJsonBytes(_batch, ".packed"), vm.parseJsonBytesArray(_batch, ".signatures"));
+    }
+
+    function test_outcomes_areAccepted_andTheRootAgrees() public {
+        ContributionLedger ledger_ = _postBatchOfVectors();
+        assertEq(ledger_.batchOf(1).outcomesRoot, vm.parseJsonBytes32(_batch, ".outcomes_root"), "root");
+        assertEq(ledger_.signersOf(1), 3, "both validators");
+    }
+
+    function test_records_decode() public {
+        ContributionLedger ledger_ = _postBatchOfVectors();
+        for (uint256 i = 0; i < 5; ++i) {
+            (IContributionLedger.Outcome memory outcome, bytes32 leaf) = ledger_.outcomeOf(
+                IContributionLedger.OutcomeProof({
+                    batchId: 1,
+                    position: uint32(i),
+                    record: vm.parseJsonBytes(_batch, _at(".records", i, "record")),
+                    proof: vm.parseJsonBytes32Array(_batch, _at(".records", i, "proof"))
+                })
+            );
+            assertEq(leaf, vm.parseJsonBytes32(_batch, _at(".records", i, "leaf")), "leaf");
+            assertEq(outcome.workerId, vm.parseJsonUint(_batch, _at(".records", i, "worker_id")), "worker id");
+            assertEq(outcome.step, vm.parseJsonUint(_batch, _at(".records", i, "step")), "step");
+            assertEq(outcome.index, vm.parseJsonUint(_batch, _at(".records", i, "index")), "index");
+            assertEq(outcome.policyVersion, vm.parseJsonUint(_batch, _at(".records", i, "policy_version")), "policy");
+            assertEq(outcome.fileHash, vm.parseJsonBytes32(_batch, _at(".records", i, "file_hash")), "file");
+            assertEq(outcome.rollouts, vm.parseJsonUint(_batch, _at(".records", i, "rollouts")), "rollouts");
+            assertEq(outcome.units, vm.parseJsonUint(_batch, _at(".records", i, "units")), "units");
+            assertEq(outcome.verdict, vm.parseJsonUint(_batch, _at(".records", i, "verdict")), "verdict");
+            assertEq(outcome.reason, vm.parseJsonUint(_batch, _at(".records", i, "reason")), "reason");
+        }
+    }
+
+    // -------------------------------------------------------------------- trees
+
+    function test_merkle() public view {
+        for (uint256 t = 0; vm.keyExistsJson(_merkle, string.concat(".trees[", vm.toString(t), "]")); ++t) {
+            bytes32[] memory leaves = vm.parseJsonBytes32Array(_merkle, _at(".trees", t, "leaves"));
+            bytes32 root = vm.parseJsonBytes32(_merkle, _at(".trees", t, "root"));
+            assertEq(_root(leaves), root, "root");
+            for (uint256 i = 0; i < leaves.length; ++i) {
+                string memory at = string.concat(_at(".trees", t, "proofs"), "[", vm.toString(i), "]");
+                bytes32[] memory proof = vm.parseJsonBytes32Array(_merkle, at);
+                assertEq(_siblings(leaves, i), proof, "proof");
+                assertTrue(MerkleProof.verify(proof, root, leaves[i]), "OpenZeppelin agrees");
+            }
+        }
+    }
+}

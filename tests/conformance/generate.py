@@ -1,0 +1,340 @@
+"""Writes the golden vectors on which Python and Solidity must agree, computed by `muster.protocol`.
+
+    python tests/conformance/generate.py
+
+The vectors are committed. `test_vectors.py` fails when regenerating changes them, and
+`contracts/test/Conformance.t.sol` runs the same files against the contracts, with the signatures
+made here. A changed vector is a changed protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
+from muster.protocol.encoding import address_bytes, file_hash, hex0x, keccak
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
+from muster.protocol.merkle import merkle_proof, merkle_root
+from muster.protocol.messages import (
+    ApiRequest,
+    Checkpoint,
+    NodeRegistration,
+    OutcomeRecord,
+    Outcomes,
+    Reason,
+    Submission,
+    Ticket,
+    Verdict,
+    pack_records,
+)
+from muster.protocol.seeds import (
+    Purpose,
+    draw,
+    problem_indices,
+    sample_seed,
+    target_length,
+    ticket_seed,
+)
+
+VECTORS = Path(__file__).parent / "vectors"
+
+CHAIN_ID = 31337
+FAR_DEADLINE = 4_102_444_800
+PERMIT = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
+TREE_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33)
+
+
+def key(name: str) -> bytes:
+    """Return the private key of a named actor."""
+    return keccak(f"muster conformance: {name}".encode())
+
+
+def contract(name: str) -> Address:
+    """Return the address at which a contract's domain lives."""
+    return to_address(keccak(name.encode())[12:])
+
+
+def domain(name: str) -> Domain:
+    """Return a contract's EIP-712 domain."""
+    return Domain(CHAIN_ID, contract(name))
+
+
+WORKER = address_of(key("worker"))
+NODE = address_of(key("node"))
+VALIDATORS = sorted((key("validator 0"), key("validator 1")), key=lambda k: address_of(k).lower())
+BEACON = keccak(b"beacon")
+
+
+def documents() -> dict[str, Any]:
+    """Return every vector file's content by name."""
+    return {
+        "seeds": {"cases": [seed_case(**case) for case in SEED_CASES]},
+        "eip712": eip712(),
+        "batch": batch(),
+        "merkle": {"trees": [tree(size) for size in TREE_SIZES]},
+    }
+
+
+def render(document: Any) -> str:
+    """Return the text of a vector file."""
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+# ---------------------------------------------------------------------------- seeds
+
+SEED_CASES: tuple[dict[str, Any], ...] = (
+    {"run_id": 1, "beacon": BEACON, "worker": WORKER, "step": 1, "index": 0, "set_size": 32},
+    {"run_id": 2**64 - 1, "beacon": b"\xff" * 32, "worker": NODE, "step": 2**32 - 1,
+     "index": 2**32 - 1, "set_size": 7},
+    {"run_id": 0, "beacon": b"\0" * 32, "worker": "0x" + "00" * 20, "step": 0, "index": 0,
+     "set_size": 1},
+    {"run_id": 7, "beacon": keccak(b"another"), "worker": WORKER, "step": 41, "index": 3,
+     "set_size": 285_000},
+)  # fmt: skip
+LENGTHS = (1000, 2000, 3000, 4000, 6000)
+SAMPLES = 16
+
+
+def seed_case(
+    *, run_id: int, beacon: bytes, worker: str, step: int, index: int, set_size: int
+) -> dict[str, Any]:
+    """Return all that follows from one ticket; small sets are drawn empty, so repeats occur."""
+    seed = ticket_seed(RunId(run_id), Hash32(beacon), to_address(worker), Step(step), index)
+    count = min(set_size, 8)
+    return {
+        "run_id": uint(run_id),
+        "beacon": hex0x(beacon),
+        "worker": to_address(worker),
+        "step": step,
+        "index": index,
+        "ticket_seed": hex0x(seed),
+        "draws": [
+            {
+                "purpose": int(purpose),
+                "counter": counter,
+                "value": uint(draw(seed, purpose, counter)),
+            }
+            for purpose in Purpose
+            for counter in (0, 1, 1000)
+        ],
+        "task_set_size": set_size,
+        "problem_indices": problem_indices(seed, count, set_size),
+        "lengths": list(LENGTHS),
+        "target_lengths": [target_length(seed, j, LENGTHS) for j in range(count)],
+        "samples_per_problem": SAMPLES,
+        "sample_seeds": [uint(sample_seed(seed, j, j + 1, SAMPLES)) for j in range(count)],
+    }
+
+
+def uint(value: int) -> str:
+    """Return an integer that JSON numbers cannot hold in every language."""
+    return f"{value:#x}"
+
+
+# -------------------------------------------------------------------------- messages
+
+
+def eip712() -> dict[str, Any]:
+    """Return one signed message of every type, and the domains."""
+    names = ("ContributionLedger", "WorkerRegistry", "RunRegistry", "MusterToken")
+    return {
+        "chain_id": CHAIN_ID,
+        "domains": {
+            n: {"address": contract(n), "separator": hex0x(domain(n).separator())} for n in names
+        },
+        "messages": messages(),
+    }
+
+
+def messages() -> dict[str, Any]:
+    """Return one message of every type of docs/protocol.md section 3, and the token's permit."""
+    registration = NodeRegistration(WORKER, NODE, 0, FAR_DEADLINE)
+    checkpoint = Checkpoint(RunId(1), PolicyVersion(3), keccak(b"manifest"))
+    ticket = Ticket(
+        RunId(1), WORKER, Step(4), 2, PolicyVersion(3), keccak(b"manifest"), BEACON, FAR_DEADLINE
+    )
+    outcomes = Outcomes(1, keccak(b"submissions"), keccak(b"records"))
+    request = ApiRequest(
+        NODE, "POST", "/v1/leases?x=é", file_hash(b"{}"), keccak(b"nonce"), 1_700_000_000
+    )
+    return {
+        "NodeRegistration": message("WorkerRegistry", "node", registration, {
+            "worker": WORKER, "node": NODE, "nonce": 0, "deadline": FAR_DEADLINE,
+        }),
+        "Checkpoint": message("RunRegistry", "trainer", checkpoint, {
+            "runId": 1, "version": 3, "manifestRoot": hex0x(checkpoint.manifest_root),
+        }),
+        "Ticket": message("ContributionLedger", "orchestrator", ticket, {
+            "runId": 1, "worker": WORKER, "step": 4, "index": 2, "policyVersion": 3,
+            "policyRoot": hex0x(ticket.policy_root), "beacon": hex0x(BEACON),
+            "deadline": FAR_DEADLINE,
+        }),
+        "Submission": message("ContributionLedger", "node", submission(0), {
+            **submission_fields(submission(0)),
+        }),
+        "Outcomes": message("ContributionLedger", "validator 0", outcomes, {
+            "batchId": 1, "batchRoot": hex0x(outcomes.batch_root),
+            "recordsHash": hex0x(outcomes.records_hash),
+        }),
+        "ApiRequest": message("ContributionLedger", "node", request, {
+            "audience": request.audience, "method": request.method, "path": request.path,
+            "bodyHash": hex0x(request.body_hash), "nonce": hex0x(request.nonce),
+            "issuedAt": request.issued_at,
+        }),
+        "Permit": permit(),
+    }  # fmt: skip
+
+
+def message(
+    contract_name: str, signer: str, typed: Any, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a message with its hashes and a signature."""
+    return signed(contract_name, signer, typed.TYPE, typed.struct_hash(), fields)
+
+
+def permit() -> dict[str, Any]:
+    """Return the ERC-2612 permit with which a worker onboards in one transaction."""
+    spender, value = contract("StakeVault"), 1000 * 10**18
+    words = (address_bytes(WORKER), address_bytes(spender), value, 0, FAR_DEADLINE)
+    fields = {"owner": WORKER, "spender": spender, "value": uint(value), "nonce": 0}
+    return signed(
+        "MusterToken",
+        "worker",
+        PERMIT,
+        struct_hash(PERMIT, *words),
+        {**fields, "deadline": FAR_DEADLINE},
+    )
+
+
+def signed(
+    contract_name: str, signer: str, type_: str, struct: Hash32, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what both languages must derive from a message."""
+    hashed = digest(domain(contract_name), struct)
+    return {
+        "contract": contract_name,
+        "type": type_,
+        "fields": fields,
+        "struct_hash": hex0x(struct),
+        "digest": hex0x(hashed),
+        "private_key": hex0x(key(signer)),
+        "signer": address_of(key(signer)),
+        "signature": hex0x(sign(hashed, key(signer))),
+    }
+
+
+# ------------------------------------------------------------------------------ batch
+
+
+def submission(index: int) -> Submission:
+    """Return the worker's submission for one slot."""
+    hash_ = file_hash(f"file {index}".encode())
+    return Submission(RunId(1), WORKER, Step(4), index, PolicyVersion(3), hash_, 16, 2048 + index)
+
+
+def submission_fields(typed: Submission) -> dict[str, Any]:
+    """Return the fields as Solidity names them."""
+    return {
+        "runId": typed.run_id,
+        "worker": typed.worker,
+        "step": typed.step,
+        "index": typed.index,
+        "policyVersion": typed.policy_version,
+        "fileHash": hex0x(typed.file_hash),
+        "rollouts": typed.rollouts,
+        "units": typed.units,
+    }
+
+
+VERDICTS = (
+    (Verdict.ACCEPTED, Reason.NONE),
+    (Verdict.INCOMPLETE, Reason.FILE_INCOMPLETE),
+    (Verdict.REJECTED, Reason.LATE),
+    (Verdict.FRAUD, Reason.TOPLOC_MISMATCH),
+    (Verdict.ACCEPTED, Reason.NONE),
+)
+
+
+def record(index: int) -> OutcomeRecord:
+    """Return the outcome of one submission of the batch."""
+    judged, (verdict, reason) = submission(index), VERDICTS[index]
+    return OutcomeRecord(
+        worker_id=1,
+        step=judged.step,
+        index=judged.index,
+        policy_version=judged.policy_version,
+        file_hash=judged.file_hash,
+        rollouts=judged.rollouts,
+        units=judged.units,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def batch() -> dict[str, Any]:
+    """Return a batch from its submissions to the validators' signatures; five is an odd tree."""
+    submissions = [submission(i) for i in range(len(VERDICTS))]
+    records = [record(i) for i in range(len(VERDICTS))]
+    root = merkle_root([s.leaf() for s in submissions])
+    packed = pack_records(records)
+    leaves = [r.leaf(1, i) for i, r in enumerate(records)]
+    outcomes = Outcomes(1, root, keccak(packed))
+    hashed = digest(domain("ContributionLedger"), outcomes.struct_hash())
+    return {
+        "batch_id": 1,
+        "run_id": 1,
+        "submissions": [
+            {"fields": submission_fields(s), "leaf": hex0x(s.leaf())} for s in submissions
+        ],
+        "batch_root": hex0x(root),
+        "records": [
+            {
+                "record": hex0x(r.to_bytes()),
+                "leaf": hex0x(leaves[i]),
+                "proof": [hex0x(node) for node in merkle_proof(leaves, i)],
+                "worker_id": r.worker_id,
+                "step": r.step,
+                "index": r.index,
+                "policy_version": r.policy_version,
+                "file_hash": hex0x(r.file_hash),
+                "rollouts": r.rollouts,
+                "units": r.units,
+                "verdict": int(r.verdict),
+                "reason": int(r.reason),
+            }
+            for i, r in enumerate(records)
+        ],
+        "packed": hex0x(packed),
+        "records_hash": hex0x(keccak(packed)),
+        "outcomes_root": hex0x(merkle_root(leaves)),
+        "outcomes_digest": hex0x(hashed),
+        "validator_keys": [hex0x(k) for k in VALIDATORS],
+        "signatures": [hex0x(sign(hashed, k)) for k in VALIDATORS],
+    }
+
+
+# ------------------------------------------------------------------------------ trees
+
+
+def tree(size: int) -> dict[str, Any]:
+    """Return a tree over `size` leaves with every proof."""
+    leaves = [keccak(f"leaf {i} of {size}".encode()) for i in range(size)]
+    return {
+        "leaves": [hex0x(leaf) for leaf in leaves],
+        "root": hex0x(merkle_root(leaves)),
+        "proofs": [[hex0x(n) for n in merkle_proof(leaves, i)] for i in range(size)],
+    }
+
+
+def main() -> None:
+    """Write every vector file."""
+    VECTORS.mkdir(exist_ok=True)
+    for name, document in documents().items():
+        (VECTORS / f"{name}.json").write_text(render(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The committed vectors are what `muster.protocol` and an independent library compute."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import generate
+import pytest
+from eth_account import Account
+from eth_account.messages import encode_typed_data
+
+from muster.protocol.eip712 import recover
+from muster.protocol.ids import to_hash32
+from muster.protocol.merkle import verify_merkle_proof
+from muster.protocol.messages import unpack_records
+
+EIP712 = json.loads((generate.VECTORS / "eip712.json").read_text())
+BATCH = json.loads((generate.VECTORS / "batch.json").read_text())
+MERKLE = json.loads((generate.VECTORS / "merkle.json").read_text())
+
+
+@pytest.mark.parametrize("name", generate.documents())
+def test_vectors_are_unchanged_when_regenerated(name: str) -> None:
+    committed = (generate.VECTORS / f"{name}.json").read_text()
+    assert generate.render(generate.documents()[name]) == committed
+
+
+def test_no_vector_file_is_left_behind() -> None:
+    assert {p.stem for p in generate.VECTORS.iterdir()} == set(generate.documents())
+
+
+def typed_data(vector: dict[str, Any]) -> dict[str, Any]:
+    """The message as wallets receive it, parsed from its type string."""
+    name, inside = vector["type"].removesuffix(")").split("(")
+    types = [
+        dict(zip(("type", "name"), field.split(" "), strict=True)) for field in inside.split(",")
+    ]
+    numbers = {t["name"] for t in types if t["type"].startswith("uint")}
+    return {
+        "types": {
+            "EIP712Domain": [
+                {"name": "name", "type": "string"},
+                {"name": "version", "type": "string"},
+                {"name": "chainId", "type": "uint256"},
+                {"name": "verifyingContract", "type": "address"},
+            ],
+            name: types,
+        },
+        "primaryType": name,
+        "domain": {
+            "name": "Muster",
+            "version": "1",
+            "chainId": EIP712["chain_id"],
+            "verifyingContract": EIP712["domains"][vector["contract"]]["address"],
+        },
+        "message": {
+            key: int(value, 16) if key in numbers and isinstance(value, str) else value
+            for key, value in vector["fields"].items()
+        },
+    }
+
+
+@pytest.mark.parametrize("name", EIP712["messages"])
+def test_message_is_signed_as_wallets_sign_it(name: str) -> None:
+    vector = EIP712["messages"][name]
+    message = encode_typed_data(full_message=typed_data(vector))
+    assert "0x" + message.body.hex() == vector["struct_hash"]
+    assert "0x" + message.header.hex() == EIP712["domains"][vector["contract"]]["separator"]
+    signed = Account.sign_message(message, vector["private_key"])
+    assert "0x" + bytes(signed.signature).hex() == vector["signature"]
+    assert "0x" + bytes(signed.message_hash).hex() == vector["digest"]
+
+
+@pytest.mark.parametrize("name", EIP712["messages"])
+def test_signature_recovers_to_its_signer(name: str) -> None:
+    vector = EIP712["messages"][name]
+    signature = bytes.fromhex(vector["signature"][2:])
+    assert recover(to_hash32(vector["digest"]), signature) == vector["signer"]
+
+
+def test_records_parse_back() -> None:
+    records = unpack_records(bytes.fromhex(BATCH["packed"][2:]))
+    assert [r.to_bytes().hex() for r in records] == [v["record"][2:] for v in BATCH["records"]]
+    assert [r.units for r in records] == [v["units"] for v in BATCH["records"]]
+
+
+def test_outcome_proofs_lead_to_the_root() -> None:
+    root = to_hash32(BATCH["outcomes_root"])
+    for vector in BATCH["records"]:
+        proof = [to_hash32(node) for node in vector["proof"]]
+        assert verify_merkle_proof(to_hash32(vector["leaf"]), proof, root)
+
+
+@pytest.mark.parametrize("tree", MERKLE["trees"], ids=lambda t: f"{len(t['leaves'])} leaves")
+def test_every_proof_leads_to_the_root_and_to_no_other_leaf(tree: dict[str, Any]) -> None:
+    leaves = [to_hash32(leaf) for leaf in tree["leaves"]]
+    root = to_hash32(tree["root"])
+    for position, nodes in enumerate(tree["proofs"]):
+        proof = [to_hash32(node) for node in nodes]
+        assert verify_merkle_proof(leaves[position], proof, root)
+        others = [leaf for i, leaf in enumerate(leaves) if i != position]
+        assert not any(verify_merkle_proof(leaf, proof, root) for leaf in others)
