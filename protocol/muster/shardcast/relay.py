@@ -112,6 +112,8 @@ class Relay:
 
     async def run(self) -> None:
         """Mirror until cancelled; survives upstreams, the chain and the disk failing."""
+        loop = asyncio.get_running_loop()
+        unsubscribe = self._store.on_change(lambda: loop.call_soon_threadsafe(self._news.set))
         try:
             async with asyncio.TaskGroup() as group:
                 for url in self._book.urls:
@@ -119,6 +121,7 @@ class Relay:
                 group.create_task(self._mirror_all())
                 group.create_task(self._recheck_all())
         finally:
+            unsubscribe()
             self._client.close()
 
     def wanted(self, run_id: RunId, version: PolicyVersion) -> None:

@@ -36,6 +36,8 @@ _quiet.propagate = False
 
 FOREIGN_CHANGE_POLL_S = 0.05
 """How often a waiting request looks for what another process published into the store."""
+SHUTDOWN_S = 1.0
+"""How long a stop waits for answers that are being sent."""
 INLINE_BYTES = 64 << 10
 """Chunks up to this size are sent in one write rather than by sendfile."""
 
@@ -87,7 +89,9 @@ class ShardServer:
         self._changed = asyncio.Event()
         self._stopping = False
         self._unsubscribe = self._store.on_change(self._store_changed)
-        self._runner = web.ServerRunner(_LimitedServer(self._handle, self._limits))
+        self._runner = web.ServerRunner(
+            _LimitedServer(self._handle, self._limits), shutdown_timeout=SHUTDOWN_S
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port, backlog=512)
         try:
@@ -101,13 +105,13 @@ class ShardServer:
 
     async def stop(self) -> None:
         """Stop listening and end open requests."""
-        if self._runner is None:
+        runner, self._runner = self._runner, None
+        if runner is None:
             return
         self._stopping = True
         self._unsubscribe()
         self._wake()
-        await self._runner.cleanup()
-        self._runner = None
+        await runner.cleanup()
 
     async def __aenter__(self) -> ShardServer:
         await self.start()

@@ -153,6 +153,7 @@ class ChunkStore:
         if path is None and was_stored:
             with self._state:
                 self._complete.clear()
+            self._changed()
         return path
 
     def versions(self, run_id: RunId) -> list[PolicyVersion]:

@@ -1,0 +1,328 @@
+"""What origin and relay answer, and what they refuse."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from shardcast_policies import RUN, SIGNATURE, fake_signature, fill, publish
+
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import PolicyVersion, RunId
+from muster.shardcast import ChunkStore, ServerLimits, ShardServer
+
+BIG = os.urandom(200_000)
+"""Above what is sent in one write."""
+
+
+@pytest.fixture
+async def server(store: ChunkStore) -> AsyncIterator[ShardServer]:
+    async with ShardServer(store) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(server: ShardServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=5) as client:
+        yield client
+
+
+def chunk_path(store: ChunkStore, data: bytes) -> str:
+    """Publish `data` as one chunk; returns where it is served."""
+    (store.folder / "f").write_bytes(data)
+    manifest = store.publish(
+        {"f": store.folder / "f"},
+        run_id=RUN,
+        version=PolicyVersion(1),
+        stream_from=0,
+        stream_to=0,
+        sign=fake_signature,
+    )
+    return f"/v1/chunks/{manifest.files[0].chunks[0].hex()}"
+
+
+async def test_version_parts_are_served(store: ChunkStore, http: httpx.AsyncClient) -> None:
+    manifest = publish(store, {"f": b"1"}, 3)
+    publish(store, {"f": b"2"}, 4)
+    assert (await http.get(f"/v1/{RUN}/versions")).json() == {"versions": [4, 3]}
+    assert (await http.get(f"/v1/{RUN}/3/manifest")).content == manifest.to_bytes()
+    assert (await http.get(f"/v1/{RUN}/3/signature")).content == fake_signature(manifest.root())
+    assert (await http.get("/healthz")).text == "ok"
+
+
+@pytest.mark.parametrize("size", [1, 1000, 64 << 10, (64 << 10) + 1, 200_000])
+async def test_chunk_is_served_whole_and_immutable(
+    store: ChunkStore, http: httpx.AsyncClient, size: int
+) -> None:
+    path = chunk_path(store, BIG[:size])
+    answer = await http.get(path)
+    assert answer.content == BIG[:size]
+    assert answer.headers["content-length"] == str(size)
+    assert answer.headers["etag"] == f'"{path.rsplit("/", 1)[1]}"'
+    assert "immutable" in answer.headers["cache-control"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected", "content_range"),
+    [
+        ("bytes=0-9", BIG[:10], "bytes 0-9/200000"),
+        ("bytes=100-", BIG[100:], "bytes 100-199999/200000"),
+        ("bytes=-7", BIG[-7:], "bytes 199993-199999/200000"),
+        ("bytes=199999-300000", BIG[-1:], "bytes 199999-199999/200000"),
+    ],
+)
+async def test_chunk_range_is_served(
+    store: ChunkStore,
+    http: httpx.AsyncClient,
+    wanted: str,
+    expected: bytes,
+    content_range: str,
+) -> None:
+    answer = await http.get(chunk_path(store, BIG), headers={"Range": wanted})
+    assert answer.status_code == 206
+    assert answer.content == expected
+    assert answer.headers["content-range"] == content_range
+
+
+@pytest.mark.parametrize("wanted", ["bytes=200000-", "bytes=5-2", "lines=1-2", "bytes=-"])
+async def test_chunk_range_is_refused_when_it_cannot_be_met(
+    store: ChunkStore, http: httpx.AsyncClient, wanted: str
+) -> None:
+    answer = await http.get(chunk_path(store, BIG), headers={"Range": wanted})
+    assert answer.status_code == 416
+    assert answer.headers["content-range"] == "bytes */200000"
+
+
+async def test_known_chunk_is_not_sent_again(store: ChunkStore, http: httpx.AsyncClient) -> None:
+    path = chunk_path(store, BIG)
+    etag = (await http.get(path)).headers["etag"]
+    answer = await http.get(path, headers={"If-None-Match": etag})
+    assert (answer.status_code, answer.content) == (304, b"")
+    other = await http.get(path, headers={"If-None-Match": '"other"'})
+    assert other.status_code == 200
+
+
+async def test_head_request_gets_the_size_without_the_bytes(
+    store: ChunkStore, http: httpx.AsyncClient
+) -> None:
+    answer = await http.head(chunk_path(store, BIG))
+    assert (answer.headers["content-length"], answer.content) == ("200000", b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        f"/v1/{RUN}/9/manifest",
+        f"/v1/{RUN}/9/signature",
+        f"/v1/{RUN}/9/other",
+        f"/v1/{RUN}/01/manifest",
+        f"/v1/{RUN}/-1/manifest",
+        "/v1/../../etc/passwd",
+        "/v1/chunks/../../runs",
+        "/v1/chunks/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "/v1/chunks/" + "00" * 32,
+        "/v1/chunks/" + "GG" * 32,
+        "/v1/chunks/" + "ab" * 31,
+        "/v1/99999999999999999999/versions",
+    ],
+)
+async def test_what_does_not_exist_is_not_found(http: httpx.AsyncClient, path: str) -> None:
+    assert (await http.get(path)).status_code == 404
+
+
+async def test_other_methods_are_refused(http: httpx.AsyncClient) -> None:
+    assert (await http.delete("/healthz")).status_code == 405
+    assert (await http.request("GET", "/healthz", content=b"body")).status_code == 413
+
+
+async def test_oversized_head_is_refused(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/healthz", headers={"X": "y" * 10_000})).status_code == 400
+    assert (await http.get("/" + "y" * 10_000)).status_code == 400
+
+
+async def test_listing_waits_for_a_newer_version(
+    store: ChunkStore, http: httpx.AsyncClient
+) -> None:
+    publish(store, {"f": b"1"}, 1)
+    waiting = asyncio.create_task(http.get(f"/v1/{RUN}/versions?after=1&wait=5"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await asyncio.to_thread(publish, store, {"f": b"2"}, 2)
+    assert (await waiting).json() == {"versions": [2, 1]}
+
+
+async def test_manifest_is_waited_for(store: ChunkStore, http: httpx.AsyncClient) -> None:
+    waiting = asyncio.create_task(http.get(f"/v1/{RUN}/1/manifest?wait=5"))
+    await asyncio.sleep(0.05)
+    manifest = await asyncio.to_thread(publish, store, {"f": b"1"}, 1)
+    assert (await waiting).content == manifest.to_bytes()
+
+
+async def test_manifest_published_by_another_process_is_waited_for(
+    store: ChunkStore, http: httpx.AsyncClient
+) -> None:
+    waiting = asyncio.create_task(http.get(f"/v1/{RUN}/1/manifest?wait=5"))
+    await asyncio.sleep(0.05)
+    manifest = await asyncio.to_thread(publish, ChunkStore(store.folder), {"f": b"1"}, 1)
+    assert (await waiting).content == manifest.to_bytes()
+
+
+async def test_wait_ends_without_the_version(store: ChunkStore) -> None:
+    limits = ServerLimits(wait_s=0.1)
+    async with ShardServer(store, limits=limits) as server, httpx.AsyncClient() as client:
+        answer = await client.get(f"{server.url}/v1/{RUN}/1/manifest?wait=9")
+        assert answer.status_code == 404
+
+
+async def test_waited_for_version_is_reported(store: ChunkStore) -> None:
+    asked: list[tuple[RunId, PolicyVersion]] = []
+    limits = ServerLimits(wait_s=0.05)
+    async with (
+        ShardServer(store, limits=limits, wanted=lambda *key: asked.append(key)) as server,
+        httpx.AsyncClient() as client,
+    ):
+        await client.get(f"{server.url}/v1/{RUN}/5/manifest")
+        assert asked == []
+        await client.get(f"{server.url}/v1/{RUN}/5/manifest?wait=1")
+        assert asked == [(RUN, 5)]
+
+
+async def test_expected_chunk_is_waited_for(
+    store: ChunkStore, origin: ChunkStore, http: httpx.AsyncClient
+) -> None:
+    manifest = publish(origin, {"f": b"soon"})
+    digest = store.begin(manifest, SIGNATURE)[0].digest
+    waiting = asyncio.create_task(http.get(f"/v1/chunks/{digest.hex()}"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    fill(store, origin, manifest)
+    assert (await waiting).content == b"soon"
+
+
+async def test_expected_chunk_is_given_up_when_its_version_is_abandoned(
+    store: ChunkStore, origin: ChunkStore
+) -> None:
+    manifest = publish(origin, {"f": b"never"})
+    limits = ServerLimits(wait_s=0.2)
+    async with ShardServer(store, limits=limits) as server, httpx.AsyncClient() as client:
+        digest = store.begin(manifest, SIGNATURE)[0].digest
+        answer = await client.get(f"{server.url}/v1/chunks/{digest.hex()}")
+        assert answer.status_code == 404
+
+
+async def test_no_more_requests_wait_than_allowed(store: ChunkStore) -> None:
+    limits = ServerLimits(waiting=1)
+    async with ShardServer(store, limits=limits) as server, httpx.AsyncClient() as client:
+        first = asyncio.create_task(client.get(f"{server.url}/v1/{RUN}/1/manifest?wait=5"))
+        await asyncio.sleep(0.05)
+        second = await client.get(f"{server.url}/v1/{RUN}/1/manifest?wait=5")
+        assert second.status_code == 404
+        publish(store, {"f": b"1"}, 1)
+        assert (await first).status_code == 200
+
+
+async def test_token_is_demanded_of_everything_but_health(store: ChunkStore) -> None:
+    publish(store, {"f": b"1"}, 1)
+    async with ShardServer(store, token="secret") as server, httpx.AsyncClient() as client:
+        url = f"{server.url}/v1/{RUN}/versions"
+        assert (await client.get(url)).status_code == 401
+        wrong = await client.get(url, headers={"Authorization": "Bearer other"})
+        assert wrong.status_code == 401
+        right = await client.get(url, headers={"Authorization": "Bearer secret"})
+        assert right.status_code == 200
+        assert (await client.get(f"{server.url}/healthz")).status_code == 200
+
+
+async def test_address_that_asks_too_much_is_told_to_wait(store: ChunkStore) -> None:
+    limits = ServerLimits(requests_per_s=0.1, burst=2)
+    async with ShardServer(store, limits=limits) as server, httpx.AsyncClient() as client:
+        answers = [await client.get(f"{server.url}/healthz") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[2].headers["retry-after"] == "1"
+
+
+async def test_connections_of_one_address_are_bounded(store: ChunkStore) -> None:
+    limits = ServerLimits(connections_per_address=2)
+    async with ShardServer(store, limits=limits) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        async with httpx.AsyncClient() as client:
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"{server.url}/healthz")
+            held[0][1].close()
+            await asyncio.sleep(0.05)
+            assert (await client.get(f"{server.url}/healthz")).status_code == 200
+        held[1][1].close()
+
+
+async def test_idle_connection_is_closed(store: ChunkStore) -> None:
+    async with ShardServer(store, limits=ServerLimits(idle_s=0.1)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        for sent in (b"", b"GET /healthz HTT"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            async with asyncio.timeout(5):
+                assert await reader.read() == b""
+            writer.close()
+
+
+async def test_idle_connections_do_not_block_others(
+    server: ShardServer, http: httpx.AsyncClient
+) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    held = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+    async with asyncio.timeout(2):
+        assert (await http.get("/healthz")).status_code == 200
+    for _, writer in held:
+        writer.close()
+
+
+async def test_reader_that_stalls_is_cut_off(store: ChunkStore) -> None:
+    path = chunk_path(store, os.urandom(30 << 20))
+    async with ShardServer(store, limits=ServerLimits(send_s=0.2)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await asyncio.sleep(0.5)
+        received = 0
+        async with asyncio.timeout(5):
+            try:
+                while data := await reader.read(1 << 20):
+                    received += len(data)
+            except ConnectionResetError:
+                pass
+        assert received < 30 << 20
+        writer.close()
+
+
+async def test_stop_ends_waiting_requests_at_once(store: ChunkStore) -> None:
+    server = ShardServer(store)
+    await server.start()
+    async with httpx.AsyncClient() as client:
+        waiting = asyncio.create_task(client.get(f"{server.url}/v1/{RUN}/1/manifest?wait=10"))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(2):
+            await server.stop()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_start_fails_with_config_error_when_the_port_is_taken(
+    server: ShardServer, store: ChunkStore
+) -> None:
+    port = int(server.url.rsplit(":", 1)[1])
+    with pytest.raises(ConfigError, match="cannot listen"):
+        await ShardServer(store, port=port).start()
+
+
+async def test_url_is_unknown_before_the_start(store: ChunkStore) -> None:
+    with pytest.raises(ConfigError, match="not been started"):
+        _ = ShardServer(store).url
+
+
+async def test_url_of_a_server_on_all_addresses_is_local(store: ChunkStore) -> None:
+    async with ShardServer(store, "0.0.0.0") as server:
+        assert server.url.startswith("http://127.0.0.1:")
