@@ -1,0 +1,120 @@
+"""The calibration document and the limits it applies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
+from muster.protocol.errors import EncodingError
+from muster.toploc import Calibration, ChunkResult
+from muster.toploc.calibration import CalibratedModel, ChunkLimits, Measurement, SamplerLimits
+
+INSIDE = ChunkResult(8, 0.25, 0.5, 4, 128)
+
+
+def calibration(outside: int = 1) -> Calibration:
+    return Calibration(
+        model=CalibratedModel(
+            name="tiny", architecture="Qwen3", hidden_size=64, vocab_size=19, engine="test"
+        ),
+        chunk=ChunkLimits(
+            max_exponent_mismatches=8,
+            max_mantissa_error_mean=0.25,
+            max_mantissa_error_median=0.5,
+            max_sign_mismatches=4,
+        ),
+        sampler=SamplerLimits(margin=0.5, max_outside_per_sample=outside),
+        fraud_strikes=3,
+        measured=(Measurement(name="honest", kind="honest", judged="chunk", trials=9, accepted=9),),
+    )
+
+
+def test_chunk_passes_at_the_limits() -> None:
+    assert calibration().chunk_passes(INSIDE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exponent_mismatches": 9},
+        {"mantissa_error_mean": 0.26},
+        {"mantissa_error_median": 1.0},
+        {"sign_mismatches": 5},
+        {"mantissa_error_mean": float("nan")},
+    ],
+)
+def test_chunk_fails_when_one_figure_exceeds_its_limit(change: dict[str, float]) -> None:
+    assert not calibration().chunk_passes(replace(INSIDE, **change))
+
+
+def test_count_limits_shrink_with_the_proof() -> None:
+    assert calibration().chunk_passes(ChunkResult(4, 0, 0, 2, 64))
+    assert not calibration().chunk_passes(ChunkResult(5, 0, 0, 2, 64))
+    assert not calibration().chunk_passes(ChunkResult(4, 0, 0, 3, 64))
+    assert not calibration().chunk_passes(ChunkResult(1, 0, 0, 0, 4))
+
+
+@pytest.mark.parametrize(
+    ("margins", "passes"),
+    [
+        ([0.0, 0.5], True),
+        ([0.0, 0.6], True),
+        ([0.6, 0.6], False),
+        ([np.nan, 0.6], False),
+        ([np.inf, np.inf, 0.0], False),
+    ],
+)
+def test_sampler_counts_tokens_outside_the_margin(margins: list[float], passes: bool) -> None:
+    assert calibration(outside=1).sampler_passes(margins) is passes
+    assert calibration(outside=1).sampler_passes(np.array(margins, np.float32)) is passes
+
+
+def test_document_round_trips() -> None:
+    document = calibration()
+    assert Calibration.from_bytes(document.to_bytes()) == document
+    assert document.hash() == keccak(document.to_bytes())
+
+
+def test_document_with_large_figures_round_trips() -> None:
+    row = calibration().measured[0].model_copy(update={"margin": 2.0**64})
+    document = calibration().model_copy(update={"measured": (row,)})
+    assert Calibration.from_bytes(document.to_bytes()) == document
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("fraud_strikes", 0),
+        ("fraud_strikes", "3"),
+        ("schema_version", 2),
+        ("temperature", 0),
+        ("surprise", 1),
+        ("sampler", {"margin": -1, "max_outside_per_sample": 0}),
+    ],
+)
+def test_document_is_refused_when_a_field_is_wrong(field: str, value: object) -> None:
+    content = parse_canonical_json(calibration().to_bytes(), max_bytes=1 << 20)
+    content[field] = value
+    with pytest.raises(EncodingError, match="malformed calibration"):
+        Calibration.from_bytes(canonical_json(content))
+
+
+def test_document_is_refused_when_a_default_is_left_out() -> None:
+    content = parse_canonical_json(calibration().to_bytes(), max_bytes=1 << 20)
+    del content["temperature"]
+    with pytest.raises(EncodingError, match="does not re-encode"):
+        Calibration.from_bytes(canonical_json(content))
+
+
+def test_document_is_refused_when_not_canonical() -> None:
+    with pytest.raises(EncodingError, match="canonical"):
+        Calibration.from_bytes(calibration().to_bytes() + b"\n")
+
+
+def test_measurement_cannot_accept_more_than_it_tried() -> None:
+    with pytest.raises(ValidationError, match="3 accepted of 2"):
+        Measurement(name="x", kind="other", judged="chunk", trials=2, accepted=3)

@@ -1,0 +1,93 @@
+"""Parsing of proofs: strict, and total."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol.errors import ProofError
+from muster.toploc import split_proofs
+
+PARAMETERS = {"hidden_size": 4, "chunk_tokens": 2, "topk": 3}
+
+
+def proof(points: int = 3, modulus: int = 65497, coefficient: int = 7) -> bytes:
+    words = [modulus] + [coefficient] * points
+    return b"".join(word.to_bytes(2, "big") for word in words)
+
+
+def split(joined: bytes, tokens: int = 3, **changes: int) -> list[bytes]:
+    return split_proofs(joined, tokens=tokens, **{**PARAMETERS, **changes})
+
+
+def test_joined_proofs_split_at_chunk_boundaries() -> None:
+    assert split(proof() + proof()) == [proof(), proof()]
+
+
+def test_last_proof_is_shorter_when_its_chunk_has_fewer_elements() -> None:
+    joined = proof(points=8) + proof(points=4)
+    assert split(joined, topk=128) == [proof(points=8), proof(points=4)]
+
+
+@pytest.mark.parametrize(
+    ("joined", "reason"),
+    [
+        (b"", "count"),
+        (proof(), "count"),
+        (proof() * 3, "count"),
+        (proof() * 2 + b"\0", "count"),
+        ((proof() * 2)[:-1], "length"),
+        (proof() + bytes(8), "modulus"),
+        (proof(modulus=2) + proof(), "modulus"),
+        (proof() + proof(modulus=65498), "modulus"),
+        (proof() + proof(coefficient=65497), "coefficient"),
+        (proof(coefficient=0xFFFF) + proof(), "coefficient"),
+    ],
+)
+def test_proofs_are_refused_for_the_named_reason(joined: bytes, reason: str) -> None:
+    with pytest.raises(ProofError) as caught:
+        split(joined)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("modulus", [3, 65497])
+def test_modulus_is_accepted_at_its_bounds(modulus: int) -> None:
+    assert split(proof(modulus=modulus) + proof()) == [proof(modulus=modulus), proof()]
+
+
+@pytest.mark.parametrize("change", ["tokens", "hidden_size", "chunk_tokens", "topk"])
+def test_parameters_are_refused_when_not_positive(change: str) -> None:
+    with pytest.raises(ProofError, match="no chunks"):
+        split(proof(), **{change: 0})
+
+
+@given(st.binary(max_size=80), st.integers(1, 9), st.integers(1, 4), st.integers(1, 9))
+def test_any_bytes_parse_or_are_refused(
+    joined: bytes, tokens: int, chunk_tokens: int, topk: int
+) -> None:
+    outcome = attempt(joined, tokens, chunk_tokens, topk)
+    if isinstance(outcome, str):
+        assert outcome in {"count", "length", "modulus", "coefficient"}
+    else:
+        assert b"".join(outcome) == joined
+        assert len(outcome) == -(-tokens // chunk_tokens)
+
+
+def attempt(joined: bytes, tokens: int, chunk_tokens: int, topk: int) -> list[bytes] | str:
+    try:
+        return split(joined, tokens, chunk_tokens=chunk_tokens, topk=topk)
+    except ProofError as error:
+        return error.reason
+
+
+@given(st.integers(0, 15), st.integers(0, 0xFFFF))
+def test_every_accepted_change_of_a_word_is_canonical(place: int, word: int) -> None:
+    joined = bytearray(proof() * 4)
+    joined[2 * place : 2 * place + 2] = word.to_bytes(2, "big")
+    is_valid = 3 <= word <= 65497 if place % 4 == 0 else word < 65497
+    if is_valid:
+        assert b"".join(split(bytes(joined), tokens=8)) == joined
+    else:
+        with pytest.raises(ProofError):
+            split(bytes(joined), tokens=8)
