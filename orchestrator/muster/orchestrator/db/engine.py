@@ -32,8 +32,8 @@ class Database:
 
     def __init__(self, engine: AsyncEngine, path: Path) -> None:
         self._engine = engine
-        self._path = path
-        self._writing = asyncio.Lock()
+        self.path = path
+        self.writing = asyncio.Lock()
 
     @classmethod
     async def open(cls, path: Path) -> Self:
@@ -56,7 +56,7 @@ class Database:
                 await connection.run_sync(migrate)
         except (DBAPIError, CommandError, StorageError) as error:
             await engine.dispose()
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         return cls(engine, path)
 
     async def close(self) -> None:
@@ -70,20 +70,20 @@ class Database:
             async with AsyncSession(self._engine, expire_on_commit=False) as session:
                 yield session
         except DatabaseError as error:
-            raise _unusable(self._path, error) from error
+            raise unusable(self.path, error) from error
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Yield a session whose changes are committed together on exit; writers take turns."""
         try:
             async with (
-                self._writing,
+                self.writing,
                 AsyncSession(self._engine, expire_on_commit=False) as session,
                 session.begin(),
             ):
                 yield session
         except DatabaseError as error:
-            raise _unusable(self._path, error) from error
+            raise unusable(self.path, error) from error
 
 
 def migrate(connection: Connection, revision: str = "head") -> None:
@@ -111,7 +111,8 @@ def _on_connect(connection: Any, _record: object) -> None:
     cursor.close()
 
 
-def _unusable(path: Path, error: Exception) -> StorageError:
+def unusable(path: Path, error: Exception) -> StorageError:
+    """Return the error for a database that failed, saying what to do about it."""
     reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
     hint = f"delete {path}* and start again: it is rebuilt from the chain and the files folder"
     if "locked" in reason:

@@ -7,16 +7,14 @@ bound the process to a few hundred per second; one for all that wait at the same
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+import sqlite3
+from collections.abc import Sequence
 
-from sqlalchemy import Executable
+from muster.orchestrator.db.engine import Database, unusable
 
-from muster.orchestrator.db.engine import Database
-
-Write = tuple[Executable, Mapping[str, Any]]
-"""A statement and one row for it; statements are compared by identity."""
+Write = tuple[str, tuple[object, ...]]
+"""An INSERT statement and one row for it."""
+_Waiting = list[tuple[tuple[Write, ...], "asyncio.Future[None]"]]
 
 
 class GroupCommit:
@@ -25,7 +23,7 @@ class GroupCommit:
     def __init__(self, database: Database, *, max_waiting: int = 20_000) -> None:
         self._database = database
         self._max_waiting = max_waiting
-        self._waiting: list[tuple[tuple[Write, ...], asyncio.Future[None]]] = []
+        self._waiting: _Waiting = []
         self._wake = asyncio.Event()
 
     @property
@@ -42,36 +40,50 @@ class GroupCommit:
 
     async def run(self) -> None:
         """Commit what waits, again and again, until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            waiting, self._waiting = self._waiting, []
-            try:
-                await self._commit([write for writes, _ in waiting for write in writes])
-            except BaseException as error:
-                _finish(waiting, error)
-                raise
-            _finish(waiting, None)
+        connection = _connect(self._database)
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                async with self._database.writing:
+                    waiting, self._waiting = self._waiting, []
+                    self._commit(connection, waiting)
+        finally:
+            connection.close()
+            _finish(self._waiting, failed=True)
 
-    async def _commit(self, writes: list[Write]) -> None:
-        rows: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-        statements: dict[int, Executable] = {}
-        for statement, row in writes:
-            statements[id(statement)] = statement
-            rows[id(statement)].append(row)
-        async with self._database.write() as session:
-            connection = await session.connection()
-            for key, statement in statements.items():
-                await connection.execute(statement, rows[key])
+    def _commit(self, connection: sqlite3.Connection, waiting: _Waiting) -> None:
+        rows: dict[str, list[Sequence[object]]] = {}
+        for writes, _ in waiting:
+            for statement, row in writes:
+                rows.setdefault(statement, []).append(row)
+        try:
+            # On the event loop on purpose. This connection neither syncs nor checkpoints, so a
+            # commit copies a few pages, which takes less time than waking a thread for it; and the
+            # lock that is held means that no other writer is waited for.
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                for statement, values in rows.items():
+                    connection.executemany(statement, values)
+        except sqlite3.DatabaseError as error:
+            _finish(waiting, failed=True)
+            raise unusable(self._database.path, error) from error
+        _finish(waiting, failed=False)
 
 
-def _finish(
-    waiting: list[tuple[tuple[Write, ...], asyncio.Future[None]]], error: BaseException | None
-) -> None:
+def _connect(database: Database) -> sqlite3.Connection:
+    connection = sqlite3.connect(database.path, isolation_level=None)
+    connection.execute("PRAGMA synchronous=NORMAL")
+    # The other connections checkpoint, in their threads.
+    connection.execute("PRAGMA wal_autocheckpoint=0")
+    return connection
+
+
+def _finish(waiting: _Waiting, *, failed: bool) -> None:
     for _, done in waiting:
         if done.done():
             continue
-        if error is None:
-            done.set_result(None)
-        else:
+        if failed:
             done.set_exception(ConnectionAbortedError("the orchestrator is stopping"))
+        else:
+            done.set_result(None)

@@ -6,24 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import select
-from sqlalchemy.dialects.sqlite import insert
 
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.group import Write
 from muster.orchestrator.db.models import HeartbeatRow
 from muster.protocol.ids import Address, PolicyVersion
 
-_INSERT = insert(HeartbeatRow.__table__)  # type: ignore[arg-type]
-_UPSERT = _INSERT.on_conflict_do_update(
-    index_elements=["node"],
-    set_={
-        "policy_version": _INSERT.excluded.policy_version,
-        "state": _INSERT.excluded.state,
-        "software": _INSERT.excluded.software,
-        "seen_at": _INSERT.excluded.seen_at,
-        "count": HeartbeatRow.count + 1,
-    },
-)
+_UPSERT = """
+INSERT INTO heartbeats (node, policy_version, state, software, seen_at, count)
+VALUES (?, ?, ?, ?, ?, 1)
+ON CONFLICT (node) DO UPDATE SET
+    policy_version = excluded.policy_version,
+    state = excluded.state,
+    software = excluded.software,
+    seen_at = excluded.seen_at,
+    count = count + 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,4 @@ class Heartbeats:
         """Note a heartbeat; returns the row to write together with the request's nonce."""
         heartbeat = Heartbeat(policy_version, state, software, int(self._clock()))
         self._latest[node] = heartbeat
-        row = {
-            "node": node,
-            "policy_version": policy_version,
-            "state": state,
-            "software": software,
-            "seen_at": heartbeat.seen_at,
-            "count": 1,
-        }
-        return _UPSERT, row
+        return _UPSERT, (node, policy_version, state, software, heartbeat.seen_at)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select
 
 from muster.api.limits import NONCE_LIFE_S
 from muster.api.signing import SignedHeaders
@@ -19,7 +19,7 @@ from muster.orchestrator.db.models import NonceRow
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.ids import Address, Hash32
 
-_INSERT = insert(NonceRow.__table__)  # type: ignore[arg-type]
+_INSERT = "INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?)"
 
 
 class NonceStore:
@@ -65,8 +65,7 @@ class NonceStore:
         if self._group.is_full:
             raise refuse("overloaded", "too many requests are waiting for the disk")
         self._remember(signer, nonce, now)
-        row = {"signer": signer, "nonce": nonce, "seen_at": int(now)}
-        await self._group.add((_INSERT, row), *writes)
+        await self._group.add((_INSERT, (signer, nonce, int(now))), *writes)
 
     async def purge(self) -> None:
         """Delete rows that no longer count."""
