@@ -1,4 +1,4 @@
-"""Origin, relays and clients on loopback: versions reach everybody, whoever is late, slow or dead."""
+"""Origin, relays and clients on loopback: versions arrive, whoever is late, slow or dead."""
 
 import asyncio
 import os

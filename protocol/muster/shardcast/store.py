@@ -55,7 +55,7 @@ class ChunkStore:
         self._state = threading.Lock()
         self._complete: set[VersionKey] = set()
         self._receiving: dict[VersionKey, set[Hash32]] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], object]] = []
 
     def publish(
         self,
@@ -215,7 +215,7 @@ class ChunkStore:
         with self._exclusive():
             return self._drop_old()
 
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Call `listener` (from any thread) after every change; returns what unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)

@@ -1,5 +1,6 @@
 """The manifest's parser is total, strict and canonical; every accepted form has a refused twin."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -104,10 +105,8 @@ json_values = st.recursive(
 @given(st.sampled_from(sorted(VALID)), json_values)
 def test_manifest_is_total_when_a_field_holds_any_json(key: str, value: object) -> None:
     data = json.dumps({**VALID, key: value}, separators=(",", ":"), sort_keys=True).encode()
-    try:
+    with contextlib.suppress(EncodingError):
         assert Manifest.from_bytes(data).to_bytes() == data
-    except EncodingError:
-        pass
 
 
 @given(st.integers(0, len(canonical_json(VALID)) - 1), st.integers(0, 255))
@@ -178,8 +177,10 @@ def test_manifest_is_refused_when_a_field_is_missing(missing: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", ".hidden", "../up", "a/b", "a\\b", "/etc/passwd", "a\0b", "a b", "ä", "a\n"]
-    + ["x" * 129, "~", "C:", "a%2fb"],
+    [
+        *("", ".", "..", ".hidden", "../up", "a/b", "a\\b", "/etc/passwd", "a\0b", "a b", "ä"),
+        *("a\n", "x" * 129, "~", "C:", "a%2fb"),
+    ],
 )
 def test_manifest_is_refused_when_a_name_could_leave_its_folder(name: str) -> None:
     with pytest.raises(EncodingError, match="not a plain file name"):
@@ -192,7 +193,8 @@ def test_file_name_that_passes_stays_in_its_folder(name: str) -> None:
         require_file_name(name)
     except EncodingError:
         return
-    assert not set(name) & set("/\\\0") and name not in ("", ".", "..")
+    assert not set(name) & set("/\\\0")
+    assert name not in ("", ".", "..")
 
 
 @pytest.mark.parametrize(

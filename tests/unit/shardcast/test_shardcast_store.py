@@ -22,7 +22,7 @@ from shardcast_policies import (
 from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest, state_hash
-from muster.shardcast.chunks import STALE_AFTER_S, TEMPORARY_PREFIX
+from muster.shardcast.chunks import STALE_AFTER_S, TEMPORARY_PREFIX, VerifyingSink
 
 POLICY = {"config.json": b"{}", "model.safetensors": os.urandom(3 * CHUNK_BYTES + 5), "empty": b""}
 V1 = PolicyVersion(1)
@@ -30,6 +30,14 @@ V1 = PolicyVersion(1)
 
 def chunk_names(store: ChunkStore) -> set[str]:
     return set(os.listdir(store.chunks.path))
+
+
+def write_whole(sink: VerifyingSink, pieces: list[bytes]) -> None:
+    try:
+        sink.write(pieces)
+        sink.commit()
+    finally:
+        sink.close()
 
 
 def policy(seed: int, size: int = 2 * CHUNK_BYTES) -> dict[str, bytes]:
@@ -267,9 +275,7 @@ def test_sink_keeps_nothing_when_the_bytes_are_others(
     manifest = publish(origin, {"model": os.urandom(1024)})
     sink = store.sink(store.begin(manifest, SIGNATURE)[0])
     with pytest.raises(EncodingError, match="chunk"):
-        sink.write(pieces)
-        sink.commit()
-    sink.close()
+        write_whole(sink, pieces)
     assert chunk_names(store) == set()
     assert not store.is_complete(RUN, V1)
 
