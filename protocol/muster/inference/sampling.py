@@ -71,6 +71,8 @@ def replay_many(
     temperature: float,
 ) -> list[npt.NDArray[np.float32]]:
     """Return `replay` of many samples: the same numbers, faster."""
+    if not tokens:
+        return []
     lengths = [len(t) for t in tokens]
     seeds_N = np.repeat(np.array(seeds, np.uint64), lengths)
     positions_N = np.concatenate([np.arange(n, dtype=np.uint64) for n in lengths])

@@ -1,67 +1,14 @@
-"""A tiny policy like the demo's: Qwen3, 0.1M parameters, characters as tokens, briefly trained."""
+"""Policies and an engine for the inference tests."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import pytest
-import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from inference_policy import build_policy
 
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
-
-CHARACTERS = "0123456789=abcdef"
-EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
-
-
-def build_policy(folder: Path, *, seed: int = 0, training_steps: int = 60) -> Path:
-    torch.manual_seed(seed)
-    torch.set_num_threads(1)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(CHARACTERS) + 2,
-            hidden_size=64,
-            intermediate_size=192,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=32,
-            tie_word_embeddings=True,
-            max_position_embeddings=128,
-            eos_token_id=EOS,
-            pad_token_id=PAD,
-            bos_token_id=None,
-        )
-    )
-    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
-    for _ in range(training_steps):
-        tokens = _sorting_examples(64)
-        loss = model(input_ids=tokens, labels=tokens).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
-    return folder
-
-
-def _sorting_examples(count: int) -> torch.Tensor:
-    digits = torch.randint(0, 10, (count, 4))
-    equals = torch.full((count, 1), CHARACTERS.index("="))
-    return torch.cat([digits, equals, digits.sort(dim=1).values, torch.full((count, 1), EOS)], 1)
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {c: i for i, c in enumerate(CHARACTERS)} | {"<eos>": EOS, "<pad>": PAD}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
 
 
 @pytest.fixture(scope="session")
