@@ -246,6 +246,51 @@ def validator_run(
     run_until_stopped(lambda: run_validator(settings, account))
 
 
+@click.command()
+@click.option("--model", type=FOLDER, required=True, help="Folder of the base model.")
+@click.option("--task-set", type=FILE, required=True, help="The run's task set.")
+@click.option(
+    "--recipe", type=FILE, required=True, help="The run's recipe: TOML or canonical JSON."
+)
+@click.option("--out", type=FILE, required=True, help="Where the calibration is written.")
+@click.option("--samples", type=int, default=320, show_default=True, help="Samples to measure.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the measurement.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Arithmetic of the model.",
+)
+def calibrate(
+    model: Path, task_set: Path, recipe: Path, out: Path, samples: int, seed: int, dtype: Any
+) -> None:
+    """Measure the limits inside which validators take work for honest. Prints the document's hash.
+
+    Refuses a model on which a forger that computed nothing gets through.
+    """
+    from muster.client.calibration import format_table, prompts_of, read_recipe, read_task_set
+    from muster.client.journal import write_durably
+    from muster.protocol.encoding import hex0x
+
+    rules = read_recipe(recipe)
+    prompts = prompts_of(read_task_set(task_set), rules)
+    from muster.inference.calibrate import calibrate_model
+
+    found = calibrate_model(
+        model,
+        prompts,
+        recipe=rules,
+        seed=seed,
+        samples=samples,
+        dtype=dtype,
+        progress=lambda message: click.echo(message, err=True),
+    )
+    write_durably(out, found.calibration.to_bytes())
+    click.echo(format_table(found.table), err=True)
+    click.echo(hex0x(found.calibration.hash()))
+
+
 def _flags(flags: dict[str, Any]) -> dict[str, Any]:
     # An option that may be repeated is an empty tuple when it is not given.
     return {name: value for name, value in flags.items() if value != ()}

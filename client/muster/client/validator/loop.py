@@ -19,10 +19,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry, OrchestratorApi
-from muster.chain import BatchView, ChainView, Event
-from muster.client.facts import ticket_terms, worker_at
+from muster.client.facts import HistoryView, ticket_terms
 from muster.client.outage import Outage
 from muster.client.process import ComputeThread
 from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
@@ -45,6 +45,9 @@ from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.shardcast import Fetcher
 
+if TYPE_CHECKING:
+    from muster.chain import BatchView, Event
+
 logger = logging.getLogger(__name__)
 
 BATCH_PATIENCE_S = 60.0
@@ -64,7 +67,7 @@ class ValidatorPlace:
     """The validator's private key."""
     domain: Domain
     """Of the ContributionLedger."""
-    view: ChainView
+    view: HistoryView
     """The chain, kept current by someone else."""
     api: OrchestratorApi
     """The run's orchestrator."""
@@ -230,9 +233,11 @@ class ValidatorLoop:
 
     def _claim(self, batch: BatchView, entry: BatchEntry, earlier: list[OutcomeRecord]) -> Claim:
         place, submission = self.place, entry.submission
-        account = place.view.workers.get(submission.worker)
-        worker_id = account.worker_id if account else 0
+        standing = place.view.standing(submission.worker, before=batch.block_number)
+        worker_id = standing.worker_id if standing else 0
         slot = (worker_id, submission.step, submission.index)
+        holder = (submission.worker, standing.active_from if standing else 0)
+        is_active = standing is not None and standing.is_active(batch.block_number)
         return Claim(
             submission=submission,
             signature=entry.signature,
@@ -240,14 +245,10 @@ class ValidatorLoop:
             ticket_signature=entry.ticket_signature,
             committed_at=batch.committed_at,
             terms=ticket_terms(
-                place.view,
-                place.run_id,
-                place.domain,
-                submission.worker,
-                submission.policy_version,
+                place.view, place.run_id, place.domain, submission.policy_version, holder
             ),
             worker_id=worker_id,
-            node=worker_at(place.view, submission.worker, batch),
+            node=standing.node if standing and is_active else None,
             is_slot_used=self._slots.is_used(slot, before=batch.batch_id)
             or slot in map(slot_of_record, earlier),
         )

@@ -24,19 +24,17 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from muster.api import Lease, NoWork, OrchestratorApi
-from muster.chain import ChainView, Event
+from muster.api import Lease, NoWork
 from muster.client.facts import ticket_terms
 from muster.client.outage import Outage
 from muster.client.process import ComputeThread, run_together
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.worker.generation import build_submission, count_units
-from muster.client.worker.journal import SignedSubmission, SubmissionJournal
-from muster.inference import InferenceEngine
-from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.client.worker.journal import SignedSubmission
+from muster.client.worker.place import WorkerPlace
+from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import (
     ApiError,
@@ -46,12 +44,12 @@ from muster.protocol.errors import (
     PolicyUnavailable,
     TaskError,
 )
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
-from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
-from muster.shardcast import Fetcher
-from muster.tasks import TaskSet
+
+if TYPE_CHECKING:
+    from muster.chain import Event
 
 logger = logging.getLogger(__name__)
 
@@ -61,43 +59,6 @@ TICKET_PAUSE_S = 1.0
 """Pause after a ticket that is not worked on: the same one comes again until its deadline."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 """Answers to an upload that repeating it cannot change."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """Everything a worker works with; nothing of it belongs to the loop."""
-
-    run_id: RunId
-    """The run."""
-    worker: Address
-    """The staking wallet it works for."""
-    key: bytes
-    """The node's private key."""
-    domain: Domain
-    """Of the ContributionLedger."""
-    view: ChainView
-    """The chain, kept current by someone else."""
-    now: Callable[[], Awaitable[int]]
-    """Unix seconds of the chain's clock."""
-    api: OrchestratorApi
-    """The run's orchestrator."""
-    fetcher: Fetcher
-    """Where policies come from."""
-    engine: InferenceEngine
-    """What generates."""
-    recipe: Recipe
-    """The run's recipe."""
-    task_set: TaskSet
-    """The run's problems."""
-    journal: SubmissionJournal
-    """What was signed before."""
-    poll_s: float
-    """Shortest pause between two looks for work."""
-    heartbeat_s: float
-    """Seconds between signs of life."""
-
-    def __repr__(self) -> str:
-        return f"WorkerPlace(run_id={self.run_id}, worker={self.worker!r})"
 
 
 class WorkerLoop:
@@ -209,8 +170,9 @@ class WorkerLoop:
 
     async def _fault(self, lease: Lease) -> TicketFault | None:
         place = self.place
+        holder = (place.worker, place.view.workers[place.worker].active_from)
         terms = ticket_terms(
-            place.view, place.run_id, place.domain, place.worker, lease.ticket.policy_version
+            place.view, place.run_id, place.domain, lease.ticket.policy_version, holder
         )
         earlier = place.journal.signed(lease.ticket)
         return lease_fault(
@@ -311,17 +273,22 @@ class WorkerLoop:
             self._posted.popleft()
 
     async def _settle(self, record: OutcomeRecord) -> None:
-        fields = {"step": record.step, "index": record.index, "units": record.units}
-        if record.verdict is Verdict.ACCEPTED:
+        is_accepted = record.verdict is Verdict.ACCEPTED
+        if is_accepted:
             self.accepted += 1
             self.units += record.units
+        slot = (self.place.run_id, self.place.worker, record.step, record.index)
+        signed = self.place.journal.unfinished().get(slot)
+        if signed is None:
+            # Settled before this process started, or by another one of the same worker.
+            return
+        fields = {**_fields(signed.ticket), "units": record.units}
+        if is_accepted:
             logger.info("submission accepted", extra=fields)
         else:
             outcome = {"verdict": record.verdict.name, "reason": record.reason.name}
             logger.warning("submission not accepted", extra={**fields, **outcome})
-        slot = (self.place.run_id, self.place.worker, record.step, record.index)
-        if signed := self.place.journal.unfinished().get(slot):
-            await asyncio.to_thread(self.place.journal.finish, signed, record.verdict.name)
+        await asyncio.to_thread(self.place.journal.finish, signed, record.verdict.name)
 
     # Standing and signs of life
 

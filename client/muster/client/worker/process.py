@@ -11,7 +11,8 @@ from muster.client.seat import EngineFactory, take_seat, transformers_engine
 from muster.client.settings import WorkerSettings
 from muster.client.wallet import Wallet
 from muster.client.worker.journal import SubmissionJournal
-from muster.client.worker.loop import WorkerLoop, WorkerPlace
+from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.place import WorkerPlace
 
 
 async def run_worker(

@@ -1,0 +1,163 @@
+"""A chain view, orchestrator and fetcher for the loops' tests, as far as the loops look at them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from client_world import (
+    BEACON,
+    NODE_KEY,
+    NOW,
+    ORCHESTRATOR_KEY,
+    ROOT,
+    RUN,
+    VALIDATOR_KEY,
+    VERSION,
+    WORKER,
+    sign_ticket,
+)
+
+from muster.api import BatchContents, BatchEntry, HeartbeatAnswer, Lease, NoWork
+from muster.client.facts import Standing
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import file_hash, keccak
+from muster.protocol.errors import ApiError, PolicyUnavailable
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import OutcomeRecord, Submission, Ticket
+
+WORKER_ID = 5
+UNREACHABLE = ApiError("no answer", status=503, code="unreachable")
+
+
+def make_view() -> Any:
+    """Return a view with one run, one active worker and one published policy."""
+    checkpoint = SimpleNamespace(
+        version=VERSION, manifest_root=ROOT, beacon=BEACON, block_number=40, timestamp=NOW - 60
+    )
+    run = SimpleNamespace(
+        run_id=RUN,
+        config=SimpleNamespace(orchestrator=address_of(ORCHESTRATOR_KEY), price_per_unit=10),
+        validators=[address_of(VALIDATOR_KEY)],
+        checkpoints={VERSION: checkpoint},
+        latest_version=VERSION,
+    )
+    view = SimpleNamespace(workers={WORKER: make_account()}, runs={RUN: run}, batches={})
+
+    def standing(worker: Address, *, before: int) -> Standing | None:
+        account = view.workers.get(worker)
+        if account is None or before <= account.active_from:
+            return None
+        return Standing(10, account.worker_id, account.node, account.status, account.active_from)
+
+    view.standing = standing
+    return view
+
+
+def make_account(**changes: object) -> Any:
+    node = address_of(NODE_KEY)
+    values: dict[str, object] = {
+        "worker_id": WORKER_ID,
+        "node": node,
+        "status": "Active",
+        "active_from": 10,
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def make_batch(
+    batch_id: int, submissions: list[Submission], records: list[OutcomeRecord] | None = None
+) -> Any:
+    leaves = [submission.leaf() for submission in submissions]
+    return SimpleNamespace(
+        batch_id=batch_id,
+        run_id=RUN,
+        root=merkle_root(leaves) if leaves else keccak(b"none"),
+        count=len(leaves),
+        committed_at=NOW + 30,
+        block_number=50 + batch_id,
+        records=records,
+    )
+
+
+@dataclass
+class FakeOrchestrator:
+    """Hands out what it is told to, and notes what it gets."""
+
+    tickets: deque[Ticket] = field(default_factory=deque)
+    signatures: dict[Ticket, bytes] = field(default_factory=dict)
+    uploads: list[tuple[Submission, bytes, bytes]] = field(default_factory=list)
+    errors: dict[str, deque[ApiError]] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    batches: dict[int, list[BatchEntry]] = field(default_factory=dict)
+    files: dict[Hash32, bytes] = field(default_factory=dict)
+    outcomes: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+
+    def fail(self, call: str, *errors: ApiError) -> None:
+        """Let the next calls of one kind raise."""
+        self.errors.setdefault(call, deque()).extend(errors)
+
+    def _called(self, call: str) -> None:
+        self.calls[call] += 1
+        if self.errors.get(call):
+            raise self.errors[call].popleft()
+
+    async def lease(self, _run_id: RunId) -> Lease | NoWork:
+        self._called("lease")
+        if not self.tickets:
+            return NoWork(retry_after_s=0.01)
+        ticket = self.tickets[0]
+        signature = self.signatures.get(ticket, sign_ticket(ticket))
+        return Lease(ticket=ticket, signature=signature)
+
+    async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:
+        self._called("submit")
+        self.uploads.append((submission, signature, body))
+        if self.tickets and self.tickets[0].index == submission.index:
+            self.tickets.popleft()
+        return submission.file_hash
+
+    async def heartbeat(self, _run_id: RunId, **_said: object) -> HeartbeatAnswer:
+        self._called("heartbeat")
+        return HeartbeatAnswer(status="active", policy_version=VERSION)
+
+    async def batch(self, batch_id: int) -> BatchContents:
+        self._called("batch")
+        entries = self.batches[batch_id]
+        root = merkle_root([entry.submission.leaf() for entry in entries])
+        return BatchContents(batch_id=batch_id, root=root, count=len(entries), submissions=entries)
+
+    async def file(self, name: Hash32) -> bytes:
+        self._called("file")
+        if name not in self.files:
+            raise ApiError("no such file", status=404, code="not_found")
+        return self.files[name]
+
+    async def post_outcomes(self, batch_id: int, records: bytes, signature: bytes) -> None:
+        self._called("post_outcomes")
+        self.outcomes.append((batch_id, records, signature))
+
+    def commit(self, batch_id: int, entries: list[BatchEntry], *data: bytes) -> Any:
+        """Take in a batch with its files and return it as the chain shows it."""
+        self.batches[batch_id] = entries
+        self.files |= {file_hash(d): d for d in data}
+        return make_batch(batch_id, [entry.submission for entry in entries])
+
+
+@dataclass
+class FakeFetcher:
+    """Delivers every policy at once, or fails as told."""
+
+    fetched: list[tuple[PolicyVersion, Hash32]] = field(default_factory=list)
+    failures: int = 0
+
+    async def fetch(self, _run_id: RunId, version: PolicyVersion, root: Hash32) -> Path:
+        if self.failures:
+            self.failures -= 1
+            raise PolicyUnavailable("no relay delivers it")
+        self.fetched.append((version, root))
+        return Path(f"v{version}")
