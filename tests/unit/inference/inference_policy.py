@@ -13,7 +13,12 @@ EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
 
 
 def build_policy(
-    folder: Path, *, seed: int = 0, training_steps: int = 60, tied: bool = True
+    folder: Path,
+    *,
+    seed: int = 0,
+    training_steps: int = 60,
+    tied: bool = True,
+    constant_hidden_states: bool = False,
 ) -> Path:
     torch.manual_seed(seed)
     torch.set_num_threads(1)
@@ -40,6 +45,9 @@ def build_policy(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    if constant_hidden_states:
+        embeddings = model.get_input_embeddings().weight.data
+        embeddings[:] = embeddings[0].clone()
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return folder

@@ -1,0 +1,206 @@
+"""Calibration of a tiny policy: the honest pass, forgers do not, unsuitable models are refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from inference_policy import build_policy
+from transformers import AutoModelForCausalLM
+
+from muster.inference.calibrate import CalibrationRun, calibrate_model
+from muster.inference.engine import Completion, Request
+from muster.inference.limits import FLOORS, Floors
+from muster.inference.sampling import replay_many
+from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.errors import EngineError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.toploc import Calibration, verify_proofs_many
+
+RECIPE = Recipe(
+    name="test",
+    sampling=SamplingRecipe(
+        problems_per_submission=8, samples_per_problem=16, temperature=1.0, max_new_tokens=5
+    ),
+    training=TrainingRecipe(submissions_per_step=4, learning_rate=5e-4),
+)
+
+
+def prompts(count: int, seed: int = 0) -> list[str]:
+    drawn = random.Random(seed)
+    return ["".join(drawn.choices("0123456789", k=4)) + "=" for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def run(policy_folder: Path, told: list[str]) -> CalibrationRun:
+    return calibrate_model(policy_folder, prompts(64), recipe=RECIPE, progress=told.append)
+
+
+def strikes(
+    calibration: Calibration,
+    engine: TransformersEngine,
+    requests: list[Request],
+    completions: list[Completion],
+) -> int:
+    """Samples that a validator would strike."""
+    samples = [(r.prompt_tokens, c.tokens) for r, c in zip(requests, completions, strict=True)]
+    prefills = engine.prefill(samples)
+    chunks = verify_proofs_many([p.hidden_TH for p in prefills], [c.proofs for c in completions])
+    margins = replay_many(
+        [p.logits_TV for p in prefills],
+        [c.tokens for c in completions],
+        [r.seed for r in requests],
+        RECIPE.sampling.temperature,
+    )
+    return sum(
+        not (all(map(calibration.chunk_passes, results)) and calibration.sampler_passes(m))
+        for results, m in zip(chunks, margins, strict=True)
+    )
+
+
+def fresh_requests(engine: TransformersEngine) -> list[Request]:
+    drawn = random.Random(5)
+    encoded = [engine.encode(prompt) for prompt in prompts(16, seed=5)]
+    return [Request(encoded[i // 16], drawn.getrandbits(64), 1.0, 5) for i in range(256)]
+
+
+def test_honest_work_passes_and_forgers_that_computed_nothing_do_not(run: CalibrationRun) -> None:
+    honest = [row for row in run.table if row.kind == "honest"]
+    nothing = [row for row in run.table if row.kind == "nothing"]
+    assert all(row.accepted == row.trials for row in honest)
+    assert all(row.accepted == 0 and row.trials >= 300 for row in nothing)
+    assert len(nothing) == 12
+
+
+def test_document_round_trips_with_its_measurements(run: CalibrationRun) -> None:
+    assert run.calibration.measured == run.table
+    assert Calibration.from_bytes(run.calibration.to_bytes()) == run.calibration
+
+
+def test_document_describes_the_model(run: CalibrationRun, policy_folder: Path) -> None:
+    model = run.calibration.model
+    assert (model.name, model.architecture) == (policy_folder.name, "Qwen3ForCausalLM")
+    assert (model.hidden_size, model.vocab_size) == (64, 19)
+    assert model.engine == "transformers float32"
+
+
+def test_other_models_and_int4_weights_are_detected(run: CalibrationRun) -> None:
+    by_name = {row.name: row for row in run.table if row.judged == "chunk"}
+    for name in ("another model of this make", "weights in int4", "signs turned"):
+        assert by_name[name].accepted == 0
+    neighbour = by_name["neighbour policy, one step of 0.0005"]
+    assert neighbour.accepted < neighbour.trials / 10
+
+
+def test_fresh_honest_work_has_no_strikes(run: CalibrationRun, engine: TransformersEngine) -> None:
+    requests = fresh_requests(engine)
+    completions = engine.generate(requests, proof=ProofRecipe())
+    assert strikes(run.calibration, engine, requests, completions) == 0
+
+
+def test_policy_of_one_gradient_step_earlier_is_fraud(
+    run: CalibrationRun, engine: TransformersEngine, policy_folder: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(policy_folder)
+    tokens = torch.tensor([engine.encode("3172=1237")])
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    torch.optim.Adam(model.parameters(), lr=5e-4).step()
+    model.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((policy_folder / name).read_bytes())
+    neighbour = TransformersEngine()
+    neighbour.load_policy(tmp_path, PolicyVersion(1))
+    requests = fresh_requests(engine)
+    completions = neighbour.generate(requests, proof=ProofRecipe())
+    assert strikes(run.calibration, engine, requests, completions) > 200
+
+
+def test_sibling_model_is_fraud(
+    run: CalibrationRun, engine: TransformersEngine, sibling_folder: Path
+) -> None:
+    sibling = TransformersEngine()
+    sibling.load_policy(sibling_folder, PolicyVersion(0))
+    requests = fresh_requests(engine)
+    completions = sibling.generate(requests, proof=ProofRecipe())
+    assert strikes(run.calibration, engine, requests, completions) == len(requests)
+
+
+def test_samples_of_other_seeds_are_fraud_though_their_proofs_are_true(
+    run: CalibrationRun, engine: TransformersEngine
+) -> None:
+    requests = fresh_requests(engine)
+    honest = engine.generate(requests, proof=ProofRecipe())
+    chosen = engine.generate([replace(r, seed=r.seed ^ 1) for r in requests], proof=ProofRecipe())
+    different = sum(a.tokens != b.tokens for a, b in zip(honest, chosen, strict=True))
+    struck = strikes(run.calibration, engine, requests, chosen)
+    assert struck >= run.calibration.fraud_strikes
+    assert struck >= different - 3
+
+
+def test_progress_is_told_and_the_thread_count_left_alone(
+    run: CalibrationRun, told: list[str]
+) -> None:
+    assert len(told) == 3
+    assert torch.get_num_threads() == 1
+
+
+def test_calibration_is_the_same_when_repeated(run: CalibrationRun, policy_folder: Path) -> None:
+    again = calibrate_model(policy_folder, prompts(64), recipe=RECIPE)
+    assert again.calibration.chunk == run.calibration.chunk
+    assert again.calibration.sampler.margin == pytest.approx(run.calibration.sampler.margin)
+
+
+def test_calibration_of_chunks_with_several_per_sample(tmp_path: Path) -> None:
+    folder = build_policy(tmp_path, training_steps=0)
+    sampling = RECIPE.sampling.model_copy(update={"max_new_tokens": 20})
+    recipe = RECIPE.model_copy(
+        update={"sampling": sampling, "proof": ProofRecipe(chunk_tokens=8, topk=64)}
+    )
+    run = calibrate_model(folder, prompts(32), recipe=recipe)
+    assert run.calibration.proof.topk == 64
+    assert all(row.accepted == 0 for row in run.table if row.kind == "nothing")
+
+
+def test_model_is_refused_when_its_errors_let_a_forger_through(
+    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FLOORS, "float32", Floors(1.0, 1.0, 127.0, 127.0, 0.001))
+    with pytest.raises(EngineError, match="prove nothing") as caught:
+        calibrate_model(policy_folder, prompts(64), recipe=RECIPE)
+    assert caught.value.hint
+
+
+def test_model_with_constant_hidden_states_is_refused(tmp_path: Path) -> None:
+    folder = build_policy(tmp_path, training_steps=0, constant_hidden_states=True)
+    with pytest.raises(EngineError, match="prove nothing"):
+        calibrate_model(folder, prompts(64), recipe=RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("count", "samples", "match"),
+    [(1, 320, "different prompts"), (0, 320, "different prompts"), (8, 100, "300 are needed")],
+)
+def test_too_little_to_judge_by_is_refused(
+    policy_folder: Path, count: int, samples: int, match: str
+) -> None:
+    with pytest.raises(EngineError, match=match):
+        calibrate_model(policy_folder, prompts(count), recipe=RECIPE, samples=samples)
+
+
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="does not load"):
+        calibrate_model(tmp_path, prompts(8), recipe=RECIPE)
+
+
+def test_forged_margins_are_reported_as_finite(run: CalibrationRun) -> None:
+    assert all(np.isfinite(row.margin) for row in run.table)
