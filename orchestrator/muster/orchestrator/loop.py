@@ -42,6 +42,7 @@ from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.clock import Backoff, wait_for
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.outcomes import Agreed
+from muster.orchestrator.services.settlement import Place
 from muster.orchestrator.services.status import to_json
 from muster.protocol.errors import ChainError, ChainUnreachable, ContractRevert
 
@@ -169,14 +170,29 @@ async def settle(services: Services) -> NoReturn:
 
 async def settle_once(services: Services, backoff: Backoff) -> None:
     """Execute and finalise what is due."""
-    ledger, settlement = services.chain.ledger, services.settlement
-    for kind, places, send in (
-        ("execute_fraud", settlement.to_execute(), ledger.execute_fraud),
-        ("finalise_fraud", settlement.to_finalise(), ledger.finalise_fraud),
-    ):
-        for place in places:
-            proof = settlement.proof(place)
-            await _transact(services, kind, place, partial(send, proof), backoff)
+    for place in services.settlement.to_execute():
+        await _transact(
+            services, "execute_fraud", place, partial(_execute_fraud, services, place), backoff
+        )
+    for place in services.settlement.to_finalise():
+        await _transact(
+            services, "finalise_fraud", place, partial(_finalise_fraud, services, place), backoff
+        )
+
+
+async def _execute_fraud(services: Services, place: Place) -> None:
+    evidence = await services.batching.evidence(*place)
+    if evidence is None:
+        logger.warning("a fraud has no submission here to prove it with", extra={"place": place})
+        return
+    submission, signature = evidence
+    proof = services.settlement.proof(place)
+    await services.chain.ledger.execute_fraud(proof, submission, signature)
+    logger.info("fraud executed", extra={"worker": submission.worker, "batch": place[0]})
+
+
+async def _finalise_fraud(services: Services, place: Place) -> None:
+    await services.chain.ledger.finalise_fraud(services.settlement.proof(place))
 
 
 async def announce(services: Services) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import OutcomeRecord
+from muster.protocol.messages import OutcomeRecord, Submission
 
 
 class WorkerPort(Protocol):
@@ -275,8 +275,10 @@ class LedgerPort(Protocol):
     ) -> object:
         """Record a batch's outcomes."""
 
-    async def execute_fraud(self, outcome: Any) -> object:
-        """Slash and ban the worker of a fraud outcome."""
+    async def execute_fraud(
+        self, outcome: Any, submission: Submission, node_signature: bytes
+    ) -> object:
+        """Slash and ban the worker of a fraud outcome, on its own signed submission."""
 
     async def finalise_fraud(self, outcome: Any) -> object:
         """Release the escrow of a fraud whose window is over."""

@@ -204,8 +204,12 @@ class FakeLedger:
         )
         return object()
 
-    async def execute_fraud(self, outcome: Any) -> object:
+    async def execute_fraud(
+        self, outcome: Any, submission: Submission, node_signature: bytes
+    ) -> object:
         self._maybe_fail()
+        assert OutcomeRecord.from_bytes(outcome.record).file_hash == submission.file_hash
+        assert len(node_signature) == 65
         self.executed.append(outcome)
         worker = self.workers_by_id[OutcomeRecord.from_bytes(outcome.record).worker_id]
         self.events.append(

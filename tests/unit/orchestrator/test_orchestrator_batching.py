@@ -147,3 +147,18 @@ async def test_composition_is_on_disk_before_the_commitment_is_sent(bench: Bench
     assert row is not None
     assert row.batch_root == stored.root
     assert stored.file_hashes == [row.file_hash]
+
+
+async def test_submission_is_not_committed_again_when_its_worker_did_so_itself(
+    bench: Bench,
+) -> None:
+    direct = await bench.upload(0, b"one")
+    other = await bench.upload(1, b"two")
+    event = {"batch_id": 1, "run_id": 1, "root": direct.leaf(), "count": 1, "at": 1}
+    bench.network.chain.ledger.events.append(FakeEvent("BatchCommitted", event))
+    await bench.follow()
+    composition = await bench.services.batching.next()
+    assert composition is not None
+    assert composition.root == merkle_root([other.leaf()])
+    async with bench.api() as api:
+        assert [e.submission for e in (await api.batch(1)).submissions] == [direct]

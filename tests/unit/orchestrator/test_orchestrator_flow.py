@@ -32,7 +32,7 @@ async def test_fraud_is_executed_and_finalised_when_the_window_is_over(bench: Be
     await bench.settle()
     assert len(bench.network.chain.ledger.executed) == 1
     assert bench.network.chain.ledger.finalised == []
-    bench.set_chain_time(bench.network.chain.time + 101)
+    bench.set_chain_time(bench.network.chain.time + 100)
     await bench.settle()
     await bench.settle()
     assert len(bench.network.chain.ledger.finalised) == 1

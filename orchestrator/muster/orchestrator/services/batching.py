@@ -144,20 +144,42 @@ class Batching:
             batch_id=batch.batch_id, root=batch.root, count=batch.count, submissions=entries
         )
 
-    async def _compose(self) -> Composition | None:
-        async with self._database.read() as session:
-            rows = (
-                await session.scalars(
-                    select(SubmissionRow)
-                    .where(SubmissionRow.batch_root.is_(None))
-                    .order_by(SubmissionRow.sequence)
-                    .limit(self._batch_limit)
-                )
-            ).all()
-        if not rows:
+    async def evidence(self, batch_id: int, position: int) -> tuple[Submission, bytes] | None:
+        """Return a batch's submission with the node's signature; none when it is not held."""
+        batch = self._projection.batch(batch_id)
+        contents = None if batch is None else await self.contents(batch)
+        if contents is None:
             return None
-        submissions = [Submission.from_json(row.submission) for row in rows]
+        entry = contents.submissions[position]
+        return entry.submission, entry.signature
+
+    async def _compose(self) -> Composition | None:
+        submissions = await self._waiting()
+        direct = [s for s in submissions if self._projection.batch_with_root(s.leaf())]
+        if direct:
+            # Their workers committed them without us; a batch of one has its leaf as root.
+            for submission in direct:
+                await self._keep(submission.leaf(), [submission])
+            submissions = await self._waiting()
+        if not submissions:
+            return None
         root = merkle_root([s.leaf() for s in submissions])
+        await self._keep(root, submissions)
+        composition = Composition(root, len(submissions), sum(s.units for s in submissions))
+        self._uncommitted[root] = composition
+        return composition
+
+    async def _waiting(self) -> list[Submission]:
+        async with self._database.read() as session:
+            rows = await session.scalars(
+                select(SubmissionRow)
+                .where(SubmissionRow.batch_root.is_(None))
+                .order_by(SubmissionRow.sequence)
+                .limit(self._batch_limit)
+            )
+            return [Submission.from_json(row.submission) for row in rows]
+
+    async def _keep(self, root: Hash32, submissions: list[Submission]) -> None:
         await self._files.keep_batch(
             StoredBatch(
                 root=root,
@@ -165,11 +187,8 @@ class Batching:
                 composed_ns=time.time_ns(),
             )
         )
-        composition = Composition(root, len(rows), sum(s.units for s in submissions))
         async with self._database.write() as session:
             await add_batch(session, root, submissions)
-        self._uncommitted[root] = composition
-        return composition
 
 
 async def add_batch(session: AsyncSession, root: Hash32, submissions: list[Submission]) -> None:

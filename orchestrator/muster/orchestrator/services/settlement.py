@@ -70,4 +70,4 @@ class Settlement:
         batch = self._projection.batch(batch_id)
         if batch is None or batch.posted_at is None:
             return False
-        return self._now() > batch.posted_at + self._challenge_window_s
+        return self._now() >= batch.posted_at + self._challenge_window_s
