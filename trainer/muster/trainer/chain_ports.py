@@ -1,0 +1,69 @@
+"""The trainer's ports on `muster.chain`: the training stream, and the anchor of versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from muster.chain import Chain, ChainView, Event
+from muster.protocol.errors import ContractRevert
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.trainer.ports import StreamItem
+
+
+class ChainLedger:
+    """A run's training stream in the chain view; told of every change by `on_change`."""
+
+    def __init__(self, view: ChainView, run_id: RunId) -> None:
+        self._view = view
+        self._run_id = run_id
+        self._stream: Sequence[StreamItem] | None = None
+        self._event = asyncio.Event()
+
+    def stream(self) -> Sequence[StreamItem]:
+        """Return the training stream."""
+        if self._stream is None:
+            is_known = self._run_id in self._view.runs
+            self._stream = self._view.training_stream(self._run_id) if is_known else ()
+        return self._stream
+
+    async def changed(self) -> None:
+        """Return after the next change."""
+        await self._event.wait()
+
+    async def on_change(self, _events: list[Event]) -> None:
+        """Note that the view has taken in events, or taken some back."""
+        self._stream = None
+        self._event.set()
+        self._event = asyncio.Event()
+
+
+class ChainAnchor:
+    """A run's checkpoints in RunRegistry."""
+
+    def __init__(self, chain: Chain, run_id: RunId) -> None:
+        self._chain = chain
+        self._run_id = run_id
+
+    async def root_of(self, version: PolicyVersion) -> Hash32 | None:
+        """Return the manifest root of a published version, None when there is none."""
+        try:
+            checkpoint = await self._chain.runs.checkpoint_of(self._run_id, version)
+        except ContractRevert as revert:
+            if revert.name != "RunVersionUnknown":
+                raise
+            return None
+        return checkpoint.manifest_root if any(checkpoint.manifest_root) else None
+
+    async def recent_roots(self, versions: int) -> dict[PolicyVersion, Hash32]:
+        """Return the roots of the newest published version and those up to `versions` before it."""
+        newest = await self._chain.runs.latest_version(self._run_id)
+        if newest is None:
+            return {}
+        wanted = [PolicyVersion(v) for v in range(max(0, newest - versions), newest + 1)]
+        roots = {version: await self.root_of(version) for version in wanted}
+        return {version: root for version, root in roots.items() if root is not None}
+
+    async def publish(self, version: PolicyVersion, root: Hash32) -> None:
+        """Publish a version; raises ChainError."""
+        await self._chain.runs.publish_checkpoint(self._run_id, version, root)

@@ -1,0 +1,198 @@
+"""`muster trainer` and `muster run`: the command lines of the trainer and of run owners.
+
+Parses flags and prints; stdout is data. Everything heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, to_address
+
+if TYPE_CHECKING:
+    from muster.protocol.recipe import Recipe
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+DEFAULT_RPC = "http://127.0.0.1:8545"
+DEFAULT_DEPLOYMENTS = Path("contracts/deployments")
+
+
+@click.group()
+def trainer() -> None:
+    """Train the policy and publish it."""
+
+
+@trainer.command("run")
+@click.option("--config", type=FILE, help="TOML file with any of these settings.")
+@click.option("--run", type=int, help="Run to train.")
+@click.option("--keystore", type=FILE, help="Keystore of the run's trainer account.")
+@click.option("--password-file", type=FILE, help="Its password; else MUSTER_PASSWORD.")
+@click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
+@click.option("--rpc", metavar="URL", help=f"RPC endpoint. [default: {DEFAULT_RPC}]")
+@click.option("--deployments", type=FOLDER, help="Folder with the contracts' addresses.")
+@click.option("--documents", type=FOLDER, help="Recipe by its hash; else it is downloaded.")
+@click.option("--model", type=FOLDER, help="Base model, when the store does not hold version 0.")
+@click.option("--store", type=FOLDER, help="Chunk store that is served as the origin.")
+@click.option("--keep", type=int, help="Newest versions that stay in the store.")
+@click.option("--state-dir", type=FOLDER, help="Checkpoint, policies and metrics.")
+@click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
+@click.option("--eval-every", type=int, help="Evaluate every so many steps as well.")
+@click.option("--steps", type=int, help="Stop after so many steps. [default: the recipe's]")
+@click.option("--host", help="Address the origin listens on.")
+@click.option("--port", type=int, help="Port the origin listens on; 0 for any free one.")
+@click.option("--ready-file", type=FILE, help="Receives the origin's URL once it listens.")
+@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
+@click.option("--publish-dtype", help="Published weights: float32 or bfloat16.")
+@click.option("--micro-batch-tokens", type=int, help="Tokens that are computed together.")
+@click.option("--threads", type=int, help="CPU threads of the model. [default: 1]")
+@click.option("--device", help="Where the model computes. [default: cpu]")
+def trainer_run(config: Path | None, **flags: Any) -> None:
+    """Train a run until its last step, or until stopped; starts again where it was.
+
+    \b
+    Example:
+      muster trainer run --run 1 --keystore trainer.json --orchestrator http://host:8600 \\
+          --store ./origin --state-dir ./trainer --port 8800
+    """
+    from muster.settings import load_settings
+    from muster.telemetry import setup_logging
+    from muster.trainer.config import TrainerSettings
+    from muster.trainer.keys import open_keystore
+
+    settings = load_settings(
+        TrainerSettings, file=config, flags=flags, env_prefix="MUSTER_TRAINER_"
+    )
+    setup_logging("trainer")
+    key = open_keystore(settings.keystore, settings.password_file)
+
+    from muster.trainer.compute import ComputeThread
+    from muster.trainer.process import run_process, serve
+
+    compute = ComputeThread()
+    run_process(lambda: serve(settings, key, compute), compute)
+
+
+@click.group()
+def run() -> None:
+    """Create a training run."""
+
+
+@run.command("base-model")
+@click.option("--out", type=FOLDER, required=True, help="Receives the model folder.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same bytes.")
+@click.option("--task-set", type=FILE, help="Also write the training problems here.")
+@click.option("--eval-set", type=FILE, help="Also write held-out problems here.")
+@click.option("--problems", type=int, default=2048, show_default=True, help="Training problems.")
+@click.option("--held-out", type=int, default=256, show_default=True, help="Held-out problems.")
+def run_base_model(
+    out: Path,
+    seed: int,
+    task_set: Path | None,
+    eval_set: Path | None,
+    problems: int,
+    held_out: int,
+) -> None:
+    """Build the demo's base model: 0.1M parameters that sort digits right one time in three."""
+    import torch
+
+    from muster.tasks.sort_digits import make_split
+    from muster.trainer.base_model import build_base_model
+
+    torch.set_num_threads(1)
+    build_base_model(out, seed=seed)
+    for path, tasks in zip((task_set, eval_set), make_split(problems, held_out, seed), strict=True):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(tasks.to_bytes())
+    click.echo(out)
+
+
+@run.command("create")
+@click.option("--keystore", type=FILE, required=True, help="Keystore of the run's owner.")
+@click.option("--password-file", type=FILE, help="Its password; else MUSTER_PASSWORD.")
+@click.option("--trainer", "trainer_address", metavar="ADDR", help="Trainer. [default: the owner]")
+@click.option("--trainer-keystore", type=FILE, help="The trainer's key, to publish version 0 now.")
+@click.option("--trainer-password-file", type=FILE, help="Its password; else the owner's.")
+@click.option("--orchestrator", metavar="ADDR", required=True, help="Orchestrator account.")
+@click.option("--validator", "validators", metavar="ADDR", multiple=True, required=True)
+@click.option("--quorum", type=int, required=True, help="Validators that must agree.")
+@click.option("--model", type=FOLDER, required=True, help="Base model folder.")
+@click.option("--recipe", type=FILE, required=True, help="Recipe, TOML: see configs/.")
+@click.option("--steps", type=int, help="Training steps. [default: the recipe's]")
+@click.option("--task-set", type=FILE, required=True, help="The problems.")
+@click.option("--calibration", type=FILE, required=True, help="From `muster calibrate`.")
+@click.option("--price", type=int, required=True, metavar="WEI", help="Token wei per unit.")
+@click.option("--fraud-ppm", type=int, required=True, help="Millionths of stake slashed for fraud.")
+@click.option("--fund", type=int, default=0, metavar="WEI", help="Reward to pay in now.")
+@click.option("--store", type=FOLDER, required=True, help="The trainer's chunk store.")
+@click.option("--documents", type=FOLDER, required=True, help="Receives the documents, by hash.")
+@click.option("--rpc", metavar="URL", default=DEFAULT_RPC, show_default=True, help="RPC endpoint.")
+@click.option("--deployments", type=FOLDER, default=DEFAULT_DEPLOYMENTS, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print ids and hashes as JSON.")
+def run_create(
+    keystore: Path,
+    password_file: Path | None,
+    trainer_address: str | None,
+    trainer_keystore: Path | None,
+    trainer_password_file: Path | None,
+    rpc: str,
+    deployments: Path,
+    as_json: bool,
+    **plan: Any,
+) -> None:
+    """Create and fund a run, and publish its base model as policy version 0. Prints the run id."""
+    import asyncio
+
+    from muster.protocol.eip712 import address_of
+    from muster.telemetry import setup_logging
+    from muster.trainer.config import load_recipe
+    from muster.trainer.keys import open_keystore
+
+    setup_logging("run")
+    owner = open_keystore(keystore, password_file)
+    trainer_key = (
+        open_keystore(trainer_keystore, trainer_password_file or password_file)
+        if trainer_keystore
+        else owner
+    )
+    trainer_ = to_address(trainer_address) if trainer_address else address_of(trainer_key)
+    recipe = load_recipe(plan.pop("recipe"), steps=plan.pop("steps"))
+
+    from muster.trainer.create import create_run
+
+    created = asyncio.run(
+        create_run(
+            _plan(recipe, trainer_, plan),
+            rpc=rpc,
+            deployments=deployments,
+            owner=owner,
+            trainer=trainer_key if address_of(trainer_key) == trainer_ else None,
+        )
+    )
+    click.echo(json.dumps(created) if as_json else created["run_id"])
+
+
+def _plan(recipe: Recipe, trainer_: Address, flags: dict[str, Any]) -> Any:
+    from muster.trainer.create import RunPlan
+
+    validators = tuple(to_address(address) for address in flags.pop("validators"))
+    if not 1 <= flags["quorum"] <= len(validators):
+        raise ConfigError(
+            f"a quorum of {flags['quorum']} of {len(validators)} validators cannot be",
+            hint="1 to the number of --validator",
+        )
+    return RunPlan(
+        recipe=recipe,
+        trainer=trainer_,
+        orchestrator=to_address(flags.pop("orchestrator")),
+        validators=validators,
+        price_wei=flags.pop("price"),
+        fund_wei=flags.pop("fund"),
+        **flags,
+    )

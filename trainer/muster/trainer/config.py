@@ -1,0 +1,89 @@
+"""Settings of the trainer process, and recipes written as TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from muster.protocol.errors import ConfigError
+from muster.protocol.recipe import Recipe
+from muster.settings import Settings
+
+
+class TrainerSettings(Settings):
+    """How one trainer trains one run; environment prefix MUSTER_TRAINER_."""
+
+    run: Annotated[int, Field(ge=1)]
+    """The run it trains."""
+    keystore: Path
+    """Encrypted key of the run's trainer account."""
+    password_file: Path | None = None
+    """File with the keystore's password; else MUSTER_PASSWORD."""
+    orchestrator: str
+    """URL of the run's orchestrator: submission files come from it, figures go to it."""
+    rpc: str = "http://127.0.0.1:8545"
+    """JSON-RPC endpoint of the chain."""
+    deployments: Path = Path("contracts/deployments")
+    """Folder of deployment files, one per chain id."""
+    documents: Path | None = None
+    """Folder with the recipe, named by its hash; without one it is asked of the orchestrator."""
+    model: Path | None = None
+    """Base model folder; needed only when the store does not hold policy version 0."""
+    store: Path = Path("origin")
+    """Folder of chunks and manifests that this process serves as the origin."""
+    keep: Annotated[int, Field(ge=3)] = 5
+    """Newest versions that stay in the store."""
+    state_dir: Path = Path("trainer-state")
+    """Checkpoint, policies and metrics; no other process may share it."""
+    eval_set: Path | None = None
+    """Task set of held-out problems; evaluated before the first and after the last step."""
+    eval_every: Annotated[int, Field(ge=0)] = 0
+    """Evaluate every so many steps as well; 0 for not."""
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Stop after so many training steps; 0 for as many as the recipe says."""
+    host: str = "127.0.0.1"
+    """Address the origin listens on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8800
+    """Port the origin listens on; 0 for any free one."""
+    ready_file: Path | None = None
+    """File that receives the origin's URL once it listens."""
+    poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """Seconds between looks at the chain."""
+    publish_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of published weights; training itself is in float32."""
+    micro_batch_tokens: Annotated[int, Field(ge=1)] = 16_384
+    """Tokens that go through the model together; changes memory and speed, not the gradient."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """CPU threads of the model."""
+    device: str = "cpu"
+    """Where the model computes, as torch names it."""
+
+
+def load_recipe(path: Path, *, steps: int | None = None) -> Recipe:
+    """Return the recipe of a TOML file, with another number of training steps if given.
+
+    Raises ConfigError naming the field when something is missing, unknown or out of range.
+    """
+    try:
+        value = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    if steps is not None and isinstance(value.get("training"), dict):
+        value["training"]["steps"] = steps
+    try:
+        return Recipe.model_validate_json(json.dumps(value))
+    except (ValidationError, TypeError) as error:
+        raise ConfigError(f"{path}: {_problem(error)}") from error
+
+
+def _problem(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -1,0 +1,142 @@
+"""Creating a run: documents, base model and configuration on chain, and policy version 0.
+
+The order is given by the contracts: the run pins the hashes of its documents and base model, its id
+goes into the manifest of version 0, whose root the trainer then publishes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.chain import Chain, RunConfig
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.recipe import Recipe
+from muster.shardcast import ChunkStore, state_hash
+from muster.tasks import TaskSet, check_task_set
+from muster.toploc import Calibration
+from muster.trainer.chain_ports import ChainAnchor
+from muster.trainer.policies import BASE, policy_files
+from muster.trainer.publish import Publisher
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What a new run is made of."""
+
+    model: Path
+    """Base model folder."""
+    recipe: Recipe
+    """How it is trained."""
+    task_set: Path
+    """The problems."""
+    calibration: Path
+    """The validation limits."""
+    trainer: Address
+    """Publishes policies."""
+    orchestrator: Address
+    """Signs tickets, commits batches."""
+    validators: Sequence[Address]
+    """Sign outcomes."""
+    quorum: int
+    """How many of them must agree."""
+    price_wei: int
+    """Token wei per unit."""
+    fraud_ppm: int
+    """Millionths of the stake slashed for fraud."""
+    fund_wei: int
+    """Reward paid in at once; 0 for nothing."""
+    store: Path
+    """The trainer's chunk store, which receives version 0."""
+    documents: Path
+    """Receives recipe, calibration and task set, each named by its hash."""
+
+
+async def create_run(
+    plan: RunPlan, *, rpc: str, deployments: Path, owner: bytes, trainer: bytes | None
+) -> dict[str, Any]:
+    """Create and fund the run; returns its id and the hashes it pins.
+
+    Version 0 is published when the trainer's key is given; otherwise the trainer does it when it
+    starts. Raises ConfigError when a document is unusable, before anything is sent.
+    """
+    files = policy_files(plan.model)
+    hashes = _write_documents(plan)
+    config = RunConfig(
+        trainer=plan.trainer,
+        orchestrator=plan.orchestrator,
+        base_model_hash=state_hash(files),
+        task_set_hash=hashes["task_set"],
+        recipe_hash=hashes["recipe"],
+        calibration_hash=hashes["calibration"],
+        price_per_unit=plan.price_wei,
+        fraud_ppm=plan.fraud_ppm,
+        quorum=plan.quorum,
+        validators=tuple(plan.validators),
+    )
+    async with await Chain.connect(rpc, deployments, key=owner) as chain:
+        run_id, _ = await chain.runs.create_run(config)
+        logger.info("run created", extra={"run": run_id})
+        if plan.fund_wei:
+            await chain.token.approve(chain.deployment.contracts["RewardEscrow"], plan.fund_wei)
+            await chain.escrow.fund(run_id, plan.fund_wei)
+    created: dict[str, Any] = {"run_id": int(run_id)}
+    created |= {f"{name}_hash": hex0x(value) for name, value in hashes.items()}
+    created["base_model_hash"] = hex0x(config.base_model_hash)
+    if trainer is not None:
+        root = await _publish_base(plan, run_id, rpc, deployments, trainer)
+        created["policy_root"] = hex0x(root)
+    return created
+
+
+def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
+    """Check the documents, write each under its hash and return the hashes by name."""
+    documents = {
+        "recipe": plan.recipe.to_bytes(),
+        "task_set": _read(plan.task_set),
+        "calibration": _read(plan.calibration),
+    }
+    task_set = TaskSet.from_bytes(documents["task_set"])
+    check_task_set(task_set)
+    if plan.recipe.sampling.problems_per_submission > len(task_set):
+        raise ConfigError(
+            f"{plan.task_set} has {len(task_set)} problems, a submission needs "
+            f"{plan.recipe.sampling.problems_per_submission} different ones",
+            hint="lower sampling.problems_per_submission, or add problems",
+        )
+    Calibration.from_bytes(documents["calibration"])
+    plan.documents.mkdir(parents=True, exist_ok=True)
+    for data in documents.values():
+        (plan.documents / keccak(data).hex()).write_bytes(data)
+    return {name: keccak(data) for name, data in documents.items()}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+async def _publish_base(
+    plan: RunPlan, run_id: RunId, rpc: str, deployments: Path, key: bytes
+) -> Hash32:
+    if address_of(key) != plan.trainer:
+        raise ConfigError(f"the trainer's key is {address_of(key)}, not {plan.trainer}")
+    async with await Chain.connect(rpc, deployments, key=key) as chain:
+        publisher = Publisher(
+            ChunkStore(plan.store),
+            ChainAnchor(chain, run_id),
+            run_id=run_id,
+            domain=chain.domain("RunRegistry"),
+            key=key,
+        )
+        return await publisher.publish(BASE, plan.model, 0, 0)

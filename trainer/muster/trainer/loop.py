@@ -1,0 +1,218 @@
+"""The trainer's flow: a training step, top to bottom.
+
+One rollout, from task to payment (docs/architecture.md):
+
+  >  1. publish     the trainer cuts the policy into chunks and anchors its root on chain   _publish
+     2. broadcast   the origin serves the chunks (this process, cli.py), relays mirror them
+     3. fetch       a worker pulls and verifies them
+     4. lease       the worker gets a signed ticket
+     5. generate    it samples and commits to its hidden states
+     6. submit      its file is taken in; a batch's root goes on chain
+     7. validate    validators check the files and sign outcomes
+     8. record      a quorum's outcomes are posted
+  >  9. train       the trainer consumes what was accepted                          _training_step
+    10. settle      fraud is executed, and finalised after its window
+    11. dispute     a jury decides about a challenged verdict
+    12. audit       anyone rebuilds all of it from the chain
+
+Step s reads the next accepted records of the training stream, turns verified rewards into
+advantages, takes the GRPO steps against the policies that sampled, and makes policy version s.
+Weights, optimiser and cursor are saved in one file before version s is published, so:
+
+    killed before the save       the step is taken again from the same records: the same version s
+    killed before the publish    version s is published at the next start, from its folder
+    killed after the publish     the chain has it already, with the same root: nothing to do
+
+While version s is on its way to the chain, the next step's records are already being read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from muster.protocol.errors import StorageError
+from muster.protocol.ids import PolicyVersion, Step
+from muster.protocol.recipe import Recipe
+from muster.trainer.checkpoint import CheckpointFile, TrainerState
+from muster.trainer.compute import ComputeThread
+from muster.trainer.evaluate import Evaluator
+from muster.trainer.learner import Learner, StepFigures
+from muster.trainer.metrics import (
+    MetricsLog,
+    MetricsPoster,
+    evaluation_entry,
+    posted_figures,
+    step_entry,
+)
+from muster.trainer.policies import PolicyShelf
+from muster.trainer.publish import Publisher
+from muster.trainer.stream import Cursor, StepInput, StreamReader
+
+logger = logging.getLogger(__name__)
+
+POST_GRACE_S = 2.0
+"""How long the last figures may take to reach the orchestrator when the run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the trainer is made of; the flow owns none of it."""
+
+    recipe: Recipe
+    """The run's recipe."""
+    stream: StreamReader
+    """The accepted records."""
+    learner: Learner
+    """The policy in training."""
+    shelf: PolicyShelf
+    """Published policies on disk; holds at least the base model."""
+    checkpoint: CheckpointFile
+    """What survives the process."""
+    publisher: Publisher
+    """The way to workers and chain."""
+    log: MetricsLog
+    """Figures on disk."""
+    poster: MetricsPoster
+    """Figures on their way to the orchestrator."""
+    compute: ComputeThread
+    """Where tensors are computed."""
+    evaluator: Evaluator | None = None
+    """Measures policies on held-out problems, if there are any."""
+    eval_every: int = 0
+    """Evaluate every so many steps, besides first and last; 0 for those two only."""
+    clock: Callable[[], float] = time.monotonic
+    """For durations."""
+
+
+class Trainer:
+    """Trains one run until it has made `steps` policy versions (0: until cancelled)."""
+
+    def __init__(self, parts: Parts, *, steps: int) -> None:
+        self._parts = parts
+        self._steps = steps
+        self._version = PolicyVersion(0)
+        self._cursor = Cursor()
+
+    async def run(self) -> None:
+        """Train; returns when the last version is published and evaluated.
+
+        Raises StorageError or ChainError when state, chain and stream contradict each other.
+        """
+        consumed_from = await self._resume()
+        async with asyncio.TaskGroup() as tasks:
+            posting = tasks.create_task(self._parts.poster.run())
+            publication = tasks.create_task(
+                self._publish(self._version, consumed_from, self._cursor)
+            )
+            if self._version == 0:
+                await self._evaluate(self._version)
+            while not self._steps or self._version < self._steps:
+                start = self._cursor
+                await self._training_step()
+                # One version at a time: the next is not anchored before this one.
+                await publication
+                publication = tasks.create_task(
+                    self._publish(self._version, start.position, self._cursor)
+                )
+                if self._parts.eval_every and self._version % self._parts.eval_every == 0:
+                    await self._evaluate(self._version)
+            await publication
+            await self._evaluate(self._version)
+            await self._parts.poster.drain(POST_GRACE_S)
+            posting.cancel()
+
+    # 9. train
+
+    async def _training_step(self) -> None:
+        """Consume the next records, improve the policy, and make the result durable."""
+        parts = self._parts
+        taken = await parts.stream.next_step(self._cursor, self._version)
+        began = parts.clock()
+        step = Step(self._version + 1)
+        figures = await parts.compute.run(parts.learner.step, step, taken.groups)
+        version = PolicyVersion(step)
+        # Before the save: a line of a step that is taken again is removed at the next start.
+        self._report_step(version, taken, figures, parts.clock() - began)
+        await parts.compute.run(self._save, version, taken)
+        self._version, self._cursor = version, taken.end
+
+    def _save(self, version: PolicyVersion, taken: StepInput) -> None:
+        """Write the version's folder, then the state that says it exists. Blocking."""
+        parts = self._parts
+        weights = parts.learner.weights()
+        parts.shelf.write(version, weights)
+        parts.checkpoint.save(
+            TrainerState(
+                version=version,
+                cursor=taken.end,
+                consumed_from=taken.start.position,
+                weights=weights,
+                optimizer=parts.learner.optimizer.state_dict(),
+            )
+        )
+        parts.shelf.drop_before(PolicyVersion(version - parts.recipe.training.max_async_level))
+
+    def _report_step(
+        self, version: PolicyVersion, taken: StepInput, figures: StepFigures, wall_s: float
+    ) -> None:
+        entry = step_entry(version, taken, figures, wall_s)
+        self._parts.log.append(entry)
+        self._parts.poster.post(version, posted_figures(entry))
+        logger.info(
+            "training step",
+            extra={
+                "step": version,
+                "reward": round(figures.reward, 4),
+                "tokens": figures.tokens,
+                "wall_s": round(wall_s, 3),
+            },
+        )
+
+    # 1. publish
+
+    async def _publish(self, version: PolicyVersion, stream_from: int, cursor: Cursor) -> None:
+        folder = self._parts.shelf.path(version)
+        await self._parts.publisher.publish(version, folder, stream_from, cursor.position)
+
+    # Measuring and resuming
+
+    async def _evaluate(self, version: PolicyVersion) -> None:
+        parts = self._parts
+        if parts.evaluator is None or version in parts.log.evaluated():
+            return
+        folder = parts.shelf.path(version)
+        evaluation = await parts.compute.run(parts.evaluator.evaluate, folder, version)
+        entry = evaluation_entry(evaluation)
+        parts.log.append(entry)
+        parts.poster.post(version, posted_figures(entry))
+        logger.info(
+            "evaluated", extra={"policy_version": version, "reward": round(evaluation.reward, 4)}
+        )
+
+    async def _resume(self) -> int:
+        """Go on from the saved state; returns where its version's stream range begins."""
+        parts = self._parts
+        state = await parts.compute.run(parts.checkpoint.load)
+        if state is None:
+            parts.log.forget_after(PolicyVersion(0))
+            return 0
+        await parts.compute.run(self._restore, state)
+        self._version, self._cursor = state.version, state.cursor
+        parts.log.forget_after(state.version)
+        logger.info(
+            "resumed", extra={"policy_version": state.version, "position": state.cursor.position}
+        )
+        return state.consumed_from
+
+    def _restore(self, state: TrainerState) -> None:
+        learner, shelf = self._parts.learner, self._parts.shelf
+        learner.restore(state.weights, state.optimizer)
+        if not shelf.has(state.version):
+            if not state.version:
+                raise StorageError("the base model is not in the state folder")
+            # The state is complete without it: a folder is only its rounded copy.
+            shelf.write(state.version, state.weights)

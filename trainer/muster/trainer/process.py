@@ -1,0 +1,241 @@
+"""The trainer process: connects, restores, serves the origin, trains, stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from muster.api import OrchestratorApi
+from muster.chain import Chain, ChainView, RunConfig, follow
+from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, ContractRevert, MusterError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.recipe import Recipe
+from muster.shardcast import ChunkStore, ShardServer
+from muster.tasks import TaskSet, check_task_set
+from muster.trainer.chain_ports import ChainAnchor, ChainLedger
+from muster.trainer.checkpoint import CheckpointFile, Identity
+from muster.trainer.compute import ComputeThread
+from muster.trainer.config import TrainerSettings
+from muster.trainer.evaluate import Evaluator
+from muster.trainer.learner import Learner
+from muster.trainer.loop import Parts, Trainer
+from muster.trainer.metrics import MetricsLog, MetricsPoster
+from muster.trainer.policies import BASE, PolicyShelf, vocab_size
+from muster.trainer.publish import Publisher
+from muster.trainer.recovery import catch_up, provide_base_model
+from muster.trainer.stream import StreamReader
+
+logger = logging.getLogger(__name__)
+
+
+def run_process(main: Callable[[], Coroutine[Any, Any, None]], compute: ComputeThread) -> None:
+    """Run until the coroutine ends, or SIGTERM or SIGINT stops it.
+
+    A computation cannot be interrupted: when one still runs after a stop, the interpreter is left
+    at once. What is on disk is complete at every moment.
+    """
+    try:
+        asyncio.run(_supervised(main))
+    except BaseExceptionGroup as group:
+        raise first_error(group) from group
+    finally:
+        compute.close()
+    if compute.is_busy:
+        logging.shutdown()
+        os._exit(0)
+
+
+async def _supervised(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(main())
+    asked = asyncio.Event()
+
+    def stop() -> None:
+        asked.set()
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not asked.is_set():
+            raise
+        logger.info("stopped")
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first MusterError of tasks that failed together, else their first error."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending = [*error.exceptions, *pending]
+        else:
+            leaves.append(error)
+    return next((error for error in leaves if isinstance(error, MusterError)), leaves[0])
+
+
+async def serve(settings: TrainerSettings, key: bytes, compute: ComputeThread) -> None:
+    """Train the run until it is complete; raises MusterError when it cannot."""
+    torch.set_num_threads(settings.threads)
+    transformers_logging.disable_progress_bar()
+    run_id = RunId(settings.run)
+    async with AsyncExitStack() as stack:
+        chain = await stack.enter_async_context(
+            await Chain.connect(settings.rpc, settings.deployments, key=key)
+        )
+        config = await _run_config(chain, run_id, key)
+        store = ChunkStore(settings.store, keep=settings.keep)
+        server = await stack.enter_async_context(ShardServer(store, settings.host, settings.port))
+        _announce(server.url, settings.ready_file)
+        api = await stack.enter_async_context(
+            OrchestratorApi(
+                settings.orchestrator,
+                key=key,
+                domain=chain.domain("ContributionLedger"),
+                audience=config.orchestrator,
+            )
+        )
+        recipe = await _load_recipe(settings, config.recipe_hash, api)
+        view = ChainView()
+        ledger, anchor = ChainLedger(view, run_id), ChainAnchor(chain, run_id)
+        make = _Assembly(settings, run_id, recipe, store, chain, key)
+        recent = await anchor.recent_roots(recipe.training.max_async_level)
+        parts = await compute.run(make.parts, config, ledger, anchor, recent, api, compute)
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(
+                follow(chain, view, poll_s=settings.poll_s, on_change=ledger.on_change)
+            )
+            await Trainer(parts, steps=settings.steps or recipe.training.steps).run()
+            following.cancel()
+    logger.info("run complete")
+
+
+async def _run_config(chain: Chain, run_id: RunId, key: bytes) -> RunConfig:
+    """Return the run's configuration; raises ConfigError when this key is not its trainer's."""
+    try:
+        config = await chain.runs.config_of(run_id)
+    except ContractRevert as revert:
+        raise ConfigError(
+            f"there is no run {run_id} on chain {chain.chain_id}",
+            hint="create it with `muster run create`",
+        ) from revert
+    if address_of(key) != config.trainer:
+        raise ConfigError(
+            f"this key is {address_of(key)}, the trainer of run {run_id} is {config.trainer}",
+            hint="give the trainer's --keystore",
+        )
+    return config
+
+
+async def _load_recipe(settings: TrainerSettings, pinned: Hash32, api: OrchestratorApi) -> Recipe:
+    """Return the pinned recipe from the documents folder, else from the orchestrator."""
+    if settings.documents is None:
+        return Recipe.from_bytes(await api.document(pinned))
+    path = settings.documents / pinned.hex()
+    if not path.is_file():
+        raise ConfigError(
+            f"the run's recipe {pinned.hex()} is not in {settings.documents}",
+            hint="`muster run create` wrote it (--documents); without the flag it is downloaded",
+        )
+    data = path.read_bytes()
+    if keccak(data) != pinned:
+        raise ConfigError(f"{path} is not the recipe that the chain pins")
+    return Recipe.from_bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembly:
+    """Puts the trainer's parts together."""
+
+    settings: TrainerSettings
+    run_id: RunId
+    recipe: Recipe
+    store: ChunkStore
+    chain: Chain
+    key: bytes
+
+    def parts(
+        self,
+        config: RunConfig,
+        ledger: ChainLedger,
+        anchor: ChainAnchor,
+        recent: dict[PolicyVersion, Hash32],
+        api: OrchestratorApi,
+        compute: ComputeThread,
+    ) -> Parts:
+        """Return them, restored to where the run stands; blocking: loads models."""
+        settings, recipe = self.settings, self.recipe
+        shelf = PolicyShelf(
+            settings.state_dir / "policies",
+            dtype=settings.publish_dtype,
+            in_memory=recipe.training.max_async_level + 2,
+        )
+        provide_base_model(shelf, settings.model, self.store, self.run_id, config.base_model_hash)
+        identity = Identity(self.run_id, config.recipe_hash, self.chain.chain_id)
+        checkpoint = CheckpointFile(settings.state_dir / "checkpoint.pt", identity)
+        saved = checkpoint.load()
+        state = catch_up(saved, recent, self.store, shelf, self.run_id)
+        if state is not None and state is not saved:
+            checkpoint.save(state)
+        base = shelf.path(BASE)
+        return Parts(
+            recipe=recipe,
+            stream=StreamReader(ledger, api, recipe, vocab_size=vocab_size(base)),
+            learner=Learner(
+                base,
+                recipe,
+                published=shelf.weights,
+                micro_batch_tokens=settings.micro_batch_tokens,
+                device=settings.device,
+            ),
+            shelf=shelf,
+            checkpoint=checkpoint,
+            publisher=Publisher(
+                self.store,
+                anchor,
+                run_id=self.run_id,
+                domain=self.chain.domain("RunRegistry"),
+                key=self.key,
+            ),
+            log=MetricsLog(settings.state_dir / "metrics.jsonl"),
+            poster=MetricsPoster(api),
+            compute=compute,
+            evaluator=self._evaluator(),
+            eval_every=settings.eval_every,
+        )
+
+    def _evaluator(self) -> Evaluator | None:
+        settings = self.settings
+        if settings.eval_set is None:
+            return None
+        try:
+            task_set = TaskSet.from_bytes(settings.eval_set.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"cannot read {settings.eval_set}: {error.strerror}") from error
+        check_task_set(task_set)
+        engine = TransformersEngine("float32", threads=settings.threads, device=settings.device)
+        return Evaluator(task_set, engine, self.recipe)
+
+
+def _announce(url: str, ready_file: Path | None) -> None:
+    logger.info("origin listens", extra={"url": url})
+    if ready_file is not None:
+        fresh = ready_file.with_name(f"{ready_file.name}.part")
+        fresh.write_text(url + "\n")
+        fresh.replace(ready_file)

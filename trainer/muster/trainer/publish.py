@@ -1,0 +1,108 @@
+"""Publishing a policy version: chunks in the store first, then the manifest's root on chain.
+
+Whoever reads the root finds the chunks. Repeating it is harmless, so a publication that was
+interrupted is simply made again: the same folder gives the same manifest and the same root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from muster.protocol.eip712 import Domain, digest, sign
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ChainUnreachable, ContractRevert, StorageError, TransactionLost
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.messages import Checkpoint
+from muster.shardcast import ChunkStore, Manifest
+from muster.trainer.policies import policy_files
+from muster.trainer.ports import Anchor
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S = 10.0
+"""Longest pause between two attempts to reach the chain."""
+
+
+class Publisher:
+    """Publishes one run's versions with the trainer's key."""
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        anchor: Anchor,
+        *,
+        run_id: RunId,
+        domain: Domain,
+        key: bytes,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`domain` is that of RunRegistry."""
+        self._store = store
+        self._anchor = anchor
+        self._run_id = run_id
+        self._domain = domain
+        self._key = key
+        self._sleep = sleep
+
+    async def publish(
+        self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
+    ) -> Hash32:
+        """Publish a folder as a version, however long the chain is away; returns the root.
+
+        Raises StorageError when the version is already on chain with other content.
+        """
+        manifest = await asyncio.to_thread(
+            self._store_chunks, version, folder, stream_from, stream_to
+        )
+        root = manifest.root()
+        pause_s = 0.25
+        while True:
+            try:
+                if not await self._is_anchored(version, root):
+                    await self._anchor.publish(version, root)
+                break
+            except (ChainUnreachable, TransactionLost) as error:
+                logger.warning("cannot reach the chain", extra={"error": str(error)})
+            except ContractRevert:
+                # A transaction given up for lost may have arrived after all.
+                if not await self._is_anchored(version, root):
+                    raise
+                break
+            await self._sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        logger.info(
+            "policy published", extra={"policy_version": version, "bytes": manifest.total_bytes}
+        )
+        return root
+
+    def _store_chunks(
+        self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
+    ) -> Manifest:
+        return self._store.publish(
+            policy_files(folder),
+            run_id=self._run_id,
+            version=version,
+            stream_from=stream_from,
+            stream_to=stream_to,
+            sign=lambda root: sign_checkpoint(self._key, self._domain, self._run_id, version, root),
+        )
+
+    async def _is_anchored(self, version: PolicyVersion, root: Hash32) -> bool:
+        anchored = await self._anchor.root_of(version)
+        if anchored is not None and anchored != root:
+            raise StorageError(
+                f"version {version} is on chain as {hex0x(anchored)}, but here it is {hex0x(root)}",
+                hint="the state folder is older than the chain: restore the newer one",
+            )
+        return anchored is not None
+
+
+def sign_checkpoint(
+    key: bytes, domain: Domain, run_id: RunId, version: PolicyVersion, root: Hash32
+) -> bytes:
+    """Return the trainer's signature that travels beside a manifest."""
+    return sign(digest(domain, Checkpoint(run_id, version, root).struct_hash()), key)
