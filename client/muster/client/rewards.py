@@ -24,7 +24,7 @@ PARALLEL_CALLS = 16
 
 @dataclass(frozen=True, slots=True)
 class Earning:
-    """One accepted outcome of a worker."""
+    """One outcome that a worker is, was or may be paid for."""
 
     run_id: RunId
     """The run that pays."""
@@ -75,21 +75,22 @@ async def read_view(chain: Chain) -> ChainView:
     return view
 
 
-def accepted_outcomes(view: ChainView, run_id: RunId, worker: Address) -> list[Earning]:
-    """Return the worker's accepted outcomes in a run, oldest first, each slot once."""
+def candidate_outcomes(view: ChainView, run_id: RunId, worker: Address) -> list[Earning]:
+    """Return the worker's outcomes in a run that may be worth something, oldest first: recorded as
+    accepted, or disputed. A slot is paid once, so its first acceptance counts.
+    """
     account = view.workers.get(worker)
-    if account is None:
-        return []
-    by_slot: dict[tuple[int, int], Earning] = {}
+    found: dict[tuple[int, int], Earning] = {}
     for batch in sorted(view.batches.values(), key=lambda b: b.batch_id):
-        if batch.run_id != run_id:
+        if batch.run_id != run_id or account is None:
             continue
         for position, record in enumerate(batch.records or ()):
-            is_mine = record.worker_id == account.worker_id
-            if is_mine and record.verdict is Verdict.ACCEPTED:
-                slot = (record.step, record.index)
-                by_slot.setdefault(slot, Earning(run_id, batch, position, record))
-    return list(by_slot.values())
+            if record.worker_id == account.worker_id:
+                is_accepted = record.verdict is Verdict.ACCEPTED
+                if is_accepted or record.leaf(batch.batch_id, position) in view.cases:
+                    earning = Earning(run_id, batch, position, record)
+                    found.setdefault((record.step, record.index), earning)
+    return list(found.values())
 
 
 async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Address) -> Earnings:
@@ -101,11 +102,12 @@ async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Ad
             record = earning.record
             if await chain.escrow.is_paid(run_id, worker, record.step, record.index):
                 return "paid"
-            leaf = record.leaf(earning.batch.batch_id, earning.position)
-            is_final = await chain.ledger.is_final(earning.batch.batch_id, leaf)
-            return "claimable" if is_final else "pending"
+            settled = await chain.ledger.settled_outcome(earning.proof())
+            if settled.record.verdict is not Verdict.ACCEPTED:
+                return "overturned"
+            return "claimable" if settled.is_final else "pending"
 
-    outcomes = accepted_outcomes(view, run_id, worker)
+    outcomes = candidate_outcomes(view, run_id, worker)
     standings = await asyncio.gather(*(standing(outcome) for outcome in outcomes))
 
     def those(wanted: str) -> tuple[Earning, ...]:

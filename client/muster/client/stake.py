@@ -7,7 +7,7 @@ travel in `WorkerRegistry.registerWithPermit`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation, localcontext
 
 from muster.chain import Chain, Receipt
 from muster.client.wallet import Wallet
@@ -145,8 +145,10 @@ async def sign_permit(
 def parse_tokens(text: str) -> int:
     """Return the wei of a decimal amount of tokens; raises ConfigError."""
     try:
-        wei = Decimal(text) * WEI_PER_TOKEN
-        is_whole = wei == wei.to_integral_value()
+        # The default context would round amounts of more than 28 digits.
+        with localcontext(prec=80):
+            wei = Decimal(text) * WEI_PER_TOKEN
+            is_whole = wei == wei.to_integral_value()
     except (InvalidOperation, ValueError):
         raise ConfigError(
             f"not an amount of tokens: {text!r}", hint="for example 100 or 0.5"

@@ -1,0 +1,280 @@
+"""Stake and rewards: what is signed, what it costs, what is claimed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from client_world import NODE_KEY, OTHER_KEY, RUN, WORKER
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.client.rewards import (
+    candidate_outcomes,
+    claim,
+    describe_earnings,
+    find_earnings,
+)
+from muster.client.stake import (
+    WEI_PER_TOKEN,
+    add_stake,
+    format_tokens,
+    parse_tokens,
+    register_worker,
+    stake_offer,
+    take_from_faucet,
+)
+from muster.client.wallet import Wallet
+from muster.protocol.eip712 import Domain, address_of, digest, recover
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, PolicyVersion, RunId, Step, to_address
+from muster.protocol.merkle import merkle_root, verify_merkle_proof
+from muster.protocol.messages import NodeRegistration, OutcomeRecord, Reason, Verdict
+
+OWNER = Wallet(address_of(OTHER_KEY), OTHER_KEY)
+NODE = Wallet(address_of(NODE_KEY), NODE_KEY)
+VAULT, REGISTRY = (to_address(keccak(name)[:20]) for name in (b"vault", b"registry"))
+SEPARATOR = keccak(b"the token's domain")
+
+
+class FakeContract:
+    """Answers views from a table, and notes writes."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.written: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any) -> Any:
+            if name in self.answers:
+                answer = self.answers[name]
+                return answer(*args) if callable(answer) else answer
+            self.written.append((name, *args))
+            return SimpleNamespace(tx_hash=f"0x{len(self.written)}")
+
+        return call
+
+
+class FakeChain:
+    """The contracts that stake and rewards use."""
+
+    def __init__(self, worker_id: int = 0, chain_id: int = 31337) -> None:
+        self.chain_id = chain_id
+        self.deployment = SimpleNamespace(contracts={"StakeVault": VAULT})
+        self.token = FakeContract(
+            nonces=4, domain_separator=SEPARATOR, balance_of=150 * WEI_PER_TOKEN
+        )
+        self.workers = FakeContract(
+            nonces=2,
+            required_stake=100 * WEI_PER_TOKEN,
+            worker_of=SimpleNamespace(worker_id=worker_id),
+        )
+        self.vault = FakeContract(unbonding_period=86400)
+
+    def domain(self, _contract: str) -> Domain:
+        return Domain(self.chain_id, REGISTRY)
+
+    async def now(self) -> int:
+        return 5_000
+
+
+def permit_signer(amount: int, deadline: int, v: int, r: bytes, s: bytes) -> Address:
+    """Return who signed the ERC-2612 permit, encoded here word by word."""
+    permit_type = keccak(
+        b"Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
+    )
+    struct = keccak(
+        abi_words(
+            permit_type, address_bytes(OWNER.address), address_bytes(VAULT), amount, 4, deadline
+        )
+    )
+    return recover(keccak(b"\x19\x01" + SEPARATOR + struct), r + s + bytes([v]))
+
+
+# Stake
+
+
+async def test_worker_registers_in_one_transaction_with_both_consents() -> None:
+    chain: Any = FakeChain()
+    await register_worker(chain, OWNER, NODE, 100)
+    [(name, amount, node, deadline, consent, permit_deadline, *permit)] = chain.workers.written
+    assert (name, amount, node, deadline) == ("register_with_permit", 100, NODE.address, 8_600)
+    registration = NodeRegistration(OWNER.address, NODE.address, 2, deadline)
+    signed = digest(Domain(31337, REGISTRY), registration.struct_hash())
+    assert recover(signed, consent) == NODE.address
+    assert permit_signer(100, permit_deadline, *permit) == OWNER.address
+
+
+async def test_stake_is_added_in_one_transaction_with_a_permit() -> None:
+    chain: Any = FakeChain()
+    await add_stake(chain, OWNER, 7)
+    [(name, amount, deadline, *permit)] = chain.vault.written
+    assert (name, amount) == ("deposit_with_permit", 7)
+    assert permit_signer(7, deadline, *permit) == OWNER.address
+
+
+async def test_offer_says_what_is_locked_for_how_long_and_what_can_be_slashed() -> None:
+    chain: Any = FakeChain()
+    offer = await stake_offer(chain, OWNER.address, None, registers=True)
+    assert offer.amount_wei == 100 * WEI_PER_TOKEN
+    text = offer.describe()
+    assert "100 of 150 tokens" in text
+    assert "1 days of unbonding" in text
+    assert "slashed" in text
+
+
+async def test_registered_worker_is_not_registered_again() -> None:
+    chain: Any = FakeChain(worker_id=3)
+    with pytest.raises(ConfigError, match="is a worker already"):
+        await stake_offer(chain, OWNER.address, None, registers=True)
+    assert (await stake_offer(chain, OWNER.address, 5, registers=False)).is_registered
+
+
+async def test_stake_beyond_the_balance_is_refused_before_it_is_sent() -> None:
+    chain: Any = FakeChain()
+    offer = await stake_offer(chain, OWNER.address, 151 * WEI_PER_TOKEN, registers=True)
+    with pytest.raises(ConfigError, match="holds 150 tokens, staking takes 151") as caught:
+        offer.require_funds()
+    assert "--faucet" in (caught.value.hint or "")
+
+
+async def test_faucet_is_for_development_chains() -> None:
+    chain: Any = FakeChain()
+    await take_from_faucet(chain, OWNER.address, 9)
+    assert chain.token.written == [("faucet", OWNER.address, 9)]
+    with pytest.raises(ConfigError, match="has no faucet"):
+        await take_from_faucet(FakeChain(chain_id=1), OWNER.address, 9)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 2**128 - 1))
+def test_amounts_survive_formatting_and_parsing(wei: int) -> None:
+    assert parse_tokens(format_tokens(wei).replace(",", "")) == wei
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "0", "nan", "inf", "1e99", "0.0000000000000000001", "1 000"]
+)
+def test_amounts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not an amount"):
+        parse_tokens(text)
+
+
+# Rewards
+
+
+def make_record(
+    index: int, worker_id: int = 5, verdict: Verdict = Verdict.ACCEPTED, step: int = 1
+) -> OutcomeRecord:
+    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.LATE
+    digest_ = keccak(bytes([index]))
+    return OutcomeRecord(
+        worker_id, Step(step), index, PolicyVersion(0), digest_, 4, 100, verdict, reason
+    )
+
+
+def make_view(*batches: list[OutcomeRecord] | None, run_id: RunId = RUN) -> Any:
+    views = {
+        n: SimpleNamespace(batch_id=n, run_id=run_id, records=records)
+        for n, records in enumerate(batches, 1)
+    }
+    return SimpleNamespace(
+        workers={WORKER: SimpleNamespace(worker_id=5)},
+        runs={RUN: SimpleNamespace(config=SimpleNamespace(price_per_unit=3))},
+        batches=views,
+        cases={},
+    )
+
+
+class FakeLedger:
+    """Final, pending and overturned outcomes by batch, and slots that are paid."""
+
+    def __init__(self, view: Any) -> None:
+        self.view = view
+        self.pending: set[int] = set()
+        self.overturned: dict[int, Verdict] = {}
+        self.paid: set[tuple[int, int]] = set()
+        self.claims: list[list[Any]] = []
+        self.escrow = self.ledger = self
+
+    async def is_paid(self, _run: RunId, _worker: Address, step: int, index: int) -> bool:
+        await asyncio.sleep(0)
+        return (step, index) in self.paid
+
+    async def settled_outcome(self, outcome: Any) -> Any:
+        record = OutcomeRecord.from_bytes(outcome.record)
+        records = self.view.batches[outcome.batch_id].records
+        root = merkle_root([r.leaf(outcome.batch_id, i) for i, r in enumerate(records)])
+        leaf = record.leaf(outcome.batch_id, outcome.position)
+        assert verify_merkle_proof(leaf, outcome.proof, root)
+        verdict = self.overturned.get(outcome.batch_id, record.verdict)
+        return SimpleNamespace(
+            record=replace(record, verdict=verdict),
+            is_final=outcome.batch_id not in self.pending,
+        )
+
+    async def claim(self, outcomes: list[Any]) -> Any:
+        self.claims.append(outcomes)
+        return SimpleNamespace(tx_hash=f"0x{len(self.claims)}")
+
+
+def test_only_the_workers_accepted_outcomes_of_the_run_count() -> None:
+    mixed = [make_record(0), make_record(1, worker_id=6), make_record(2, verdict=Verdict.REJECTED)]
+    view = make_view(mixed, None)
+    assert [e.record.index for e in candidate_outcomes(view, RUN, WORKER)] == [0]
+    assert candidate_outcomes(make_view(mixed, run_id=RunId(8)), RUN, WORKER) == []
+    assert candidate_outcomes(view, RUN, to_address(bytes(20))) == []
+
+
+def test_slot_counts_once_whatever_batches_it_is_in() -> None:
+    view = make_view([make_record(0)], [make_record(0), make_record(0, step=2)])
+    found = candidate_outcomes(view, RUN, WORKER)
+    assert [(e.batch.batch_id, e.position) for e in found] == [(1, 0), (2, 1)]
+
+
+async def test_earnings_are_told_apart_by_what_can_be_done_about_them() -> None:
+    view = make_view(*([make_record(n)] for n in range(4)))
+    chain: Any = FakeLedger(view)
+    chain.pending, chain.paid, chain.overturned = {2}, {(1, 2)}, {4: Verdict.FRAUD}
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    parts = (earnings.claimable, earnings.pending, earnings.paid)
+    assert [[e.record.index for e in part] for part in parts] == [[0], [1], [2]]
+    assert earnings.amount_wei(earnings.claimable) == 300
+
+
+async def test_rejection_that_was_overturned_is_earned_after_all() -> None:
+    view = make_view([make_record(0, verdict=Verdict.REJECTED)])
+    chain: Any = FakeLedger(view)
+    assert (await find_earnings(chain, view, RUN, WORKER)).claimable == ()
+    view.cases = {view.batches[1].records[0].leaf(1, 0): "a case"}
+    assert (await find_earnings(chain, view, RUN, WORKER)).claimable == ()
+    chain.overturned = {1: Verdict.ACCEPTED}
+    assert len((await find_earnings(chain, view, RUN, WORKER)).claimable) == 1
+
+
+@given(st.integers(0, 30), st.integers(1, 12))
+def test_every_claimable_outcome_is_claimed_once_with_a_true_proof(count: int, size: int) -> None:
+    view = make_view([make_record(n) for n in range(count)] or None)
+    chain: Any = FakeLedger(view)
+
+    async def run() -> list[str]:
+        return await claim(chain, await find_earnings(chain, view, RUN, WORKER), size=size)
+
+    transactions = asyncio.run(run())
+    positions = [outcome.position for part in chain.claims for outcome in part]
+    assert sorted(positions) == list(range(count))
+    assert all(1 <= len(part) <= size for part in chain.claims)
+    assert len(transactions) == -(-count // size)
+
+
+async def test_report_states_slots_and_tokens() -> None:
+    view = make_view([make_record(0), make_record(1)])
+    chain: Any = FakeLedger(view)
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    report = describe_earnings(earnings, ["0xab"])
+    assert report["claimable_slots"] == 2
+    assert report["claimable_tokens"] == "0.0000000000000006"
+    assert report["transactions"] == ["0xab"]
