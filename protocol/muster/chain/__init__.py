@@ -1,0 +1,95 @@
+"""The EVM chain: deployment, typed contract clients, transactions, events, and what they add up to.
+
+    async with await Chain.connect(rpc_url, deployments, key=key) as chain:
+        batch_id, receipt = await chain.ledger.commit_batch(run_id, root, count, units)
+        view = ChainView()
+        apply_poll(view, await EventReader(chain).poll())
+
+The chain is the source of truth. Nothing here knows the orchestrator, files or models.
+"""
+
+from muster.chain.anvil import Anvil
+from muster.chain.connection import Chain
+from muster.chain.contracts import Receipt
+from muster.chain.deployer import DeployParameters, deploy_contracts
+from muster.chain.deployment import Deployment, load_deployment, save_deployment
+from muster.chain.events import Event
+from muster.chain.following import apply_poll, follow
+from muster.chain.reader import EventReader, Poll
+from muster.chain.sender import SendPolicy, TransactionSender
+from muster.chain.structs import (
+    ZERO_ADDRESS,
+    Batch,
+    BlockId,
+    Case,
+    Escrow,
+    Funds,
+    OutcomeProof,
+    PolicyCheckpoint,
+    RunConfig,
+    RunTerms,
+    Seat,
+    SettledOutcome,
+    StakeAccount,
+    StakeTotals,
+    WorkerAccount,
+    WorkerStatus,
+)
+from muster.chain.view import ChainView
+from muster.chain.view_parts import (
+    BatchView,
+    CaseView,
+    CheckpointView,
+    PaymentView,
+    RunView,
+    SlashState,
+    SlashView,
+    StakeView,
+    StreamItem,
+    WorkerView,
+)
+
+__all__ = [
+    "ZERO_ADDRESS",
+    "Anvil",
+    "Batch",
+    "BatchView",
+    "BlockId",
+    "Case",
+    "CaseView",
+    "Chain",
+    "ChainView",
+    "CheckpointView",
+    "DeployParameters",
+    "Deployment",
+    "Escrow",
+    "Event",
+    "EventReader",
+    "Funds",
+    "OutcomeProof",
+    "PaymentView",
+    "PolicyCheckpoint",
+    "Poll",
+    "Receipt",
+    "RunConfig",
+    "RunTerms",
+    "RunView",
+    "Seat",
+    "SendPolicy",
+    "SettledOutcome",
+    "SlashState",
+    "SlashView",
+    "StakeAccount",
+    "StakeTotals",
+    "StakeView",
+    "StreamItem",
+    "TransactionSender",
+    "WorkerAccount",
+    "WorkerStatus",
+    "WorkerView",
+    "apply_poll",
+    "deploy_contracts",
+    "follow",
+    "load_deployment",
+    "save_deployment",
+]

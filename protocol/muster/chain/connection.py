@@ -1,0 +1,186 @@
+"""The connection to a chain: checks that it is the right one, and holds the typed clients."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from muster.chain.abi import CONTRACTS, contract_abi
+from muster.chain.contracts import (
+    ContributionLedger,
+    DisputeCourt,
+    MusterToken,
+    Receipt,
+    RewardEscrow,
+    RunRegistry,
+    StakeVault,
+    WorkerRegistry,
+)
+from muster.chain.deployment import Deployment, load_deployment
+from muster.chain.events import EventTable
+from muster.chain.reverts import decode_revert
+from muster.chain.rpc import Rpc, from_hex, is_revert
+from muster.chain.sender import SendPolicy, TransactionSender
+from muster.chain.structs import LatestBlock
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError, EncodingError, RpcError, WrongChain
+from muster.protocol.ids import Address
+
+logger = logging.getLogger(__name__)
+
+
+class Chain:
+    """An EVM chain with Muster's contracts. Use `connect`, and close it."""
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        deployment: Deployment,
+        *,
+        key: bytes | None = None,
+        policy: SendPolicy | None = None,
+    ) -> None:
+        self.rpc = rpc
+        self.deployment = deployment
+        self.chain_id = deployment.chain_id
+        self.events = EventTable(deployment.contracts)
+        self.sender: TransactionSender | None = None
+        if key is not None:
+            self.sender = TransactionSender(rpc, key, deployment.chain_id, policy=policy)
+        self.token = MusterToken(self)
+        self.vault = StakeVault(self)
+        self.workers = WorkerRegistry(self)
+        self.runs = RunRegistry(self)
+        self.ledger = ContributionLedger(self)
+        self.court = DisputeCourt(self)
+        self.escrow = RewardEscrow(self)
+
+    @classmethod
+    async def connect(
+        cls,
+        rpc_url: str,
+        deployments: Path | Deployment,
+        *,
+        key: bytes | None = None,
+        timeout_s: float = 10.0,
+    ) -> Self:
+        """Return a checked connection; with a key, one that can send.
+
+        Raises ChainUnreachable when nothing answers, WrongChain when it is another chain or has no
+        code at the recorded addresses, ConfigError without a deployment.
+        """
+        rpc = Rpc(rpc_url, timeout_s=timeout_s)
+        try:
+            chain_id = from_hex(await rpc.call("eth_chainId"))
+            deployment = (
+                deployments
+                if isinstance(deployments, Deployment)
+                else load_deployment(deployments, chain_id)
+            )
+            await _check_deployment(rpc, chain_id, deployment)
+        except BaseException:
+            await rpc.close()
+            raise
+        return cls(rpc, deployment, key=key)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the session."""
+        await self.rpc.close()
+
+    @property
+    def account(self) -> Address | None:
+        """The account that sends, if there is one."""
+        return self.sender.address if self.sender else None
+
+    def domain(self, contract: str) -> Domain:
+        """Return the EIP-712 domain of a contract, by name."""
+        return Domain(self.chain_id, self.deployment.contracts[contract])
+
+    async def latest_block(self) -> LatestBlock:
+        """Return the chain's head."""
+        return LatestBlock.from_rpc(await self.rpc.call("eth_getBlockByNumber", "latest", False))
+
+    async def now(self) -> int:
+        """Return the time of the latest block."""
+        return (await self.latest_block()).timestamp
+
+    async def block_number(self) -> int:
+        """Return the height of the latest block."""
+        return from_hex(await self.rpc.call("eth_blockNumber"))
+
+    async def read(
+        self, contract: str, function: str, args: Sequence[Any], block: int | None = None
+    ) -> tuple[Any, ...]:
+        """Return what a view returns, at a block or at the head."""
+        abi = contract_abi(contract).functions[function]
+        call = {"to": self.deployment.contracts[contract], "data": hex0x(abi.encode(args))}
+        at = "latest" if block is None else hex(block)
+        try:
+            answer = await self.rpc.call("eth_call", call, at)
+        except RpcError as error:
+            if is_revert(error):
+                raise decode_revert(error.data) from error
+            raise
+        try:
+            return abi.decode(bytes.fromhex(answer[2:]))
+        except (EncodingError, ValueError, TypeError) as error:
+            raise WrongChain(
+                f"{contract}.{function} answers what it cannot: {error}",
+                hint="are the contracts those in --deployments?",
+            ) from error
+
+    async def write(self, contract: str, function: str, args: Sequence[Any]) -> Receipt:
+        """Send a transaction and return its receipt; raises ContractRevert, TransactionLost."""
+        if self.sender is None:
+            raise ConfigError(
+                f"{contract}.{function} needs a key to sign with", hint="pass --keystore"
+            )
+        data = contract_abi(contract).functions[function].encode(args)
+        receipt = await self.sender.send(self.deployment.contracts[contract], data)
+        return await self._receipt(receipt)
+
+    async def _receipt(self, receipt: Any) -> Receipt:
+        logs = receipt["logs"]
+        time = None
+        if logs and "blockTimestamp" not in logs[0]:
+            block = await self.rpc.call("eth_getBlockByHash", receipt["blockHash"], False)
+            time = from_hex(block["timestamp"])
+        events = [self.events.decode(log, time) for log in logs]
+        return Receipt(
+            tx_hash=receipt["transactionHash"],
+            block_number=from_hex(receipt["blockNumber"]),
+            gas_used=from_hex(receipt["gasUsed"]),
+            events=[event for event in events if event is not None],
+        )
+
+
+async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> None:
+    if chain_id != deployment.chain_id:
+        raise WrongChain(
+            f"{rpc.masked_url} serves chain {chain_id}, the contracts are on {deployment.chain_id}",
+            hint="check --rpc and --deployments",
+        )
+    codes = await rpc.batch(
+        [("eth_getCode", [deployment.contracts[name], "latest"]) for name in CONTRACTS]
+    )
+    empty = [name for name, code in zip(CONTRACTS, codes, strict=True) if len(code) <= 2]
+    if empty:
+        raise WrongChain(
+            f"there is no code at the recorded address of {', '.join(empty)}",
+            hint="the chain may have been restarted: deploy the contracts again",
+        )

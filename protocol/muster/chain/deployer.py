@@ -1,0 +1,187 @@
+"""Deploys the seven contracts from the committed artifacts.
+
+They are immutable and refer to one another, so every address is computed before anything is
+deployed: a contract's address follows from its deployer's account and nonce.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from eth_utils.address import to_canonical_address
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from muster.chain.abi import CONTRACTS, contract_abi
+from muster.chain.deployment import Deployment, save_deployment
+from muster.chain.rpc import Rpc, from_hex
+from muster.chain.sender import TransactionSender
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ChainError
+from muster.protocol.ids import Address, to_address
+
+logger = logging.getLogger(__name__)
+
+TOKEN = 10**18
+"""Wei of one token."""
+PPM = 1_000_000
+"""The whole, in millionths."""
+
+ORDER = (
+    "MusterToken",
+    "RunRegistry",
+    "WorkerRegistry",
+    "ContributionLedger",
+    "DisputeCourt",
+    "RewardEscrow",
+    "StakeVault",
+)
+"""The order of deployment. StakeVault comes last: it asks ledger and court for their deadlines."""
+
+
+class DeployParameters(BaseModel):
+    """What a deployment is fixed to for ever. Defaults suit development; amounts are token wei."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    initial_supply: Annotated[int, Field(ge=0)] = 1_000_000_000 * TOKEN
+    """Tokens minted to the deployer."""
+    required_worker_stake: Annotated[int, Field(ge=0)] = 100 * TOKEN
+    """Active stake a worker must hold."""
+    required_validator_stake: Annotated[int, Field(ge=0)] = 500 * TOKEN
+    """Active stake a validator must hold."""
+    activation_delay_blocks: Annotated[int, Field(ge=0)] = 1
+    """Blocks from registration until a worker counts as active."""
+    jail_time_s: Annotated[int, Field(ge=0)] = 60
+    """Seconds a jailed worker must wait."""
+    outcome_deadline_s: Annotated[int, Field(ge=1)] = 600
+    """Seconds after the commitment by which outcomes are due."""
+    challenge_window_s: Annotated[int, Field(ge=0)] = 30
+    """Seconds after posting during which an outcome may be challenged."""
+    jury_time_s: Annotated[int, Field(ge=0)] = 120
+    """Seconds a jury has."""
+    unbonding_s: Annotated[int, Field(ge=1)] = 3600
+    """Seconds from an unbond request to its withdrawal; must exceed the three before together."""
+    challenge_bond: Annotated[int, Field(ge=0)] = 10 * TOKEN
+    """What a challenger puts up."""
+    insurance: Annotated[Address, BeforeValidator(to_address)] | None = None
+    """Receives the insured share of slashes; the deployer when not given."""
+    insurance_ppm: Annotated[int, Field(ge=0, le=PPM)] = 200_000
+    """Insured share of a slash, in millionths."""
+    reporter_ppm: Annotated[int, Field(ge=0, le=PPM)] = 100_000
+    """Reporter's share of a slash, in millionths; the rest is burned."""
+    reporter_cap: Annotated[int, Field(ge=0)] = 50 * TOKEN
+    """The most a reporter gets for one offence."""
+
+    @model_validator(mode="after")
+    def _stake_outlasts_judgement(self) -> Self:
+        judged = self.outcome_deadline_s + self.challenge_window_s + self.jury_time_s
+        if self.unbonding_s <= judged:
+            raise ValueError(
+                f"unbonding_s {self.unbonding_s} must exceed outcome_deadline_s + "
+                f"challenge_window_s + jury_time_s = {judged}: stake must outlast judgement"
+            )
+        if self.insurance_ppm + self.reporter_ppm > PPM:
+            raise ValueError("insurance_ppm and reporter_ppm add up to more than the whole")
+        return self
+
+
+async def deploy_contracts(
+    rpc_url: str,
+    key: bytes,
+    parameters: DeployParameters,
+    *,
+    deployments: Path | None = None,
+) -> Deployment:
+    """Deploy the contracts as the key's account and return where they are.
+
+    With a folder, also write the deployment there. Raises ChainError when anything fails; nothing
+    of a broken deployment is ever used, since no file names it.
+    """
+    async with Rpc(rpc_url) as rpc:
+        chain_id = from_hex(await rpc.call("eth_chainId"))
+        sender = TransactionSender(rpc, key, chain_id)
+        nonce = from_hex(await rpc.call("eth_getTransactionCount", sender.address, "pending"))
+        addresses = {
+            name: created_address(sender.address, nonce + i) for i, name in enumerate(ORDER)
+        }
+        arguments = constructor_arguments(addresses, parameters, sender.address)
+        blocks = [await _deploy(sender, name, arguments[name], addresses[name]) for name in ORDER]
+    deployment = Deployment(
+        chain_id=chain_id,
+        deploy_block=min(blocks),
+        contracts={name: addresses[name] for name in CONTRACTS},
+        parameters=_shown(parameters, sender.address),
+    )
+    logger.info("contracts deployed", extra={"chain_id": chain_id, "block": min(blocks)})
+    if deployments is not None:
+        save_deployment(deployments, deployment)
+    return deployment
+
+
+def created_address(deployer: Address, nonce: int) -> Address:
+    """Return the address of the contract that an account creates with a nonce.
+
+    `keccak(rlp([account, nonce]))[12:]`, as CREATE computes it.
+    """
+    account = to_canonical_address(deployer)
+    number = nonce.to_bytes((nonce.bit_length() + 7) // 8, "big")
+    if len(number) == 1 and number[0] < 0x80:
+        encoded = number
+    else:
+        encoded = bytes([0x80 + len(number)]) + number
+    body = bytes([0x80 + len(account)]) + account + encoded
+    return to_address(keccak(bytes([0xC0 + len(body)]) + body)[12:])
+
+
+def constructor_arguments(
+    addresses: Mapping[str, Address], parameters: DeployParameters, deployer: Address
+) -> dict[str, tuple[Any, ...]]:
+    """Return every contract's constructor arguments."""
+    p, at = parameters, addresses
+    token, vault, workers = at["MusterToken"], at["StakeVault"], at["WorkerRegistry"]
+    runs, ledger, court = at["RunRegistry"], at["ContributionLedger"], at["DisputeCourt"]
+    return {
+        "MusterToken": (p.initial_supply,),
+        "RunRegistry": (vault, p.required_validator_stake),
+        "WorkerRegistry": (
+            *(token, vault, ledger, court),
+            *(p.required_worker_stake, p.activation_delay_blocks, p.jail_time_s),
+        ),
+        "ContributionLedger": (
+            *(runs, workers, vault, court),
+            *(p.challenge_window_s, p.outcome_deadline_s),
+        ),
+        "DisputeCourt": (
+            *(token, runs, workers, vault, ledger),
+            *(p.challenge_bond, p.jury_time_s),
+        ),
+        "RewardEscrow": (token, runs, workers, ledger),
+        "StakeVault": (
+            *(token, workers, ledger, court, p.insurance or deployer),
+            *(p.unbonding_s, p.insurance_ppm, p.reporter_ppm, p.reporter_cap),
+        ),
+    }
+
+
+async def _deploy(
+    sender: TransactionSender, name: str, arguments: tuple[Any, ...], expected: Address
+) -> int:
+    """Deploy one contract and return its block."""
+    receipt = await sender.send(None, contract_abi(name).creation_code(arguments))
+    address = to_address(receipt["contractAddress"])
+    if address != expected:
+        raise ChainError(
+            f"{name} was deployed at {address} instead of {expected}",
+            hint="another program sent with the same key meanwhile: deploy again",
+        )
+    return from_hex(receipt["blockNumber"])
+
+
+def _shown(parameters: DeployParameters, deployer: Address) -> dict[str, int | str]:
+    shown: dict[str, int | str] = parameters.model_dump(exclude={"insurance"})
+    # JSON's integers are exact below 2^53 only in many readers, so wei are decimal text.
+    shown = {k: str(v) if isinstance(v, int) and v >= 1 << 53 else v for k, v in shown.items()}
+    return {**shown, "insurance": parameters.insurance or deployer}

@@ -1,0 +1,94 @@
+"""Decodes contract logs into events: a table from address and first topic to a compiled decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster.chain.abi import AbiEvent, contract_abi
+from muster.chain.structs import RunConfig
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.messages import Submission
+
+_STRUCTS: dict[str | None, Any] = {"RunConfig": RunConfig, "Submission": Submission}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One contract event."""
+
+    contract: str
+    """The contract's name."""
+    name: str
+    """As in Solidity."""
+    args: dict[str, Any]
+    """By snake-case name; addresses checksummed, `bytes32` as Hash32, structs as dataclasses."""
+    block_number: int
+    """The block's height."""
+    block_hash: Hash32
+    """The block's hash."""
+    block_timestamp: int
+    """The block's time, Unix seconds."""
+    log_index: int
+    """Position in the block."""
+    tx_hash: str
+    """The transaction, `0x` and hexadecimal."""
+
+
+class EventTable:
+    """Knows which log of a deployment is which event."""
+
+    def __init__(self, contracts: Mapping[str, Address]) -> None:
+        self._events: dict[tuple[str, str], AbiEvent] = {
+            (address.lower(), event.topic): event
+            for contract, address in contracts.items()
+            for event in contract_abi(contract).events
+        }
+
+    def decode(self, log: Mapping[str, Any], timestamp: int | None = None) -> Event | None:
+        """Return the event of a JSON-RPC log, or None when it is none of ours.
+
+        The time is the log's own unless given. Raises EncodingError when the log is malformed.
+        """
+        try:
+            topics = log["topics"]
+            event = (
+                self._events.get((log["address"].lower(), topics[0].lower())) if topics else None
+            )
+            if event is None or log.get("removed"):
+                return None
+            return Event(
+                contract=event.contract,
+                name=event.name,
+                args=_arguments(event, topics, bytes.fromhex(log["data"][2:])),
+                block_number=int(log["blockNumber"], 16),
+                block_hash=Hash32(bytes.fromhex(log["blockHash"][2:])),
+                block_timestamp=int(log["blockTimestamp"], 16) if timestamp is None else timestamp,
+                log_index=int(log["logIndex"], 16),
+                tx_hash=log["transactionHash"],
+            )
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            if isinstance(error, EncodingError):
+                raise
+            raise EncodingError(f"malformed log: {type(error).__name__} {error}") from error
+
+    def decode_all(self, logs: Iterable[Mapping[str, Any]]) -> list[Event]:
+        """Return the events among logs that carry their time."""
+        events = (self.decode(log) for log in logs)
+        return [event for event in events if event is not None]
+
+
+def _arguments(event: AbiEvent, topics: list[str], data: bytes) -> dict[str, Any]:
+    if len(topics) != len(event.indexed) + 1:
+        raise EncodingError(f"{event.name} has {len(event.indexed) + 1} topics, got {len(topics)}")
+    args = {
+        name: decode(bytes.fromhex(topic[2:]))[0]
+        for (name, decode), topic in zip(event.indexed, topics[1:], strict=True)
+    }
+    for name, struct, value in zip(
+        event.data_names, event.structs, event.decode_data(data), strict=True
+    ):
+        args[name] = value if struct is None else _STRUCTS[struct](*value)
+    return args

@@ -1,0 +1,62 @@
+"""Keeps a view up to date with the chain, and lives through outages of the RPC endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from muster.chain.events import Event
+from muster.chain.reader import EventReader, Poll, Source
+from muster.chain.view import ChainView
+from muster.protocol.errors import ChainError
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S = 15.0
+"""Pause between tries once an outage lasts."""
+
+OnChange = Callable[[list[Event]], Awaitable[None]]
+"""Called after the view took in new events, or lost some: then perhaps with none."""
+
+
+async def follow(
+    chain: Source,
+    view: ChainView,
+    *,
+    poll_s: float,
+    on_change: OnChange | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Keep the view current until cancelled; an empty view is filled first.
+
+    A view that was read before is continued where it ends. What `on_change` raises ends it.
+    """
+    reader = EventReader(chain, known=view.recent_blocks())
+    failures = 0
+    while True:
+        try:
+            poll = await reader.poll()
+        except ChainError as error:
+            failures += 1
+            if failures == 1:
+                logger.warning("the chain is not available", extra={"error": str(error)})
+            pause = min(poll_s * 2 ** min(failures, 16), LONGEST_PAUSE_S)
+            await sleep(pause * random.uniform(0.5, 1.0))
+            continue
+        if failures:
+            logger.info("the chain is available again", extra={"failures": failures})
+            failures = 0
+        if apply_poll(view, poll) and on_change is not None:
+            await on_change(poll.events)
+        await sleep(poll_s)
+
+
+def apply_poll(view: ChainView, poll: Poll) -> bool:
+    """Bring a view up to date with a poll; return whether anything changed."""
+    if poll.rewound_to is not None:
+        view.rewind(poll.rewound_to)
+    for event in poll.events:
+        view.apply(event)
+    return bool(poll.events) or poll.rewound_to is not None

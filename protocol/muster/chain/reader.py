@@ -1,0 +1,227 @@
+"""Reads the contracts' events in order, and notices when the chain takes them back.
+
+The reader remembers the hashes of recent blocks. A block whose hash has changed means that the
+chain was reorganised: everything from there on is void and read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from muster.chain.deployment import Deployment
+from muster.chain.events import Event, EventTable
+from muster.chain.rpc import Rpc, from_hex
+from muster.chain.structs import BlockId, LatestBlock
+from muster.protocol.errors import ChainUnreachable, EncodingError, RpcError
+from muster.protocol.ids import Hash32
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED_BLOCKS = 256
+"""Blocks whose hashes are remembered; a deeper reorganisation is read again from the start."""
+FIRST_SPAN = 2_000
+"""Blocks asked for in one request, at first."""
+LONGEST_SPAN = 100_000
+"""Blocks asked for in one request, at most."""
+FULL_ANSWER = 10_000
+"""An answer of so many logs makes the next request ask for fewer blocks: memory stays bounded."""
+_POLL_ATTEMPTS = 5
+_DECODED_AT_ONCE = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What happened since the last poll."""
+
+    events: list[Event]
+    """New events, in chain order."""
+    rewound_to: int | None
+    """Events after this block that were read earlier are void; None when all stand."""
+    head: BlockId | None = None
+    """The block up to which everything is read now."""
+
+
+class Source(Protocol):
+    """What the reader needs of the connection; `Chain` fits."""
+
+    @property
+    def rpc(self) -> Rpc:
+        """The endpoint."""
+
+    @property
+    def deployment(self) -> Deployment:
+        """Where the contracts are."""
+
+
+class _Moved(Exception):
+    """The chain was reorganised while it was read."""
+
+
+class EventReader:
+    """A cursor over the events of all contracts but the token: nobody here needs transfers."""
+
+    def __init__(
+        self,
+        chain: Source,
+        *,
+        from_block: int | None = None,
+        known: Sequence[BlockId] = (),
+    ) -> None:
+        """Start at a block (default: the deployment's), or after blocks that were read before."""
+        contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
+        self._rpc = chain.rpc
+        self._table = EventTable(contracts)
+        self._addresses = list(contracts.values())
+        self._start = chain.deployment.deploy_block if from_block is None else from_block
+        self._known: dict[int, Hash32] = {block.number: block.hash for block in known}
+        self._next = max(self._known) + 1 if self._known else self._start
+        self._span = FIRST_SPAN
+        self._longest_span = LONGEST_SPAN
+
+    async def poll(self) -> Poll:
+        """Return everything new; raises ChainUnreachable or RpcError, and then nothing was read."""
+        for _ in range(_POLL_ATTEMPTS):
+            try:
+                return await self._poll()
+            except _Moved:
+                logger.debug("chain moved while it was read, reading again")
+        raise ChainUnreachable(
+            "the chain keeps changing while it is read", hint="use another RPC endpoint"
+        )
+
+    async def _poll(self) -> Poll:
+        head, newest = await self._look()
+        rewound_to = None if newest else await self._common_block()
+        first = self._next if rewound_to is None else rewound_to + 1
+        if head.number < first:
+            events: list[Event] = []
+        else:
+            events = await self._read(first, head.number)
+            await self._verify(head)
+        self._commit(events, head, rewound_to)
+        if rewound_to is not None:
+            logger.warning("chain reorganised", extra={"rewound_to": rewound_to})
+        return Poll(events, rewound_to, BlockId(head.number, head.hash))
+
+    # --------------------------------------------------------------------- reorg
+
+    async def _look(self) -> tuple[LatestBlock, bool]:
+        """Return the head, and whether the newest block that was read still stands."""
+        calls: list[tuple[str, list[Any]]] = [("eth_getBlockByNumber", ["latest", False])]
+        newest = max(self._known, default=None)
+        if newest is not None:
+            calls.append(("eth_getBlockByNumber", [hex(newest), False]))
+        head, *known = await self._rpc.batch(calls)
+        if head is None:
+            raise ChainUnreachable("the RPC endpoint has no latest block", hint="wait a little")
+        stands = newest is None or _hash_of(known[0]) == self._known[newest]
+        return LatestBlock.from_rpc(head), stands
+
+    async def _common_block(self) -> int:
+        """Return the newest block up to which all that is remembered stands, or start - 1."""
+        numbers = sorted(self._known)
+        blocks = await self._rpc.batch(
+            [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
+        )
+        common = self._start - 1
+        for number, block in zip(numbers, blocks, strict=True):
+            if _hash_of(block) != self._known[number]:
+                break
+            common = number
+        return common
+
+    async def _verify(self, head: LatestBlock) -> None:
+        """Raise unless the head still stands: then all that was read belongs to one chain."""
+        block = await self._rpc.call("eth_getBlockByNumber", hex(head.number), False)
+        if _hash_of(block) != head.hash:
+            raise _Moved
+
+    def _commit(self, events: Sequence[Event], head: LatestBlock, rewound_to: int | None) -> None:
+        if rewound_to is not None:
+            self._known = {n: h for n, h in self._known.items() if n <= rewound_to}
+            self._next = rewound_to + 1
+        for event in events:
+            self._known[event.block_number] = event.block_hash
+        if head.number + 1 >= self._next:
+            self._known[head.number] = head.hash
+            self._next = head.number + 1
+        for number in sorted(self._known)[:-REMEMBERED_BLOCKS]:
+            del self._known[number]
+
+    # ---------------------------------------------------------------------- logs
+
+    async def _read(self, first: int, last: int) -> list[Event]:
+        events: list[Event] = []
+        while first <= last:
+            to = min(first + self._span - 1, last)
+            try:
+                logs = await self._logs(first, to)
+            except ChainUnreachable:
+                # It may have been too much to answer in time: the next poll asks for less.
+                self._span = max(1, self._span // 2)
+                raise
+            except RpcError as error:
+                if to == first:
+                    raise
+                # Endpoints limit the blocks or logs of one request, each in its own words.
+                self._longest_span = self._span = max(1, (to - first + 1) // 2)
+                logger.debug("asking for fewer blocks", extra={"cause": str(error)})
+                continue
+            events += await self._decode(logs)
+            first = to + 1
+            self._adapt(len(logs))
+        return events
+
+    def _adapt(self, logs: int) -> None:
+        if logs >= FULL_ANSWER:
+            self._span = max(1, self._span // 2)
+        elif logs < FULL_ANSWER // 4:
+            self._span = min(self._span * 2, self._longest_span)
+
+    async def _logs(self, first: int, last: int) -> list[dict[str, Any]]:
+        query = {
+            "address": self._addresses,
+            "fromBlock": hex(first),
+            "toBlock": hex(last),
+        }
+        logs = await self._rpc.call("eth_getLogs", query)
+        if not isinstance(logs, list):
+            raise ChainUnreachable("eth_getLogs answered no list", hint="is --rpc right?")
+        return logs
+
+    async def _decode(self, logs: list[dict[str, Any]]) -> list[Event]:
+        times = await self._missing_times(logs)
+        events: list[Event] = []
+        for start in range(0, len(logs), _DECODED_AT_ONCE):
+            for log in logs[start : start + _DECODED_AT_ONCE]:
+                event = self._decode_log(log, times)
+                if event is not None:
+                    events.append(event)
+            # Let others run: a long catch-up must not stop heartbeats.
+            await asyncio.sleep(0)
+        events.sort(key=lambda event: (event.block_number, event.log_index))
+        return events
+
+    def _decode_log(self, log: dict[str, Any], times: Mapping[str, int]) -> Event | None:
+        try:
+            return self._table.decode(log, times.get(log["blockHash"]) if times else None)
+        except (EncodingError, KeyError, TypeError) as error:
+            raise ChainUnreachable(
+                f"the RPC endpoint answered a malformed log: {error}", hint="is --rpc right?"
+            ) from error
+
+    async def _missing_times(self, logs: list[dict[str, Any]]) -> dict[str, int]:
+        """Return the times of blocks whose logs do not carry them, by block hash."""
+        hashes = list({log["blockHash"]: None for log in logs if "blockTimestamp" not in log})
+        blocks = await self._rpc.batch([("eth_getBlockByHash", [h, False]) for h in hashes])
+        if any(block is None for block in blocks):
+            raise _Moved
+        return {h: from_hex(block["timestamp"]) for h, block in zip(hashes, blocks, strict=True)}
+
+
+def _hash_of(block: Mapping[str, Any] | None) -> Hash32 | None:
+    return Hash32(bytes.fromhex(block["hash"][2:])) if block else None

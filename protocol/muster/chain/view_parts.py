@@ -1,0 +1,328 @@
+"""What a ChainView is made of: workers, stakes, runs, batches, slashes, payments, cases.
+
+These objects change while events are applied; nobody but the view may change them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from muster.chain.structs import RunConfig, WorkerStatus
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, unpack_records
+
+
+class SlashState(StrEnum):
+    """What became of slashed stake."""
+
+    ESCROWED = "escrowed"
+    """Held until the verdict is final."""
+    RELEASED = "released"
+    """Burned, insured, rewarded."""
+    RESTORED = "restored"
+    """Given back: the verdict was overturned."""
+
+
+@dataclass(slots=True)
+class StakeView:
+    """One account's stake, whether it is a worker, a validator or neither."""
+
+    owner: Address
+    """The account."""
+    active_wei: int = 0
+    """Counts towards requirements."""
+    unbonding_wei: int = 0
+    """Leaving, still slashable."""
+    withdrawable_at: int = 0
+    """From when it may be withdrawn."""
+    slashed_wei: int = 0
+    """Taken for offences and not given back."""
+
+
+@dataclass(slots=True)
+class WorkerView:
+    """A worker."""
+
+    address: Address
+    """The staking wallet."""
+    worker_id: int
+    """Number in outcome records."""
+    node: Address
+    """The hot key that signs for it now."""
+    status: WorkerStatus
+    """Active, Jailed, Exiting or Banned."""
+    active_from: int
+    """First block in which it counts as active."""
+    stake: StakeView
+    """Its stake."""
+    jailed_until: int = 0
+    """Before this time it stays jailed."""
+    registered_block: int = 0
+    """Where it was registered."""
+    registered_tx: str = ""
+    """The registering transaction."""
+    nodes: list[tuple[int, Address]] = field(default_factory=list)
+    """Every node with the block from which it served, oldest first."""
+    standings: list[tuple[int, WorkerStatus]] = field(default_factory=list)
+    """Every status with the block in which it began, oldest first."""
+
+    @property
+    def active_wei(self) -> int:
+        """Stake that counts towards the requirement."""
+        return self.stake.active_wei
+
+    @property
+    def unbonding_wei(self) -> int:
+        """Stake that is leaving."""
+        return self.stake.unbonding_wei
+
+    @property
+    def slashed_wei(self) -> int:
+        """Stake taken and not given back."""
+        return self.stake.slashed_wei
+
+    def is_active(self, block_number: int) -> bool:
+        """Return whether it may submit in a block, given what is known of its status now."""
+        return self.status == WorkerStatus.ACTIVE and block_number >= self.active_from
+
+    def node_at(self, block_number: int) -> Address | None:
+        """Return the node that served it at the end of a block."""
+        serving = [node for since, node in self.nodes if since <= block_number]
+        return serving[-1] if serving else None
+
+    def status_at(self, block_number: int) -> WorkerStatus:
+        """Return its status at the end of a block."""
+        past = [status for since, status in self.standings if since <= block_number]
+        return past[-1] if past else WorkerStatus.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """A published policy version."""
+
+    version: PolicyVersion
+    """Its number."""
+    manifest_root: Hash32
+    """Keccak-256 of its manifest."""
+    beacon: Hash32
+    """Hash of the publishing block."""
+    block_number: int
+    """The publishing block."""
+    timestamp: int
+    """Its time."""
+    tx_hash: str
+    """The publishing transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamItem:
+    """An accepted record's place in a run's training stream."""
+
+    position_in_stream: int
+    """From 0, without gaps."""
+    batch_id: int
+    """The batch."""
+    position: int
+    """Its place there."""
+    record: OutcomeRecord
+    """The record."""
+
+
+@dataclass(slots=True)
+class RunView:
+    """A run."""
+
+    run_id: RunId
+    """Its number."""
+    owner: Address
+    """Who created it."""
+    config: RunConfig
+    """What it was created with."""
+    validators: list[Address]
+    """The current validators."""
+    created_block: int
+    """Where it was created."""
+    created_tx: str
+    """The creating transaction."""
+    paused: bool = False
+    """Whether submissions are paused."""
+    funded_wei: int = 0
+    """Reward received."""
+    paid_wei: int = 0
+    """Reward paid out."""
+    checkpoints: dict[PolicyVersion, CheckpointView] = field(default_factory=dict)
+    """Published policy versions, in order."""
+    latest_version: PolicyVersion | None = None
+    """The newest of them."""
+    stream: list[StreamItem] = field(default_factory=list)
+    """The training stream."""
+
+
+@dataclass(slots=True)
+class BatchView:
+    """A committed batch and, once posted, its outcomes."""
+
+    batch_id: int
+    """Its number."""
+    run_id: RunId
+    """Its run."""
+    root: Hash32
+    """Root over its submissions."""
+    count: int
+    """Submissions."""
+    units: int
+    """Units they claim together."""
+    committed_at: int
+    """Time of the commitment."""
+    block_number: int
+    """Block of the commitment."""
+    tx_hash: str
+    """Transaction of the commitment."""
+    direct: Submission | None = None
+    """The submission, when its worker committed it without the orchestrator."""
+    direct_signature: bytes = b""
+    """The node's signature on it."""
+    records: list[OutcomeRecord] | None = None
+    """Outcomes in batch order, once posted."""
+    records_hash: Hash32 | None = None
+    """Keccak-256 of the records as posted: what validators signed."""
+    signatures: list[bytes] = field(default_factory=list)
+    """The validators' signatures."""
+    outcomes_root: Hash32 | None = None
+    """Root over the outcomes, as the ledger computed it."""
+    posted_at: int | None = None
+    """Time of the outcomes."""
+    posted_block: int | None = None
+    """Block of the outcomes."""
+    posted_tx: str | None = None
+    """Transaction of the outcomes."""
+    validators: tuple[Address, ...] = ()
+    """The run's validators when the outcomes were posted."""
+
+
+@dataclass(slots=True)
+class SlashView:
+    """A slash."""
+
+    worker: Address
+    """Whose stake it was."""
+    offence: Hash32
+    """What it is filed under: the leaf of the fraud outcome."""
+    amount_wei: int
+    """What was taken."""
+    tx_hash: str
+    """The transaction."""
+    block_number: int
+    """The block."""
+    stake_before: tuple[int, int]
+    """Active and unbonding stake just before, in wei."""
+    taken: tuple[int, int]
+    """What was taken of each, in wei."""
+    reporter: Address
+    """Who reported it; the zero address for nobody."""
+    batch_id: int | None = None
+    """The batch of the outcome, when a fraud verdict was executed."""
+    position: int | None = None
+    """Its place there."""
+    state: SlashState = SlashState.ESCROWED
+    """What became of it."""
+    split: tuple[int, int, int] | None = None
+    """Wei burned, insured and rewarded, once released."""
+    settled_tx: str | None = None
+    """The transaction that released or restored it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaymentView:
+    """A claim that was paid."""
+
+    run_id: RunId
+    """The run that paid."""
+    worker: Address
+    """Who was paid."""
+    slots: int
+    """For how many slots."""
+    units: int
+    """For how many units."""
+    amount_wei: int
+    """How much."""
+    tx_hash: str
+    """The transaction."""
+    block_number: int
+    """The block."""
+    timestamp: int
+    """Its time."""
+
+
+@dataclass(slots=True)
+class CaseView:
+    """A dispute about one outcome."""
+
+    leaf: Hash32
+    """The outcome's leaf."""
+    batch_id: int
+    """Its batch."""
+    position: int
+    """Its place there."""
+    challenger: Address
+    """Who challenged."""
+    claimed_verdict: int
+    """What the challenger claims."""
+    bond_wei: int
+    """What the challenger put up."""
+    opened_tx: str
+    """The challenge."""
+    votes: dict[Address, bool] = field(default_factory=dict)
+    """By juror: whether to overturn."""
+    closed: bool = False
+    """Whether it is over."""
+    overturned: bool = False
+    """Whether the challenger won."""
+    verdict: int | None = None
+    """What stands, once closed."""
+    bond_returned_wei: int | None = None
+    """How much of the bond went back, once closed."""
+    closed_tx: str | None = None
+    """The closing transaction."""
+
+
+def parse_records(data: bytes) -> list[OutcomeRecord]:
+    """Return the records that the ledger accepted; raises EncodingError when it cannot have.
+
+    The ledger does not look at reasons. An unknown one is kept, by number and the name UNKNOWN_n,
+    so that the record's bytes and leaf stay what they are.
+    """
+    try:
+        return unpack_records(data)
+    except EncodingError:
+        size = OutcomeRecord.SIZE
+        if not data or len(data) % size:
+            raise
+        return [_lenient_record(data[i : i + size]) for i in range(0, len(data), size)]
+
+
+def _lenient_record(data: bytes) -> OutcomeRecord:
+    known = OutcomeRecord.from_bytes(data[:-1] + bytes([Reason.NONE]))
+    return OutcomeRecord(
+        worker_id=known.worker_id,
+        step=Step(known.step),
+        index=known.index,
+        policy_version=known.policy_version,
+        file_hash=known.file_hash,
+        rollouts=known.rollouts,
+        units=known.units,
+        verdict=Verdict(known.verdict),
+        reason=lenient_reason(data[-1]),
+    )
+
+
+def lenient_reason(value: int) -> Reason:
+    """Return a reason by number; an unknown one gets the name UNKNOWN_n."""
+    try:
+        return Reason(value)
+    except ValueError:
+        unknown = int.__new__(Reason, value)
+        unknown._name_, unknown._value_ = f"UNKNOWN_{value}", value
+        return unknown
