@@ -154,17 +154,24 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         view
         returns (uint88 signers)
     {
-        (,, uint8 quorum,) = runs.termsOf(runId);
-        require(signatures.length >= quorum, LedgerQuorumNotMet(signatures.length, quorum));
+        address[] memory accounts = new address[](signatures.length);
         address last;
         for (uint256 i = 0; i < signatures.length; ++i) {
-            (address signer,,) = ECDSA.tryRecover(digest, signatures[i]);
+            address signer = _recover(digest, signatures[i]);
             require(signer > last, LedgerInvalidSigner(signer));
-            (uint8 seat, bool seated) = runs.seatOf(runId, signer);
-            require(seated, LedgerInvalidSigner(signer));
-            signers |= uint88(1) << seat;
-            last = signer;
+            accounts[i] = last = signer;
         }
+        uint8 quorum;
+        address stranger;
+        (quorum, signers, stranger) = runs.quorumAmong(runId, accounts);
+        require(stranger == address(0), LedgerInvalidSigner(stranger));
+        require(accounts.length >= quorum, LedgerQuorumNotMet(accounts.length, quorum));
+    }
+
+    /// @dev Returns who signed a digest; zero when the signature is malformed.
+    function _recover(bytes32 digest, bytes calldata signature) private pure returns (address signer) {
+        if (signature.length != 65) return address(0);
+        (signer,,) = ECDSA.tryRecover(digest, uint8(signature[64]), bytes32(signature[0:32]), bytes32(signature[32:64]));
     }
 
     // -------------------------------------------------------------------- fraud
@@ -303,6 +310,6 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         returns (bytes32 structHash, address signer)
     {
         structHash = keccak256(abi.encode(SUBMISSION_TYPEHASH, submission));
-        (signer,,) = ECDSA.tryRecover(_hashTypedDataV4(structHash), signature);
+        signer = _recover(_hashTypedDataV4(structHash), signature);
     }
 }

@@ -16,10 +16,13 @@ contract RewardEscrow is IRewardEscrow {
     using SafeERC20 for IMusterToken;
     using SafeCast for uint256;
 
-    /// @dev A run's money. One slot; `paid` never exceeds `funded`.
+    /// @dev A run's money.
     struct Funds {
-        uint128 funded;
-        uint128 paid;
+        // slot 0: all that a claim reads and writes. The price never changes; it is copied here with the first funds.
+        uint128 available;
+        uint128 pricePerUnit;
+        // slot 1
+        uint256 funded;
     }
 
     /// @notice The token paid in.
@@ -51,9 +54,10 @@ contract RewardEscrow is IRewardEscrow {
     /// @inheritdoc IRewardEscrow
     function fund(uint64 runId, uint256 amount) external {
         require(amount != 0, EscrowEmpty());
-        // Reverts when the run is unknown.
-        runs.priceOf(runId);
-        _funds[runId].funded += amount.toUint128();
+        Funds storage funds = _funds[runId];
+        funds.pricePerUnit = runs.priceOf(runId);
+        funds.available += amount.toUint128();
+        funds.funded += amount;
         emit RunFunded(runId, msg.sender, amount);
         token.safeTransferFrom(msg.sender, address(this), amount);
     }
@@ -72,11 +76,12 @@ contract RewardEscrow is IRewardEscrow {
             );
             units += more;
         }
-        amount = units * runs.priceOf(runId);
         Funds storage funds = _funds[runId];
-        uint256 available = funds.funded - funds.paid;
+        (uint256 available, uint256 price) = (funds.available, funds.pricePerUnit);
+        // Before the first funds the price is not copied yet; the claim must fail rather than pay nothing.
+        amount = units * (price == 0 ? runs.priceOf(runId) : price);
         require(amount <= available, EscrowUnderfunded(runId, amount, available));
-        funds.paid += amount.toUint128();
+        funds.available = (available - amount).toUint128();
         address worker = workers.workerById(workerId);
         emit RewardClaimed(runId, worker, outcomes.length, units, amount);
         token.safeTransfer(worker, amount);
@@ -116,7 +121,7 @@ contract RewardEscrow is IRewardEscrow {
     /// @inheritdoc IRewardEscrow
     function fundsOf(uint64 runId) external view returns (uint256 funded, uint256 paid) {
         Funds storage funds = _funds[runId];
-        return (funds.funded, funds.paid);
+        return (funds.funded, funds.funded - funds.available);
     }
 
     /// @dev Returns the word and the bit that stand for a slot; different slots never share both.

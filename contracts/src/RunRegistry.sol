@@ -239,6 +239,21 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
+    function quorumAmong(uint64 runId, address[] calldata accounts)
+        external
+        view
+        returns (uint8 quorum, uint88 seats, address stranger)
+    {
+        quorum = _run(runId).quorum;
+        mapping(address validator => Seat) storage runSeats = _seats[runId];
+        for (uint256 i = 0; i < accounts.length; ++i) {
+            Seat memory seat = runSeats[accounts[i]];
+            if (!seat.seated) return (quorum, seats, accounts[i]);
+            seats |= _bit(seat.number);
+        }
+    }
+
+    /// @inheritdoc IRunRegistry
     function latestVersion(uint64 runId) external view returns (uint32 version, bool exists) {
         Run storage run = _run(runId);
         return (run.latestVersion, run.published);

@@ -7,8 +7,9 @@ import {IContributionLedger} from "../src/interfaces/IContributionLedger.sol";
 import {BaseTest} from "./BaseTest.sol";
 
 /// @title What the main operations cost as transactions, on a network that is already in use
-/// @dev `forge test --isolate` runs each top-level call as a transaction of its own: cold storage, 21,000 base and
-///      calldata included. `forge snapshot --isolate` writes the figures to contracts/.gas-snapshot.
+/// @dev Isolation runs each top-level call as a transaction of its own: cold storage, 21,000 base and calldata
+///      included. The figures are written to contracts/gas/operations.json.
+/// forge-config: default.isolate = true
 contract GasTest is BaseTest {
     uint256 private constant BATCH = 64;
 
@@ -40,9 +41,12 @@ contract GasTest is BaseTest {
         records[count - 1] = _record(alice, 1, uint32(count - 1), FRAUD);
     }
 
-    function _lastGas(string memory name) private {
+    /// @dev Records what the last call cost, and fails above `limit`.
+    function _lastGas(string memory name, uint256 limit) private returns (uint256 used) {
         VmSafe.Gas memory gas = vm.lastCallGas();
-        vm.snapshotValue("operations", name, gas.gasTotalUsed);
+        used = gas.gasTotalUsed;
+        vm.snapshotValue("operations", name, used);
+        assertLe(used, limit, name);
     }
 
     function test_gas_onboard() public {
@@ -55,24 +59,33 @@ contract GasTest is BaseTest {
         (uint8 v, bytes32 r, bytes32 s) = _signPermit(carol, carolKey, address(vault), REQUIRED_STAKE, deadline);
         vm.prank(carol);
         workers.registerWithPermit(REQUIRED_STAKE, carolNode, deadline, consent, deadline, v, r, s);
-        _lastGas("onboard");
+        _lastGas("onboard", 260_000);
     }
 
     function test_gas_commitBatch() public {
         _commit(BATCH);
-        _lastGas("commitBatch");
+        _lastGas("commitBatch", 85_000);
     }
 
     function test_gas_postOutcomes_64_records_2_signatures() public {
         bytes[] memory records = _accepted(BATCH);
         _post(_commit(BATCH), records, 2);
-        _lastGas("postOutcomes_64_records_2_signatures");
+        _lastGas("postOutcomes_64_records_2_signatures", 170_000);
     }
 
     function test_gas_postOutcomes_64_records_3_signatures() public {
         bytes[] memory records = _accepted(BATCH);
         _post(_commit(BATCH), records, 3);
-        _lastGas("postOutcomes_64_records_3_signatures");
+        _lastGas("postOutcomes_64_records_3_signatures", 175_000);
+    }
+
+    /// @dev 250 gas per rollout of 64 submissions with 16 rollouts each.
+    function test_gas_commitAndPost_64_records_3_signatures() public {
+        bytes[] memory records = _accepted(BATCH);
+        uint64 batchId = _commit(BATCH);
+        uint256 committed = vm.lastCallGas().gasTotalUsed;
+        _post(batchId, records, 3);
+        assertLe(committed + vm.lastCallGas().gasTotalUsed, 250 * 64 * 16, "both");
     }
 
     function test_gas_executeFraud() public {
@@ -81,7 +94,7 @@ contract GasTest is BaseTest {
         IContributionLedger.Submission memory submission = _submission(alice, 1, uint32(BATCH - 1));
         IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, BATCH - 1);
         ledger.executeFraud(outcome, submission, _signSubmission(submission, aliceNodeKey));
-        _lastGas("executeFraud");
+        _lastGas("executeFraud", 120_000);
     }
 
     function test_gas_finaliseFraud() public {
@@ -92,7 +105,7 @@ contract GasTest is BaseTest {
         ledger.executeFraud(outcome, submission, _signSubmission(submission, aliceNodeKey));
         _passChallengeWindow();
         ledger.finaliseFraud(outcome);
-        _lastGas("finaliseFraud");
+        _lastGas("finaliseFraud", 100_000);
     }
 
     function test_gas_claim_first_slot() public {
@@ -100,7 +113,7 @@ contract GasTest is BaseTest {
         uint64 batchId = _commitAndPost(records);
         _passChallengeWindow();
         _claim(_prove(batchId, records, 0));
-        _lastGas("claim_first_slot");
+        _lastGas("claim_first_slot", 100_000);
     }
 
     function test_gas_claim_later_slot() public {
@@ -109,7 +122,7 @@ contract GasTest is BaseTest {
         _passChallengeWindow();
         _claim(_prove(batchId, records, 0));
         _claim(_prove(batchId, records, 1));
-        _lastGas("claim_later_slot");
+        _lastGas("claim_later_slot", 80_000);
     }
 
     function test_gas_claim_16_slots() public {
@@ -121,7 +134,7 @@ contract GasTest is BaseTest {
             outcomes[i] = _prove(batchId, records, i);
         }
         escrow.claim(outcomes);
-        _lastGas("claim_16_slots");
+        _lastGas("claim_16_slots", 360_000);
     }
 
     function test_gas_challenge() public {
@@ -130,7 +143,7 @@ contract GasTest is BaseTest {
         IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, 0);
         vm.prank(challenger);
         court.challenge(outcome, REJECTED);
-        _lastGas("challenge");
+        _lastGas("challenge", 160_000);
     }
 
     function test_gas_vote() public {
@@ -142,16 +155,16 @@ contract GasTest is BaseTest {
         bytes32 leaf = _leaf(batchId, 0, records[0]);
         vm.prank(validators[2]);
         court.vote(leaf, true);
-        _lastGas("vote");
+        _lastGas("vote", 60_000);
     }
 
     function test_gas_requestUnbond_and_withdraw() public {
         vm.prank(validators[0]);
         vault.requestUnbond(1 ether);
-        _lastGas("requestUnbond");
+        _lastGas("requestUnbond", 75_000);
         vm.warp(block.timestamp + UNBONDING_PERIOD);
         vm.prank(validators[0]);
         vault.withdraw();
-        _lastGas("withdraw");
+        _lastGas("withdraw", 60_000);
     }
 }

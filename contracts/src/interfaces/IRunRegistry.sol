@@ -129,6 +129,15 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Returns the seats of the run's current validators: bit *i* stands for seat *i*.
     function seatsOf(uint64 runId) external view returns (uint88);
 
+    /// @notice Returns the run's quorum and the seats of `accounts`. Reverts with RunUnknown.
+    /// @return quorum Validators that must sign an outcome.
+    /// @return seats The seats of those accounts that validate now.
+    /// @return stranger The first account that does not, or zero.
+    function quorumAmong(uint64 runId, address[] calldata accounts)
+        external
+        view
+        returns (uint8 quorum, uint88 seats, address stranger);
+
     /// @notice Returns the active stake a validator must hold, in token wei.
     function requiredValidatorStake() external view returns (uint256);
 }

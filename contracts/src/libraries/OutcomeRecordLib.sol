@@ -37,34 +37,38 @@ library OutcomeRecordLib {
     /// @dev Returns the Merkle root over the outcome leaves of a batch: siblings sorted, a node without one moves up
     ///      unchanged. Reverts when a verdict is none of the four. Assumes a positive whole number of records.
     function rootOf(uint64 batchId, bytes calldata records) internal pure returns (bytes32 root) {
-        bool valid;
-        // Memory-safe: works beyond the free memory pointer, which stays as it is, and in the scratch space.
+        uint256 verdicts;
+        // Memory-safe: works beyond the free memory pointer, which stays as it is.
         assembly ("memory-safe") {
-            let buffer := mload(0x40) // the 68-byte preimage of a leaf
-            let nodes := add(buffer, 96) // one level of the tree, replaced in place by the next
+            // A leaf's preimage is 12 bytes of place and then the record. The records are copied once; the word
+            // before each one then takes its place, over the end of the record before, which is hashed by then.
+            // Leaves go to the front: 32 bytes each, they stay behind the 56-byte records being read.
+            let nodes := mload(0x40)
+            let word := nodes
+            calldatacopy(add(nodes, 32), records.offset, records.length)
             let end := nodes
-            let header := shl(192, batchId)
-            let broken := 0
-            for { let source := records.offset } lt(source, add(records.offset, records.length)) {} {
-                mstore(buffer, header)
-                calldatacopy(add(buffer, 12), source, SIZE)
-                mstore(end, keccak256(buffer, 68))
-                // The verdict is byte 66 of the buffer, so the last of the word that starts at 35; 0 wraps around.
-                broken := or(broken, gt(sub(and(mload(add(buffer, 35)), 0xff), ACCEPTED), sub(FRAUD, ACCEPTED)))
-                header := add(header, shl(160, 1)) // the next position
-                source := add(source, SIZE)
+            let place := shl(32, batchId)
+            for { let last := add(nodes, records.length) } lt(word, last) {} {
+                mstore(word, place)
+                mstore(end, keccak256(add(word, 20), 68))
+                // Below 1 wraps around, so valid verdicts alone leave nothing above the two lowest bits.
+                verdicts := or(verdicts, sub(and(mload(add(word, 55)), 0xff), ACCEPTED))
+                place := add(place, 1)
+                word := add(word, SIZE)
                 end := add(end, 32)
             }
+            // One level of the tree after the other, each in place of the one below.
             for {} gt(sub(end, nodes), 32) {} {
                 let parent := nodes
                 let last := sub(end, 32)
                 for { let pair := nodes } lt(pair, last) { pair := add(pair, 64) } {
                     let left := mload(pair)
                     let right := mload(add(pair, 32))
-                    let swap := shl(5, gt(left, right))
-                    mstore(swap, left)
-                    mstore(xor(swap, 32), right)
-                    mstore(parent, keccak256(0, 64))
+                    if gt(left, right) {
+                        mstore(pair, right)
+                        mstore(add(pair, 32), left)
+                    }
+                    mstore(parent, keccak256(pair, 64))
                     parent := add(parent, 32)
                 }
                 if and(shr(5, sub(end, nodes)), 1) {
@@ -74,9 +78,8 @@ library OutcomeRecordLib {
                 end := parent
             }
             root := mload(nodes)
-            valid := iszero(broken)
         }
-        if (!valid) _revertAtInvalidVerdict(records);
+        if (verdicts > FRAUD - ACCEPTED) _revertAtInvalidVerdict(records);
     }
 
     function _revertAtInvalidVerdict(bytes calldata records) private pure {

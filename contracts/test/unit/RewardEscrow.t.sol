@@ -154,6 +154,21 @@ contract RewardEscrowTest is BaseTest {
         escrow.claim(proofs);
     }
 
+    function testFuzz_claim_reverts_whenNeverFunded(uint32 units) public {
+        units = uint32(bound(units, 1, type(uint32).max));
+        IRunRegistry.RunConfig memory config = _config();
+        vm.prank(owner);
+        runId = runs.createRun(config);
+        IContributionLedger.Outcome memory outcome = _outcome(alice, 1, 0, ACCEPTED);
+        outcome.units = units;
+        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(_one(_pack(outcome)));
+        vm.expectRevert(
+            abi.encodeWithSelector(IRewardEscrowErrors.EscrowUnderfunded.selector, runId, uint256(units) * PRICE, 0)
+        );
+        escrow.claim(proofs);
+        assertFalse(escrow.isPaid(runId, alice, 1, 0), "the slot can be paid later");
+    }
+
     function testFuzz_claim_paysUnits(address caller, uint32[5] memory units) public {
         bytes[] memory records = new bytes[](5);
         uint256 sum;
