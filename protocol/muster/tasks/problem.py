@@ -40,13 +40,13 @@ class Problem(BaseModel):
 
     @model_validator(mode="after")
     def _is_encodable(self) -> Self:
-        if len(canonical_json(self.model_dump(mode="json"))) > MAX_PROBLEM_BYTES:
+        if len(canonical_json(self.model_dump())) > MAX_PROBLEM_BYTES:
             raise ValueError(f"the problem exceeds {MAX_PROBLEM_BYTES} bytes")
         return self
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON, without a line break."""
-        return canonical_json(self.model_dump(mode="json"))
+        return canonical_json(self.model_dump())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
