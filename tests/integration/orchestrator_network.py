@@ -1,0 +1,230 @@
+"""A run on a real local chain with an orchestrator process, for the integration tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.api import Lease, OrchestratorApi
+from muster.chain import Anvil, Chain, Deployment, DeployParameters, RunConfig, deploy_contracts
+from muster.orchestrator.process import serve
+from muster.orchestrator.settings import OrchestratorSettings
+from muster.protocol.eip712 import address_of, digest, sign
+from muster.protocol.encoding import file_hash, keccak
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.messages import (
+    NodeRegistration,
+    OutcomeRecord,
+    Outcomes,
+    Reason,
+    Submission,
+    Verdict,
+)
+from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+
+TOKEN = 10**18
+OWNER, ORCHESTRATOR, TRAINER = (Anvil.key(i) for i in range(3))
+VALIDATORS = [Anvil.key(3), Anvil.key(4)]
+WORKERS = [Anvil.key(5), Anvil.key(6)]
+NODES = [keccak(b"node 0"), keccak(b"node 1")]
+
+RECIPE = Recipe(
+    name="integration",
+    sampling=SamplingRecipe(
+        problems_per_submission=2, samples_per_problem=2, temperature=1.0, max_new_tokens=8
+    ),
+    training=TrainingRecipe(submissions_per_step=4),
+)
+DOCUMENTS = {keccak(d): d for d in (RECIPE.to_bytes(), b"calibration", b"task set")}
+
+
+@dataclass
+class Network:
+    """A chain with one run, two validators and two active workers."""
+
+    folder: Path
+    anvil: Anvil
+    deployment: Deployment
+    chain: Chain
+    run_id: RunId
+
+    def settings(self, **changes: Any) -> OrchestratorSettings:
+        values = {
+            "run": self.run_id,
+            "rpc": self.anvil.rpc_url,
+            "deployments": self.folder / "deployments",
+            "keystore": self.folder / "unused",
+            "documents": self.folder / "documents",
+            "files": self.folder / "files",
+            "database": self.folder / "orchestrator.sqlite3",
+            "port": 0,
+            "ready_file": self.folder / "ready",
+            "poll_s": 0.1,
+            "commit_interval_s": 0.1,
+            "recommit_s": 0.5,
+            "lease_s": 60,
+        }
+        return OrchestratorSettings(**(values | changes))
+
+    def api(self, url: str, key: bytes) -> OrchestratorApi:
+        return OrchestratorApi(
+            url,
+            key=key,
+            domain=self.chain.domain("ContributionLedger"),
+            audience=address_of(ORCHESTRATOR),
+        )
+
+    def sign(self, struct: Hash32, key: bytes, contract: str = "ContributionLedger") -> bytes:
+        return sign(digest(self.chain.domain(contract), struct), key)
+
+    async def upload(self, url: str, number: int, body: bytes) -> Submission:
+        async with self.api(url, NODES[number]) as api:
+            lease = await api.lease(self.run_id)
+            assert isinstance(lease, Lease)
+            ticket = lease.ticket
+            submission = Submission(
+                ticket.run_id, ticket.worker, ticket.step, ticket.index, ticket.policy_version,
+                file_hash(body), 4, 20,
+            )  # fmt: skip
+            signature = self.sign(submission.struct_hash(), NODES[number])
+            await api.submit(submission, signature, body)
+        return submission
+
+    async def judge(
+        self,
+        url: str,
+        submission: Submission,
+        verdict: Verdict = Verdict.ACCEPTED,
+        reason: Reason = Reason.NONE,
+        validators: tuple[int, ...] = (0, 1),
+    ) -> None:
+        """Judge the batch that holds a submission; every other one in it is accepted."""
+        await self.until(url, submission, "committed")
+        for number in validators:
+            async with self.api(url, VALIDATORS[number]) as api:
+                state = await api.submission_state(submission.file_hash)
+                assert state.batch_id is not None
+                batch = await api.batch(state.batch_id)
+                records = b""
+                for entry in batch.submissions:
+                    s, is_it = entry.submission, entry.submission == submission
+                    account = await self.chain.workers.worker_of(s.worker)
+                    records += OutcomeRecord(
+                        account.worker_id, s.step, s.index, s.policy_version, s.file_hash,
+                        s.rollouts, s.units, verdict if is_it else Verdict.ACCEPTED,
+                        reason if is_it else Reason.NONE,
+                    ).to_bytes()  # fmt: skip
+                outcomes = Outcomes(batch.batch_id, batch.root, keccak(records))
+                signature = self.sign(outcomes.struct_hash(), VALIDATORS[number])
+                await api.post_outcomes(batch.batch_id, records, signature)
+
+    async def until(self, url: str, submission: Submission, state: str) -> None:
+        async def reached() -> bool:
+            async with self.api(url, OWNER) as api:
+                return (await api.submission_state(submission.file_hash)).state == state
+
+        await eventually(reached)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def open_network(folder: Path) -> AsyncIterator[Network]:
+    parameters = DeployParameters(
+        activation_delay_blocks=0,
+        challenge_window_s=2,
+        outcome_deadline_s=60,
+        jury_time_s=10,
+        unbonding_s=3600,
+    )
+    async with AsyncExitStack() as stack:
+        anvil = await stack.enter_async_context(Anvil())
+        deployment = await deploy_contracts(
+            anvil.rpc_url, OWNER, parameters, deployments=folder / "deployments"
+        )
+        owner = await stack.enter_async_context(await _connect(anvil, deployment, OWNER))
+        for key in VALIDATORS:
+            await _stake_validator(owner, anvil, deployment, key)
+        for worker, node in zip(WORKERS, NODES, strict=True):
+            await _register(owner, anvil, deployment, worker, node)
+        run_id, _ = await owner.runs.create_run(_config())
+        await owner.token.approve(deployment.contracts["RewardEscrow"], 1000 * TOKEN)
+        await owner.escrow.fund(run_id, 1000 * TOKEN)
+        async with await _connect(anvil, deployment, TRAINER) as trainer:
+            await trainer.runs.publish_checkpoint(run_id, PolicyVersion(0), keccak(b"manifest"))
+        (folder / "documents").mkdir()
+        for pinned, data in DOCUMENTS.items():
+            (folder / "documents" / pinned.hex()).write_bytes(data)
+        yield Network(folder, anvil, deployment, owner, run_id)
+
+
+@asynccontextmanager
+async def running(network: Network, **settings: Any) -> AsyncIterator[str]:
+    """Run the orchestrator in this process; yields its URL, stops it with SIGTERM."""
+    chosen = network.settings(**settings)
+    assert chosen.ready_file is not None
+    chosen.ready_file.unlink(missing_ok=True)
+    process = asyncio.create_task(serve(chosen, ORCHESTRATOR))
+    async with asyncio.timeout(20):
+        while not chosen.ready_file.exists():
+            if process.done():
+                await process
+            await asyncio.sleep(0.02)
+    try:
+        yield chosen.ready_file.read_text().strip()
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        started = time.monotonic()
+        await process
+        assert time.monotonic() - started < 3
+
+
+async def _connect(anvil: Anvil, deployment: Deployment, key: bytes) -> Chain:
+    return await Chain.connect(anvil.rpc_url, deployment, key=key)
+
+
+async def _stake_validator(owner: Chain, anvil: Anvil, deployment: Deployment, key: bytes) -> None:
+    await owner.token.transfer(address_of(key), 500 * TOKEN)
+    async with await _connect(anvil, deployment, key) as validator:
+        await validator.token.approve(deployment.contracts["StakeVault"], 500 * TOKEN)
+        await validator.vault.deposit(address_of(key), 500 * TOKEN)
+
+
+async def _register(
+    owner: Chain, anvil: Anvil, deployment: Deployment, key: bytes, node: bytes
+) -> None:
+    worker: Address = address_of(key)
+    await owner.token.transfer(worker, 100 * TOKEN)
+    async with await _connect(anvil, deployment, key) as chain:
+        await chain.token.approve(deployment.contracts["StakeVault"], 100 * TOKEN)
+        deadline = await chain.now() + 3600
+        nonce = await chain.workers.nonces(worker)
+        consent = NodeRegistration(worker, address_of(node), nonce, deadline)
+        signature = sign(digest(chain.domain("WorkerRegistry"), consent.struct_hash()), node)
+        await chain.workers.register(100 * TOKEN, address_of(node), deadline, signature)
+
+
+def _config() -> RunConfig:
+    return RunConfig(
+        trainer=address_of(TRAINER),
+        orchestrator=address_of(ORCHESTRATOR),
+        base_model_hash=keccak(b"base model"),
+        task_set_hash=keccak(b"task set"),
+        recipe_hash=RECIPE.hash(),
+        calibration_hash=keccak(b"calibration"),
+        price_per_unit=TOKEN // 1000,
+        fraud_ppm=500_000,
+        quorum=2,
+        validators=tuple(address_of(key) for key in VALIDATORS),
+    )

@@ -1,0 +1,98 @@
+"""The orchestrator against a real chain: commitments, outcomes, fraud, and a lost database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from orchestrator_network import WORKERS, Network, eventually, open_network, running
+
+from muster.api import OrchestratorApi
+from muster.chain.structs import WorkerStatus
+from muster.protocol.eip712 import address_of
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.messages import Reason, Verdict
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[Network]:
+    async with open_network(tmp_path) as opened:
+        yield opened
+
+
+async def test_submission_is_committed_judged_and_recorded(network: Network) -> None:
+    async with running(network) as url:
+        submission = await network.upload(url, 0, b"rows")
+        await network.judge(url, submission)
+        await network.until(url, submission, "judged")
+        batch = await network.chain.ledger.batch_of(1)
+        assert (batch.count, batch.posted_at > 0) == (1, True)
+
+
+async def test_fraud_bans_the_worker_and_is_finalised_after_the_window(network: Network) -> None:
+    async with running(network) as url:
+        submission = await network.upload(url, 1, b"forged rows")
+        await network.judge(url, submission, Verdict.FRAUD, Reason.SAMPLER_MISMATCH)
+
+        async def is_banned() -> bool:
+            account = await network.chain.workers.worker_of(address_of(WORKERS[1]))
+            return account.status is WorkerStatus.BANNED
+
+        async def is_settled() -> bool:
+            return (await network.chain.vault.totals()).escrowed_wei == 0
+
+        await eventually(is_banned)
+        await eventually(is_settled)
+        with pytest.raises(ApiError, match="banned"):
+            await network.upload(url, 1, b"more")
+        async with OrchestratorApi(url) as api:
+
+            async def is_shown() -> bool:
+                slashes = (await api.status())["slashes"]
+                return [s["state"] for s in slashes] == ["released"]
+
+            await eventually(is_shown)
+
+
+async def test_run_goes_on_when_the_database_is_deleted_between_two_opinions(
+    network: Network,
+) -> None:
+    async with running(network) as url:
+        first = await network.upload(url, 0, b"one")
+        await network.judge(url, first)
+        await network.until(url, first, "judged")
+        second = await network.upload(url, 1, b"two")
+        await network.judge(url, second, validators=(0,))
+    for file in network.folder.glob("orchestrator.sqlite3*"):
+        file.unlink()
+    async with running(network) as url:
+        await network.judge(url, second, validators=(1,))
+        await network.until(url, second, "judged")
+        third = await network.upload(url, 0, b"three")
+        assert (third.step, third.index) == (1, 1)
+        await network.judge(url, third)
+        await network.until(url, third, "judged")
+    assert await network.chain.ledger.batch_count() == 3
+
+
+async def test_waiting_submissions_are_committed_once_when_killed_in_between(
+    network: Network,
+) -> None:
+    async with running(network, commit_interval_s=3600.0) as url:
+        first = await network.upload(url, 0, b"one")
+        await network.until(url, first, "committed")
+        second = await network.upload(url, 1, b"two")
+    async with running(network) as url:
+        await network.until(url, second, "committed")
+        await network.judge(url, second)
+        await network.until(url, second, "judged")
+        await network.judge(url, first)
+        await network.until(url, first, "judged")
+    assert await network.chain.ledger.batch_count() == 2
+
+
+async def test_start_is_refused_when_the_run_does_not_exist(network: Network) -> None:
+    with pytest.raises(ConfigError, match="run 9 does not exist"):
+        async with running(network, run=9):
+            pass
