@@ -89,6 +89,18 @@ async def test_relay_waits_until_the_chain_has_the_root(network: Network, origin
         await until(is_whole(store, 1))
 
 
+async def test_relay_asks_the_chain_soon_again_when_a_client_waits(
+    network: Network, origin: str
+) -> None:
+    manifest = network.publish(1, policy(1), anchor=False)
+    async with network.relay(origin) as (relay, _), network.fetcher(relay) as client:
+        await asyncio.sleep(2)  # by now the relay looks at the chain every few seconds only
+        started_s = asyncio.get_running_loop().time()
+        network.roots[1] = manifest.root()
+        assert await network.fetch(client, 1) == policy(1)
+        assert asyncio.get_running_loop().time() - started_s < 0.5
+
+
 async def test_late_relay_catches_up_with_all_kept_versions(network: Network, origin: str) -> None:
     for version in range(7):
         network.publish(version, policy(version, chunks=1))

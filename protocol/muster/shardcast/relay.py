@@ -108,6 +108,7 @@ class Relay:
         self._announced: dict[str, list[PolicyVersion]] = {}
         self._retry_at: dict[PolicyVersion, float] = {}
         self._failures: dict[PolicyVersion, int] = {}
+        self._wanted: dict[PolicyVersion, float] = {}
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -125,11 +126,16 @@ class Relay:
             self._client.close()
 
     def wanted(self, run_id: RunId, version: PolicyVersion) -> None:
-        """Look at a version now: a client waits for it, so it has probably seen it on chain."""
-        if run_id == self._run_id and version in self._candidates():
-            soonest = asyncio.get_running_loop().time() + self._poll_s / 4
-            self._retry_at[version] = min(soonest, self._retry_at.get(version, soonest))
-            self._news.set()
+        """Look at a version soon: a client waits for it, so it has probably seen it on chain."""
+        if run_id != self._run_id:
+            return
+        now_s = asyncio.get_running_loop().time()
+        self._wanted = {v: until for v, until in self._wanted.items() if until > now_s}
+        if len(self._wanted) < MAX_CANDIDATES:
+            self._wanted[version] = now_s + LISTING_WAIT_S
+        if version in self._retry_at:
+            self._retry_at[version] = min(self._retry_at[version], now_s + self._poll_s / 4)
+        self._news.set()
 
     async def recheck(self) -> None:
         """Remove held versions whose root is no longer the chain's; a silent chain removes none."""
@@ -213,7 +219,9 @@ class Relay:
                 "mirroring failed", extra={"policy_version": version, "cause": str(error)}
             )
         self._failures[version] = self._failures.get(version, 0) + 1
-        self._retry_at[version] = loop.time() + self._pause_s(self._failures[version])
+        is_wanted = self._wanted.get(version, 0.0) > loop.time()
+        pause_s = self._poll_s / 4 if is_wanted else self._pause_s(self._failures[version])
+        self._retry_at[version] = loop.time() + pause_s
 
     async def _mirror(self, version: PolicyVersion) -> bool:
         """Copy one version; False while the chain does not know it yet."""
