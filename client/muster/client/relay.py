@@ -139,11 +139,17 @@ async def serve_relay(settings: RelaySettings) -> None:
 
 async def chain_trust(chain: Chain, run_id: int) -> Trust:
     """Return what asks the chain for a version's root; the run's trainer never changes."""
+    from muster.chain import ZERO_ADDRESS
     from muster.protocol.errors import ContractRevert
     from muster.protocol.ids import PolicyVersion, RunId
     from muster.shardcast import TrustedRoot
 
-    trainer = (await chain.runs.config_of(RunId(run_id))).trainer
+    try:
+        trainer = (await chain.runs.config_of(RunId(run_id))).trainer
+    except ContractRevert:
+        trainer = ZERO_ADDRESS
+    if trainer == ZERO_ADDRESS:
+        raise ConfigError(f"run {run_id} does not exist", hint="check --run, and --rpc")
     domain = chain.domain("RunRegistry")
 
     async def trust(run: RunId, version: PolicyVersion) -> TrustedRoot | None:
