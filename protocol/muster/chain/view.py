@@ -212,6 +212,7 @@ class ChainView:
             node=args["node"],
             status=WorkerStatus.ACTIVE,
             active_from=args["active_from"],
+            first_active_from=args["active_from"],
             stake=self._stake(args["worker"]),
             registered_block=event.block_number,
             registered_tx=event.tx_hash,

@@ -55,6 +55,8 @@ class WorkerView:
     """Active, Jailed, Exiting or Banned."""
     active_from: int
     """First block in which it counts as active."""
+    first_active_from: int
+    """The same when it registered: unjailing changes the other."""
     stake: StakeView
     """Its stake."""
     jailed_until: int = 0
