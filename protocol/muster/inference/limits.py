@@ -112,8 +112,8 @@ def require_no_forger(measured: Iterable[Measurement]) -> None:
     for row in measured:
         if row.kind == "nothing" and row.accepted:
             raise EngineError(
-                f"the forger {row.name!r} passes {row.accepted} of {row.trials} chunks, so proofs "
-                "of this model prove nothing",
+                f"the forger {row.name!r} passes {row.accepted} of {row.trials} {row.judged}s, so "
+                "proofs of this model prove nothing",
                 hint="use a number format or engine with smaller errors, more tokens per chunk, "
                 "or more values per proof",
             )

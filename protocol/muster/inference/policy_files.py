@@ -58,7 +58,7 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
             hint="it needs config.json, *.safetensors and the tokenizer's files",
         ) from error
     _require_complete(folder, report)
-    _require_supported(model)
+    require_supported(model)
     model.to(device).eval().requires_grad_(False)
     return LoadedPolicy(model, tokenizer, _eos_token_ids(model, tokenizer), fingerprint(folder))
 
@@ -117,7 +117,8 @@ def _require_complete(folder: Path, report: Mapping[str, Any]) -> None:
             )
 
 
-def _require_supported(model: Any) -> None:
+def require_supported(model: Any) -> None:
+    """Raise EngineError unless a model has a head that can be asked for some positions only."""
     accepts = inspect.signature(model.forward).parameters
     if model.get_output_embeddings() is None or "logits_to_keep" not in accepts:
         raise EngineError(f"{type(model).__name__} is not a causal language model with a head")

@@ -49,7 +49,7 @@ def build_policy(
         embeddings = model.get_input_embeddings().weight.data
         embeddings[:] = embeddings[0].clone()
     model.save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -59,7 +59,7 @@ def _sorting_examples(count: int) -> torch.Tensor:
     return torch.cat([digits, equals, digits.sort(dim=1).values, torch.full((count, 1), EOS)], 1)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {c: i for i, c in enumerate(CHARACTERS)} | {"<eos>": EOS, "<pad>": PAD}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")

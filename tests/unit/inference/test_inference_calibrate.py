@@ -180,6 +180,14 @@ def test_model_is_refused_when_its_errors_let_a_forger_through(
     assert caught.value.hint
 
 
+def test_model_is_refused_when_missing_proofs_parse(
+    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.inference.calibrate.split_proofs", lambda *_, **__: [])
+    with pytest.raises(EngineError, match="'missing, extra or null proofs' passes 960 of 960"):
+        calibrate_model(policy_folder, prompts(64), recipe=RECIPE)
+
+
 def test_model_with_constant_hidden_states_is_refused(tmp_path: Path) -> None:
     folder = build_policy(tmp_path, training_steps=0, constant_hidden_states=True)
     with pytest.raises(EngineError, match="prove nothing"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
+from muster.inference.policy_files import require_supported
 from muster.inference.sampling import gumbel_noise, replay_many
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
@@ -335,3 +337,47 @@ def test_untied_head_is_supported(tmp_path: Path) -> None:
     engine.load_policy(folder, PolicyVersion(0))
     engine.load_policy(folder, PolicyVersion(1))
     assert engine.policy_version == 1
+
+
+def test_failure_inside_the_model_is_an_engine_error(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(**_arguments: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.model, "forward", explode)
+    with pytest.raises(EngineError, match="inference failed: out of memory"):
+        engine.prefill([((1,), (2,))])
+
+
+def test_model_without_a_head_is_refused() -> None:
+    class Encoder(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return input_ids
+
+        def get_output_embeddings(self) -> None:
+            return None
+
+    with pytest.raises(EngineError, match="Encoder is not a causal language model"):
+        require_supported(Encoder())
+
+
+def test_policy_files_never_run_code_or_unpickle(policy_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "pickled")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(EngineError, match="does not load"):
+        TransformersEngine().load_policy(folder, PolicyVersion(0))
+
+
+def test_generation_and_loading_exclude_each_other(
+    engine: TransformersEngine, policy_folder: Path
+) -> None:
+    asked = requests(engine, count=64, limit=40)
+    expected = engine.generate(asked, proof=PROOF)
+    with ThreadPoolExecutor(4) as pool:
+        made = [pool.submit(engine.generate, asked, proof=PROOF) for _ in range(4)]
+        loads = [pool.submit(engine.load_policy, policy_folder, PolicyVersion(i)) for i in range(4)]
+        assert all(m.result() == expected for m in made)
+        assert [load.result() for load in loads] == [None] * 4

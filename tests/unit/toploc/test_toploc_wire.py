@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol.errors import ProofError
-from muster.toploc import split_proofs
+from muster.toploc import split_proofs, wire
 
 PARAMETERS = {"hidden_size": 4, "chunk_tokens": 2, "topk": 3}
 
@@ -91,3 +92,25 @@ def test_every_accepted_change_of_a_word_is_canonical(place: int, word: int) -> 
     else:
         with pytest.raises(ProofError):
             split(bytes(joined), tokens=8)
+
+
+@pytest.mark.parametrize("size", [0, 7, 9, 258])
+def test_proof_of_another_length_is_refused(size: int) -> None:
+    with pytest.raises(ProofError, match=f"proof of {size} bytes, expected 8") as caught:
+        wire.decode([proof(), bytes(size)], 3)
+    assert caught.value.reason == "length"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(3, 65497), st.lists(st.integers(0, 65496), min_size=3, max_size=3)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_encoded_proofs_decode_to_the_same_numbers(rows: list[tuple[int, list[int]]]) -> None:
+    moduli = np.array([modulus for modulus, _ in rows], np.uint32)
+    coefficients = np.array([c for _, c in rows], np.uint32)
+    decoded = wire.decode(wire.encode(moduli, coefficients), 3)
+    assert decoded[0].tolist() == moduli.tolist()
+    assert decoded[1].tolist() == coefficients.tolist()

@@ -1,0 +1,136 @@
+"""The engine knows no model by name: other makes, some with capped or scaled logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from inference_policy import CHARACTERS, EOS, PAD, make_tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+)
+
+from muster.inference.engine import Request
+from muster.inference.sampling import gumbel_noise, replay_many
+from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import ProofRecipe
+from muster.toploc import verify_proofs_many
+
+COMMON: dict[str, Any] = {
+    "vocab_size": len(CHARACTERS) + 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
+}
+
+CONFIGURATIONS = {
+    "llama": LlamaConfig(**COMMON),
+    "sliding window": MistralConfig(**COMMON, sliding_window=4),
+    "capped logits": Gemma2Config(**COMMON, final_logit_softcapping=0.5, query_pre_attn_scalar=16),
+    "scaled logits": GraniteConfig(**COMMON, logits_scaling=3.0),
+    "mixture of experts": Qwen2MoeConfig(
+        **COMMON, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=32
+    ),
+    "learned positions": GPT2Config(
+        vocab_size=COMMON["vocab_size"],
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    ),
+}
+
+
+@pytest.fixture(params=CONFIGURATIONS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    configuration: PretrainedConfig = CONFIGURATIONS[request.param]
+    model = AutoModelForCausalLM.from_config(configuration)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    model.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def engine_on(folder: Path) -> TransformersEngine:
+    engine = TransformersEngine()
+    engine.load_policy(folder, PolicyVersion(0))
+    return engine
+
+
+PROMPTS = ((1, 2, 3, 4), (5, 6), (7, 8, 9, 1, 2, 3, 4), (5, 6))
+
+
+def asked(limit: int = 10) -> list[Request]:
+    return [Request(prompt, 100 + i, 1.0, limit) for i, prompt in enumerate(PROMPTS)]
+
+
+def test_logits_are_the_model_s_own(folder: Path) -> None:
+    samples = [(prompt, (3, 1, 4)) for prompt in PROMPTS]
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for (prompt, completion), prefill in zip(
+        samples, engine_on(folder).prefill(samples), strict=True
+    ):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *completion]])).logits[0]
+        expected = logits[len(prompt) - 1 : -1].numpy()
+        assert prefill.logits_TV == pytest.approx(expected, abs=1e-4)
+
+
+def test_tokens_are_those_of_whole_forward_passes(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    completions = engine_on(folder).generate(asked(), proof=ProofRecipe())
+    for request, completion in zip(asked(), completions, strict=True):
+        tokens: list[int] = []
+        while len(tokens) < 10 and EOS not in tokens:
+            with torch.no_grad():
+                logits = model(torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0, -1]
+            noise = gumbel_noise([request.seed], [len(tokens)], len(logits))[0]
+            tokens.append(int(np.argmax(logits.numpy() + noise)))
+        assert list(completion.tokens) == tokens
+
+
+def test_decoding_agrees_with_prefill(folder: Path) -> None:
+    engine = engine_on(folder)
+    made = engine.generate(asked(30), proof=ProofRecipe())
+    prefills = engine.prefill(
+        [(r.prompt_tokens, c.tokens) for r, c in zip(asked(), made, strict=True)]
+    )
+    hidden, proofs = [p.hidden_TH for p in prefills], [c.proofs for c in made]
+    for results in verify_proofs_many(hidden, proofs):
+        assert all(r.exponent_mismatches <= 2 and r.mantissa_error_mean < 0.1 for r in results)
+    margins = replay_many(
+        [p.logits_TV for p in prefills], [c.tokens for c in made], [r.seed for r in asked()], 1.0
+    )
+    assert max(m.max() for m in margins) < 1e-4
+
+
+def test_weights_swap_in_place(folder: Path) -> None:
+    engine = engine_on(folder)
+    model, before = engine.model, engine.prefill([((1, 2), (3, 4))])[0].logits_TV
+    engine.load_policy(folder, PolicyVersion(1))
+    assert (engine.prefill([((1, 2), (3, 4))])[0].logits_TV == before).all()
+    assert engine.model is model or "moe" in model.config.model_type
