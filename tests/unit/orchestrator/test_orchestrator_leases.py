@@ -9,10 +9,11 @@ from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import RUN, Network
 
 from muster.api import Lease, NoWork
+from muster.chain import WorkerStatus
 from muster.orchestrator.services.leases import is_open, next_step
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.errors import ApiError
-from muster.protocol.ids import Step
+from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.messages import Reason, Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -80,6 +81,18 @@ async def test_open_ticket_is_given_again_when_a_new_policy_is_out(bench: Bench)
     first = await ticket(bench)
     bench.network.publish(1)
     assert await ticket(bench) == first
+
+
+async def test_another_ticket_is_given_when_the_first_is_too_old_to_train_on(bench: Bench) -> None:
+    first = await ticket(bench)
+    for version in (1, 2):
+        bench.network.publish(version)
+    second = await ticket(bench)
+    assert first is not None
+    assert second is not None
+    # One version ahead is allowed; two versions old is not trained on.
+    assert (first.policy_version, second.policy_version) == (0, 2)
+    assert (first.step, first.index) != (second.step, second.index)
 
 
 async def test_indices_are_contiguous_per_worker_and_step(bench: Bench) -> None:
@@ -155,9 +168,10 @@ async def test_silent_validators_do_not_stop_the_run(tmp_path: Path) -> None:
 
 
 async def test_no_ticket_is_given_when_the_worker_is_younger_than_the_beacon(bench: Bench) -> None:
-    bench.network.worker(0).active_from = 11
+    published = bench.network.run.checkpoints[PolicyVersion(0)].block_number
+    bench.network.worker(0).active_from = published + 1
     assert await ticket(bench) is None
-    bench.network.worker(0).active_from = 10
+    bench.network.worker(0).active_from = published
     assert await ticket(bench) is not None
 
 
@@ -167,13 +181,13 @@ async def test_no_ticket_is_given_when_the_run_is_paused(bench: Bench) -> None:
 
 
 async def test_no_ticket_is_given_when_no_policy_is_out(bench: Bench) -> None:
-    bench.network.run.checkpoints.clear()
+    bench.network.unpublish()
     assert await ticket(bench) is None
 
 
 @pytest.mark.parametrize("status", ["Jailed", "Banned", "Exiting"])
 async def test_lease_is_refused_when_the_worker_is_not_active(bench: Bench, status: str) -> None:
-    bench.network.worker(0).status = status
+    bench.network.worker(0).status = WorkerStatus(status)
     async with bench.node() as api:
         with pytest.raises(ApiError, match=status.lower()) as caught:
             await api.lease(RUN)

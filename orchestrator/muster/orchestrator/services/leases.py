@@ -4,6 +4,9 @@ With K submissions per training step and v the newest policy version, the next r
 s = (used + outstanding) // K + 1, where *used* counts accepted submissions that training steps
 take and *outstanding* those that are leased, received or committed but not judged. A ticket is
 given out while s - 1 - v <= max_async_level and the run has a step s.
+
+A lease whose policy has become too old to be trained on is no longer open: it neither holds back
+others nor is handed out again. Its ticket stays good for an upload until its deadline, as signed.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.chain import CheckpointView, WorkerView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import LeaseRow, SubmissionRow
-from muster.orchestrator.ports import CheckpointPort, WorkerPort
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.projection import Projection
 from muster.protocol.eip712 import Domain, digest, sign
@@ -70,7 +73,7 @@ class Leases:
         self._now = now
         self._lease_s = lease_s
 
-    async def lease(self, worker: WorkerPort) -> SignedTicket | None:
+    async def lease(self, worker: WorkerView) -> SignedTicket | None:
         """Return the node's open ticket or the next one; none when there is no work for it."""
         async with self._database.write() as session:
             held = await self._held(session, worker)
@@ -94,14 +97,10 @@ class Leases:
             self._projection.trained_submissions, outstanding, self._training.submissions_per_step
         )
 
-    async def _held(self, session: AsyncSession, worker: WorkerPort) -> SignedTicket | None:
+    async def _held(self, session: AsyncSession, worker: WorkerView) -> SignedTicket | None:
         row: LeaseRow | None = await session.scalar(
             select(LeaseRow)
-            .where(
-                LeaseRow.node == worker.node,
-                LeaseRow.deadline >= self._now(),
-                LeaseRow.is_filled.is_(False),
-            )
+            .where(LeaseRow.node == worker.node, *self._is_open())
             .order_by(LeaseRow.id.desc())
             .limit(1)
         )
@@ -113,12 +112,21 @@ class Leases:
         count = await session.scalar(
             select(func.count())
             .select_from(LeaseRow)
-            .where(LeaseRow.deadline >= self._now(), LeaseRow.is_filled.is_(False))
+            .where(*self._is_open())
         )
         return count or 0
 
+    def _is_open(self) -> tuple[ColumnElement[bool], ...]:
+        checkpoint = self._projection.checkpoint
+        oldest = (checkpoint.version if checkpoint else 0) - self._training.max_async_level
+        return (
+            LeaseRow.deadline >= self._now(),
+            LeaseRow.is_filled.is_(False),
+            LeaseRow.ticket["policy_version"].as_integer() >= oldest,
+        )
+
     async def _give(
-        self, session: AsyncSession, worker: WorkerPort, checkpoint: CheckpointPort, step: Step
+        self, session: AsyncSession, worker: WorkerView, checkpoint: CheckpointView, step: Step
     ) -> SignedTicket:
         ticket = Ticket(
             run_id=self._projection.run_id,
@@ -145,7 +153,7 @@ class Leases:
         )
         return SignedTicket(ticket, signature)
 
-    async def _next_index(self, session: AsyncSession, worker: WorkerPort, step: Step) -> int:
+    async def _next_index(self, session: AsyncSession, worker: WorkerView, step: Step) -> int:
         last = -1
         for table in (LeaseRow, SubmissionRow):
             found = await session.scalar(
