@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from muster.api import OrchestratorApi
-from muster.chain import Chain, ChainView, RunView
+from muster.chain import Chain, EventReader, RunView, apply_poll
 from muster.client.documents import await_orchestrator
-from muster.client.rewards import read_view
+from muster.client.facts import HistoryView
 from muster.client.settings import NodeSettings
 from muster.client.wallet import Wallet
 from muster.inference import InferenceEngine
@@ -30,7 +30,7 @@ class Seat:
 
     chain: Chain
     """The chain, read only."""
-    view: ChainView
+    view: HistoryView
     """Everything that happened there."""
     run: RunView
     """The run."""
@@ -49,7 +49,8 @@ async def take_seat(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Sea
         chain = await stack.enter_async_context(
             await Chain.connect(settings.rpc, settings.deployments)
         )
-        view = await read_view(chain)
+        view = HistoryView()
+        apply_poll(view, await EventReader(chain).poll())
         run = view.runs.get(settings.run)
         if run is None:
             raise ConfigError(
