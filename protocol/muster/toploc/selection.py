@@ -104,11 +104,9 @@ def find_moduli(indices_BK: npt.NDArray[np.int64]) -> Residues:
     moduli = np.full(len(indices_BK), PRIME, np.uint32)
     pending = np.flatnonzero((indices_BK >= PRIME).any(axis=1))
     for modulus in range(PRIME, indices_BK.shape[1] - 1, -1):
-        if not len(pending):
-            return moduli
         moduli[pending] = modulus
         residues = np.sort(indices_BK[pending] % modulus, axis=1)
         pending = pending[(residues[:, 1:] == residues[:, :-1]).any(axis=1)]
-    if len(pending):
-        raise ProofError("no modulus keeps the chosen indices distinct")
-    return moduli
+        if not len(pending):
+            return moduli
+    raise ProofError("no modulus keeps the chosen indices distinct")
