@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import sys
 from typing import Any
 
 import rfc8785
@@ -11,6 +13,21 @@ from eth_hash.auto import keccak as _keccak
 
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
+
+
+def _tame_py_ecc() -> None:
+    """Import py_ecc, which eth-account needs, and undo what that does to the interpreter.
+
+    On import it raises the recursion limit to 100,000. Under that, deeply nested JSON from a
+    stranger overflows the C stack and kills the process instead of raising RecursionError.
+    Later imports of it change nothing more.
+    """
+    limit = sys.getrecursionlimit()
+    importlib.import_module("py_ecc")
+    sys.setrecursionlimit(limit)
+
+
+_tame_py_ecc()
 
 
 def keccak(data: bytes) -> Hash32:
