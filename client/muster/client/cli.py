@@ -175,12 +175,12 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
 
 
 async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) -> None:
-    from muster.chain import Chain
+    from muster.chain import Chain, ChainView
     from muster.client.rewards import claim, describe_earnings, find_earnings, read_view
 
     key = sender.key if sender else None
     async with await Chain.connect(*_endpoint(options), key=key) as chain:
-        view = await read_view(chain)
+        view = await read_view(chain, ChainView())
         earnings = await find_earnings(chain, view, RunId(options["run"]), to_address(worker))
         transactions = await claim(chain, earnings) if sender else []
     report = describe_earnings(earnings, transactions)

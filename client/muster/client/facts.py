@@ -2,76 +2,57 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
-from muster.chain import ChainView, Event
+from muster.chain import ChainView, Event, WorkerStatus
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, PolicyVersion, RunId
 
-ACTIVE = "Active"
-"""Status of a worker that may submit."""
-
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A worker as of the end of a block in which it changed."""
+    """A worker as it stood when a block began."""
 
-    block_number: int
-    """That block."""
     worker_id: int
     """Its number in outcome records."""
     node: Address
     """Its node key."""
-    status: str
+    status: WorkerStatus
     """Its status."""
     active_from: int
     """First block in which it counts as active."""
 
     def is_active(self, block_number: int) -> bool:
-        """Return whether it may submit in a block, if nothing changed before."""
-        return self.status == ACTIVE and self.active_from <= block_number
+        """Return whether it may submit in that block."""
+        return self.status is WorkerStatus.ACTIVE and self.active_from <= block_number
 
 
 class HistoryView(ChainView):
-    """A chain view that remembers how workers stood in earlier blocks.
+    """A chain view that knows how workers stood in earlier blocks.
 
     Validators judge by the block a batch was committed in, so that all of them answer alike
     whenever they ask: a ban that came since does not touch work that was committed before.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._standings: dict[Address, list[Standing]] = {}
+    def _reset(self) -> None:
+        super()._reset()
+        self._activations: dict[Address, list[tuple[int, int]]] = {}
 
-    def apply(self, event: Event) -> None:
-        """Take in one event."""
-        super().apply(event)
-        account = self.workers.get(event.args.get("worker", ""))
-        if event.contract == "WorkerRegistry" and account is not None:
-            self._standings.setdefault(account.address, []).append(
-                Standing(
-                    event.block_number,
-                    account.worker_id,
-                    account.node,
-                    account.status,
-                    account.active_from,
-                )
-            )
-
-    def rewind(self, block_number: int) -> None:
-        """Forget everything after a block."""
-        super().rewind(block_number)
-        for standings in self._standings.values():
-            while standings and standings[-1].block_number > block_number:
-                standings.pop()
+    def _take_in(self, event: Event) -> None:
+        super()._take_in(event)
+        if event.name in ("WorkerRegistered", "WorkerUnjailed"):
+            change = (event.block_number, event.args["active_from"])
+            self._activations.setdefault(event.args["worker"], []).append(change)
 
     def standing(self, worker: Address, *, before: int) -> Standing | None:
         """Return how a worker stood when block `before` began, or None when it was no worker."""
-        standings = self._standings.get(worker, [])
-        known = bisect_left(standings, before, key=lambda standing: standing.block_number)
-        return standings[known - 1] if known else None
+        account = self.workers.get(worker)
+        node = account.node_at(before - 1) if account else None
+        if account is None or node is None:
+            return None
+        activations = [active for block, active in self._activations[worker] if block < before]
+        return Standing(account.worker_id, node, account.status_at(before - 1), activations[-1])
 
 
 def ticket_terms(

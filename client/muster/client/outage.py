@@ -43,7 +43,7 @@ class Outage:
                 extra={"error": str(error) or type(error).__name__},
             )
         self._failures += 1
-        pause = min(self._first_s * 2 ** min(self._failures - 1, 16), self._longest_s)
+        pause: float = min(self._first_s * 2 ** min(self._failures - 1, 16), self._longest_s)
         # Jitter keeps a fleet that lost its orchestrator from coming back in step.
         return pause * self._rng.uniform(0.5, 1.0)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from muster.chain import BatchView, Chain, ChainView, EventReader, OutcomeProof
+from muster.chain import BatchView, Chain, ChainView, EventReader, OutcomeProof, apply_poll
 from muster.client.stake import format_tokens
 from muster.protocol.ids import Address, RunId
 from muster.protocol.merkle import merkle_proof
 from muster.protocol.messages import OutcomeRecord, Verdict
+
+V = TypeVar("V", bound=ChainView)
 
 CLAIM_SIZE = 100
 """Outcomes claimed in one transaction: about 3 million gas."""
@@ -67,11 +69,9 @@ class Earnings:
         return self.price_wei * sum(earning.record.units for earning in earnings)
 
 
-async def read_view(chain: Chain) -> ChainView:
-    """Return everything that happened on chain so far."""
-    view = ChainView()
-    for event in (await EventReader(chain).poll()).events:
-        view.apply(event)
+async def read_view(chain: Chain, view: V) -> V:
+    """Return a view after it took in everything that happened on chain so far."""
+    apply_poll(view, await EventReader(chain).poll())
     return view
 
 

@@ -6,8 +6,8 @@ representation, log line or error message.
 
 from __future__ import annotations
 
-import importlib
 import json
+import math
 import os
 import secrets
 import sys
@@ -30,8 +30,8 @@ LIGHT_SCRYPT_N = 1 << 12
 """Work factor for keys that guard nothing: accounts of a development chain."""
 MAX_KEYSTORE_BYTES = 64 * 1024
 """A larger file is no keystore."""
-MAX_SCRYPT_COST = 1 << 25
-"""Bound on n * r * p of a keystore that is opened, against files that would exhaust memory."""
+MAX_KEYSTORE_COST = 1 << 25
+"""Bound on n * r * p, or the rounds, of a keystore: a larger one would exhaust memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,24 @@ def create_wallet(path: Path, password: str, *, light: bool = False) -> Wallet:
 
 def save_wallet(path: Path, key: bytes, password: str, *, light: bool = False) -> Wallet:
     """Write the keystore of an existing key and return its wallet; as `create_wallet` otherwise."""
+    from eth_keyfile.keyfile import create_keyfile_json
+
     if not password:
         raise WalletError("the password is empty", hint="choose one that is not")
     wallet = Wallet(address_of(key), key)
     iterations = LIGHT_SCRYPT_N if light else SCRYPT_N
-    encrypt = _keyfile_library().create_keyfile_json
-    document = encrypt(key, password.encode(), kdf="scrypt", iterations=iterations)
+    document = create_keyfile_json(key, password.encode(), kdf="scrypt", iterations=iterations)
     _write_private(path, json.dumps(document).encode())
     return wallet
 
 
 def load_wallet(path: Path, password: str) -> Wallet:
     """Return the account of a keystore; raises WalletError when it cannot be opened."""
+    from eth_keyfile.keyfile import decode_keyfile_json
+
     document = _read_keystore(path)
     try:
-        key = _keyfile_library().decode_keyfile_json(document, password.encode())
+        key = decode_keyfile_json(document, password.encode())
     # The library lets through whatever hostile JSON makes of its arithmetic.
     except (ValueError, TypeError, KeyError, AttributeError, LookupError, MemoryError) as error:
         if "MAC mismatch" in str(error):
@@ -130,19 +133,6 @@ def read_password(
     return password
 
 
-def _keyfile_library() -> Any:
-    """Return the library for keystores, imported without what it does to the interpreter.
-
-    Its dependency py_ecc raises the recursion limit to 100,000, under which deeply nested JSON from
-    a stranger overflows the C stack and kills the process instead of raising RecursionError.
-    """
-    limit = sys.getrecursionlimit()
-    try:
-        return importlib.import_module("eth_keyfile")
-    finally:
-        sys.setrecursionlimit(limit)
-
-
 def _password_in(file: Path) -> str:
     try:
         password = file.read_text().rstrip("\r\n")
@@ -186,11 +176,12 @@ def _is_keystore(document: Any) -> bool:
         return False
     if crypto.get("kdf") == "scrypt":
         costs = [parameters.get(name) for name in ("n", "r", "p")]
-        if not all(type(cost) is int and cost > 0 for cost in costs):
-            return False
-        return bool(costs[0] * costs[1] * costs[2] <= MAX_SCRYPT_COST)
-    rounds = parameters.get("c")
-    return crypto.get("kdf") == "pbkdf2" and type(rounds) is int and 0 < rounds <= MAX_SCRYPT_COST
+    elif crypto.get("kdf") == "pbkdf2":
+        costs = [parameters.get("c")]
+    else:
+        return False
+    numbers = [cost for cost in costs if type(cost) is int and cost > 0]
+    return len(numbers) == len(costs) and math.prod(numbers) <= MAX_KEYSTORE_COST
 
 
 def _hex_address(document: Mapping[str, Any]) -> str:

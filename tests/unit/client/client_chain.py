@@ -22,6 +22,7 @@ from client_world import (
 )
 
 from muster.api import BatchContents, BatchEntry, HeartbeatAnswer, Lease, NoWork
+from muster.chain import WorkerStatus
 from muster.client.facts import Standing
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
@@ -52,7 +53,7 @@ def make_view() -> Any:
         account = view.workers.get(worker)
         if account is None or before <= account.active_from:
             return None
-        return Standing(10, account.worker_id, account.node, account.status, account.active_from)
+        return Standing(account.worker_id, account.node, account.status, account.active_from)
 
     view.standing = standing
     return view
@@ -63,7 +64,7 @@ def make_account(**changes: object) -> Any:
     values: dict[str, object] = {
         "worker_id": WORKER_ID,
         "node": node,
-        "status": "Active",
+        "status": WorkerStatus.ACTIVE,
         "active_from": 10,
     }
     return SimpleNamespace(**{**values, **changes})

@@ -41,6 +41,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.api import BatchEntry
+from muster.chain import WorkerStatus
 from muster.client.outage import Outage
 from muster.client.validator import loop as loops
 from muster.client.validator.decoding import FileDecoder
@@ -248,7 +249,7 @@ async def test_slot_of_a_later_batch_is_no_reuse(bench: Bench) -> None:
 
 
 async def test_worker_that_was_inactive_at_the_commitment_is_rejected(bench: Bench) -> None:
-    bench.view.workers[WORKER] = make_account(status="Banned")
+    bench.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
     batch = bench.commit_honest(1, 0)
     assert await bench.judge(batch) == [(Verdict.REJECTED, Reason.BAD_SIGNATURE)]
 
@@ -382,7 +383,7 @@ async def test_restarted_validator_repeats_what_it_signed_even_if_it_would_judge
     await first.loop.validate(batch)
     first.close()
     second = Bench(tmp_path, first.orchestrator)
-    second.view.workers[WORKER] = make_account(status="Banned")
+    second.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
     second.view.batches[1] = batch
     await second.loop.validate(batch)
     one, two = first.orchestrator.outcomes

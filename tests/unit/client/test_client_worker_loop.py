@@ -39,6 +39,7 @@ from client_world import (
 )
 
 from muster.api import NoWork
+from muster.chain import WorkerStatus
 from muster.client.outage import Outage
 from muster.client.validator.judging import examine
 from muster.client.worker.journal import SubmissionJournal
@@ -390,7 +391,7 @@ async def test_only_own_accepted_outcomes_are_counted(desk: Desk) -> None:
 
 @pytest.mark.parametrize("status", ["Jailed", "Banned", "Exiting"])
 async def test_worker_stops_with_the_reason_when_it_may_not_work(desk: Desk, status: str) -> None:
-    desk.view.workers[WORKER] = make_account(status=status)
+    desk.view.workers[WORKER] = make_account(status=WorkerStatus(status))
     with pytest.raises(MusterError, match=status.lower()):
         await run_until(desk.loop, lambda: False)
 
@@ -413,7 +414,7 @@ async def test_worker_says_its_last_outcome_before_it_stops(
 ) -> None:
     desk.orchestrator.tickets.append(make_ticket())
     await desk.loop.work_once()
-    desk.view.workers[WORKER] = make_account(status="Banned")
+    desk.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
     await desk.loop.on_change([desk.post(1, make_record(Verdict.FRAUD, Reason.WRONG_REWARD))])
     with caplog.at_level(logging.INFO), pytest.raises(MusterError, match="banned"):
         await run_until(desk.loop, lambda: False)

@@ -8,7 +8,7 @@ from muster.protocol.errors import TaskError
 from muster.protocol.messages import Ticket
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
-from muster.tasks import Problem, TaskSet, Undecided, verify
+from muster.tasks import Graded, Problem, TaskSet, verify
 
 GRADING_ATTEMPTS = 3
 """A verifier that cannot decide (it ran out of time, say) is asked this often."""
@@ -63,11 +63,13 @@ def _rollout(
 
 
 def _reward(problem: Problem, answer: str) -> float:
+    reason = ""
     for _ in range(GRADING_ATTEMPTS):
         grade = verify(problem, answer)
-        if not isinstance(grade, Undecided):
+        if isinstance(grade, Graded):
             return grade.score
+        reason = grade.reason
     raise TaskError(
-        f"an answer to problem {problem.problem_id!r} cannot be graded: {grade.reason}",
+        f"an answer to problem {problem.problem_id!r} cannot be graded: {reason}",
         hint="the ticket lapses unsigned; nothing is lost but its time",
     )
