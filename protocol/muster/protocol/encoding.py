@@ -22,9 +22,9 @@ def _tame_py_ecc() -> None:
     stranger overflows the C stack and kills the process instead of raising RecursionError.
     Later imports of it change nothing more.
     """
-    limit = sys.getrecursionlimit()
     importlib.import_module("py_ecc")
-    sys.setrecursionlimit(limit)
+    if sys.getrecursionlimit() >= 100_000:
+        sys.setrecursionlimit(1_000)
 
 
 _tame_py_ecc()
