@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import NoReturn
 
+from muster.chain import apply_poll
 from muster.orchestrator.metrics import (
     CHAIN_TIME_SECONDS,
     LISTENERS,
@@ -44,7 +45,7 @@ from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.outcomes import Agreed
 from muster.orchestrator.services.settlement import Place
 from muster.orchestrator.services.status import to_json
-from muster.protocol.errors import ChainError, ChainUnreachable, ContractRevert
+from muster.protocol.errors import ChainError, ContractRevert
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ async def follow(services: Services, reader: ReaderPort) -> NoReturn:
         try:
             await follow_once(services, reader)
             backoff.succeeded("poll")
-        except ChainUnreachable as error:
+        except ChainError as error:
             pause_s = backoff.failed("poll")
             logger.warning("the chain does not answer", extra={"error": str(error)})
             await asyncio.sleep(pause_s)
@@ -87,19 +88,15 @@ async def follow(services: Services, reader: ReaderPort) -> NoReturn:
 async def follow_once(services: Services, reader: ReaderPort) -> None:
     """Take in what has happened on chain since the last time."""
     poll = await reader.poll()
-    view, projection = services.projection.view, services.projection
-    if poll.rewound_to is not None:
-        logger.warning("the chain was reorganised", extra={"block": poll.rewound_to})
-        view.rewind(poll.rewound_to)
-    for event in poll.events:
-        view.apply(event)
+    projection = services.projection
+    has_changed = apply_poll(projection.view, poll)
     if poll.rewound_to is not None:
         projection.rebuild()
         await services.batching.load(wait_s=services.settings.recommit_s)
     else:
         projection.apply(poll.events)
     services.chain_clock.update(await services.chain.now())
-    if poll.events or poll.rewound_to is not None:
+    if has_changed:
         services.batching.sync()
         services.wakes.chain_changed()
         _measure(services)

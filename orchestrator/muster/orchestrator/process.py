@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 
-from muster.chain import Chain, ChainView, EventReader
+from muster.chain import Chain, ChainView, EventReader, apply_poll
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.server import serve_until_stopped
 from muster.orchestrator.services.clock import ChainClock
@@ -58,6 +58,5 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
 async def _catch_up(view: ChainView, reader: EventReader) -> None:
     """Read the chain's events up to now."""
     poll = await reader.poll()
-    for event in poll.events:
-        view.apply(event)
+    apply_poll(view, poll)
     logger.info("caught up with the chain", extra={"events": len(poll.events)})

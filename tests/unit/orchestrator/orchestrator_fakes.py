@@ -1,16 +1,26 @@
-"""A chain in memory for the orchestrator's tests: same seams as muster.chain, no node."""
+"""A chain in memory for the orchestrator's tests: real events and view, no node."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.chain import (
+    ZERO_ADDRESS,
+    ChainView,
+    Event,
+    OutcomeProof,
+    Poll,
+    RunConfig,
+    RunView,
+    WorkerView,
+)
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.messages import (
     OutcomeRecord,
     Outcomes,
@@ -18,7 +28,6 @@ from muster.protocol.messages import (
     Submission,
     Ticket,
     Verdict,
-    unpack_records,
 )
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 
@@ -26,169 +35,71 @@ RUN = RunId(1)
 NOW = 1_700_000_000
 
 
-@dataclass
-class FakeEvent:
-    name: str
-    args: dict[str, Any]
+class Emitter:
+    """Makes contract events in chain order, one block each."""
 
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self.block = 0
 
-@dataclass
-class FakeWorker:
-    address: Address
-    worker_id: int
-    node: Address
-    status: str = "Active"
-    active_from: int = 1
-    active_wei: int = 10**18
-
-
-@dataclass
-class FakeConfig:
-    trainer: Address
-    orchestrator: Address
-    task_set_hash: Hash32
-    recipe_hash: Hash32
-    calibration_hash: Hash32
-    price_per_unit: int = 10**12
-    quorum: int = 2
-
-
-@dataclass
-class FakeCheckpoint:
-    version: PolicyVersion
-    manifest_root: Hash32
-    beacon: Hash32
-    block_number: int
-
-
-@dataclass
-class FakeRun:
-    config: FakeConfig
-    validators: list[Address]
-    paused: bool = False
-    funded_wei: int = 10**20
-    paid_wei: int = 0
-    checkpoints: dict[PolicyVersion, FakeCheckpoint] = field(default_factory=dict)
-
-    @property
-    def latest_version(self) -> PolicyVersion | None:
-        return max(self.checkpoints, default=None)
-
-
-@dataclass
-class FakeBatch:
-    batch_id: int
-    run_id: RunId
-    root: Hash32
-    count: int
-    committed_at: int
-    tx_hash: str = "0x01"
-    records: list[OutcomeRecord] | None = None
-    posted_at: int | None = None
-    posted_tx: str | None = None
-
-
-@dataclass
-class FakeSlash:
-    worker: Address
-    amount_wei: int
-    tx_hash: str
-    batch_id: int | None
-    position: int | None
-    state: str = "escrowed"
-
-
-@dataclass
-class FakePayment:
-    run_id: RunId
-    worker: Address
-    units: int
-    amount_wei: int
-
-
-@dataclass
-class FakeView:
-    workers: dict[Address, FakeWorker] = field(default_factory=dict)
-    runs: dict[RunId, FakeRun] = field(default_factory=dict)
-    batches: dict[int, FakeBatch] = field(default_factory=dict)
-    slashes: list[FakeSlash] = field(default_factory=list)
-    payments: list[FakePayment] = field(default_factory=list)
-
-    @property
-    def worker_by_node(self) -> dict[Address, FakeWorker]:
-        return {w.node: w for w in self.workers.values()}
-
-    def slot_used(self, run_id: RunId, worker_id: int, step: int, index: int) -> bool:
-        return any(
-            (r.worker_id, r.step, r.index) == (worker_id, step, index)
-            for b in self.batches.values()
-            if b.run_id == run_id
-            for r in b.records or ()
+    def __call__(self, contract: str, name: str, **args: Any) -> Event:
+        self.block += 1
+        return Event(
+            contract=contract,
+            name=name,
+            args=args,
+            block_number=self.block,
+            block_hash=keccak(b"block %d" % self.block),
+            block_timestamp=self._now(),
+            log_index=0,
+            tx_hash=f"0x{self.block:064x}",
         )
-
-    def rewind(self, block_number: int) -> None:
-        self.batches = {i: b for i, b in self.batches.items() if i <= block_number}
-
-    def apply(self, event: FakeEvent) -> None:
-        a = event.args
-        if event.name == "BatchCommitted":
-            self.batches[a["batch_id"]] = FakeBatch(
-                a["batch_id"], a["run_id"], a["root"], a["count"], a["at"]
-            )
-        elif event.name == "OutcomesPosted":
-            batch = self.batches[a["batch_id"]]
-            batch.records, batch.posted_at = unpack_records(a["records"]), a["at"]
-        elif event.name == "FraudExecuted":
-            self.slashes.append(FakeSlash(a["worker"], 5, "0xfa", a["batch_id"], a["position"]))
-            self.workers[a["worker"]].status = "Banned"
-        elif event.name == "FraudFinalised":
-            self.slashes[a["number"]].state = "released"
-
-
-@dataclass
-class FakePoll:
-    events: list[FakeEvent]
-    rewound_to: int | None = None
 
 
 @dataclass
 class FakeLedger:
-    """The contribution ledger; `fail_next` makes the next write revert."""
+    """The contribution ledger; `fail_next` makes the next write fail."""
 
-    now: Any
-    events: list[FakeEvent] = field(default_factory=list)
+    emit: Emitter
+    events: list[Event] = field(default_factory=list)
+    batches: int = 0
     committed: list[tuple[Hash32, int, int]] = field(default_factory=list)
     posted: list[tuple[int, bytes, list[bytes]]] = field(default_factory=list)
-    executed: list[Any] = field(default_factory=list)
-    finalised: list[Any] = field(default_factory=list)
+    executed: list[OutcomeProof] = field(default_factory=list)
+    finalised: list[OutcomeProof] = field(default_factory=list)
     fail_next: Exception | None = None
-    workers_by_id: dict[int, Address] = field(default_factory=dict)
 
     def _maybe_fail(self) -> None:
         error, self.fail_next = self.fail_next, None
         if error is not None:
             raise error
 
+    def _emit(self, contract: str, name: str, **args: Any) -> None:
+        self.events.append(self.emit(contract, name, **args))
+
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
     ) -> tuple[int, object]:
         self._maybe_fail()
         self.committed.append((root, count, units))
-        batch_id = len(self.committed)
-        self.events.append(
-            FakeEvent(
-                "BatchCommitted",
-                {
-                    "batch_id": batch_id,
-                    "run_id": run_id,
-                    "root": root,
-                    "count": count,
-                    "units": units,
-                    "at": self.now(),
-                },
-            )
-        )
-        return batch_id, object()
+        return self.commit(run_id, root, count, units), object()
+
+    def commit(self, run_id: RunId, root: Hash32, count: int, units: int) -> int:
+        self.batches += 1
+        self._emit(
+            "ContributionLedger", "BatchCommitted",
+            batch_id=self.batches, run_id=run_id, root=root, count=count, units=units,
+        )  # fmt: skip
+        return self.batches
+
+    def submit_direct(self, submission: Submission, signature: bytes) -> int:
+        batch_id = self.commit(submission.run_id, submission.leaf(), 1, submission.units)
+        self._emit(
+            "ContributionLedger", "DirectlySubmitted",
+            batch_id=batch_id, worker=submission.worker, submission=submission,
+            node_signature=signature,
+        )  # fmt: skip
+        return batch_id
 
     async def post_outcomes(
         self, batch_id: int, records: bytes, signatures: Sequence[bytes]
@@ -197,33 +108,40 @@ class FakeLedger:
         if any(p[0] == batch_id for p in self.posted):
             raise ContractRevert("LedgerOutcomesPosted", (batch_id,))
         self.posted.append((batch_id, records, list(signatures)))
-        self.events.append(
-            FakeEvent(
-                "OutcomesPosted", {"batch_id": batch_id, "records": records, "at": self.now()}
-            )
-        )
+        self._emit(
+            "ContributionLedger", "OutcomesPosted",
+            batch_id=batch_id, run_id=RUN, outcomes_root=keccak(records), records=records,
+            signatures=list(signatures),
+        )  # fmt: skip
         return object()
 
     async def execute_fraud(
-        self, outcome: Any, submission: Submission, node_signature: bytes
+        self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
     ) -> object:
         self._maybe_fail()
-        assert OutcomeRecord.from_bytes(outcome.record).file_hash == submission.file_hash
+        record = OutcomeRecord.from_bytes(outcome.record)
+        assert record.file_hash == submission.file_hash
         assert len(node_signature) == 65
         self.executed.append(outcome)
-        worker = self.workers_by_id[OutcomeRecord.from_bytes(outcome.record).worker_id]
-        self.events.append(
-            FakeEvent(
-                "FraudExecuted",
-                {"worker": worker, "batch_id": outcome.batch_id, "position": outcome.position},
-            )
-        )
+        worker, offence = submission.worker, record.leaf(outcome.batch_id, outcome.position)
+        self._emit("WorkerRegistry", "WorkerBanned", worker=worker, offence=offence)
+        self._emit(
+            "StakeVault", "Slashed",
+            owner=worker, offence=offence, from_active=5, from_unbonding=0, reporter=ZERO_ADDRESS,
+        )  # fmt: skip
+        self._emit(
+            "ContributionLedger", "FraudExecuted",
+            batch_id=outcome.batch_id, worker=worker, offence=offence,
+            position=outcome.position, amount=5,
+        )  # fmt: skip
         return object()
 
-    async def finalise_fraud(self, outcome: Any) -> object:
+    async def finalise_fraud(self, outcome: OutcomeProof) -> object:
         self._maybe_fail()
         self.finalised.append(outcome)
-        self.events.append(FakeEvent("FraudFinalised", {"number": len(self.finalised) - 1}))
+        record = OutcomeRecord.from_bytes(outcome.record)
+        offence = record.leaf(outcome.batch_id, outcome.position)
+        self._emit("StakeVault", "SlashReleased", offence=offence, burned=5, insured=0, rewarded=0)
         return object()
 
     async def challenge_window(self) -> int:
@@ -233,13 +151,16 @@ class FakeLedger:
         return 1000
 
 
-@dataclass
 class FakeChain:
-    account: Address | None
-    ledger: FakeLedger
-    time: int = NOW
-    chain_id: int = 31337
-    rewind_next: int | None = None
+    """The connection, and the reader of what the ledger emits."""
+
+    def __init__(self, account: Address) -> None:
+        self.account: Address | None = account
+        self.chain_id = 31337
+        self.time = NOW
+        self.emit = Emitter(lambda: self.time)
+        self.ledger = FakeLedger(self.emit)
+        self.rewind_next: int | None = None
 
     def domain(self, contract: str) -> Domain:
         return Domain(self.chain_id, address_of(contract.encode().rjust(32, b"\1")))
@@ -247,10 +168,10 @@ class FakeChain:
     async def now(self) -> int:
         return self.time
 
-    async def poll(self) -> FakePoll:
+    async def poll(self) -> Poll:
         events, self.ledger.events = self.ledger.events, []
         rewound, self.rewind_next = self.rewind_next, None
-        return FakePoll(events, rewound)
+        return Poll(events, rewound)
 
 
 @dataclass
@@ -277,38 +198,55 @@ class Network:
         )
         calibration, task_set = b"calibration", b"task set"
         self.documents = {keccak(d): d for d in (self.recipe.to_bytes(), calibration, task_set)}
-        self.chain = FakeChain(
-            address_of(self.keys.orchestrator), FakeLedger(lambda: self.chain.time)
-        )
-        self.run = FakeRun(
-            FakeConfig(
-                address_of(self.keys.trainer),
-                address_of(self.keys.orchestrator),
-                keccak(task_set),
-                self.recipe.hash(),
-                keccak(calibration),
-            ),
-            [address_of(key) for key in self.keys.validators],
-        )
-        self.view = FakeView(runs={RUN: self.run})
+        self.chain = FakeChain(address_of(self.keys.orchestrator))
+        self.view = ChainView()
         for number, key in enumerate(self.keys.nodes, start=1):
-            worker = FakeWorker(address_of(os.urandom(32)), number, address_of(key))
-            self.view.workers[worker.address] = worker
-            self.chain.ledger.workers_by_id[number] = worker.address
+            worker = address_of(os.urandom(32))
+            self.apply("StakeVault", "Deposited", owner=worker, amount=10**18, active=10**18)
+            self.apply(
+                "WorkerRegistry", "WorkerRegistered",
+                worker=worker, node=address_of(key), worker_id=number, active_from=1,
+            )  # fmt: skip
+        config = RunConfig(
+            trainer=address_of(self.keys.trainer),
+            orchestrator=address_of(self.keys.orchestrator),
+            base_model_hash=keccak(b"base model"),
+            task_set_hash=keccak(task_set),
+            recipe_hash=self.recipe.hash(),
+            calibration_hash=keccak(calibration),
+            price_per_unit=10**12,
+            fraud_ppm=500_000,
+            quorum=2,
+            validators=tuple(address_of(key) for key in self.keys.validators),
+        )
+        self.apply("RunRegistry", "RunCreated", run_id=RUN, owner=config.trainer, config=config)
         self.publish(0)
+
+    def apply(self, contract: str, name: str, **args: Any) -> None:
+        """Let something happen on chain that the orchestrator reads at once."""
+        self.view.apply(self.chain.emit(contract, name, **args))
+
+    @property
+    def run(self) -> RunView:
+        return self.view.runs[RUN]
 
     @property
     def domain(self) -> Domain:
         return self.chain.domain("ContributionLedger")
 
-    def worker(self, number: int) -> FakeWorker:
-        return list(self.view.workers.values())[number]
+    def worker(self, number: int) -> WorkerView:
+        return self.view.worker_by_id[number + 1]
 
     def publish(self, version: int) -> None:
-        v = PolicyVersion(version)
-        self.run.checkpoints[v] = FakeCheckpoint(
-            v, keccak(b"root %d" % version), keccak(b"beacon %d" % version), 10 + version
-        )
+        self.apply(
+            "RunRegistry", "CheckpointPublished",
+            run_id=RUN, version=version, manifest_root=keccak(b"root %d" % version),
+        )  # fmt: skip
+
+    def unpublish(self) -> None:
+        """As if no policy had ever been out."""
+        self.run.checkpoints.clear()
+        self.run.latest_version = None
 
     def sign_submission(self, submission: Submission, node: int = 0) -> bytes:
         return sign(digest(self.domain, submission.struct_hash()), self.keys.nodes[node])

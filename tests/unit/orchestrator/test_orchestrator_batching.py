@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from orchestrator_bench import Bench, open_bench
-from orchestrator_fakes import FakeEvent, Network
+from orchestrator_fakes import RUN, Network, submission_for
 from sqlalchemy import text
 
+from muster.api import Lease
 from muster.orchestrator.db.models import SubmissionRow
+from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert
 from muster.protocol.merkle import merkle_root
 from muster.protocol.recipe import TrainingRecipe
@@ -118,7 +121,7 @@ async def test_submissions_wait_again_when_the_process_died_while_composing(
 async def test_batch_is_committed_again_when_a_reorg_removed_it(bench: Bench) -> None:
     await bench.upload()
     await bench.commit()
-    bench.network.chain.rewind_next = 0
+    bench.network.chain.rewind_next = bench.network.chain.emit.block - 1
     await bench.follow()
     assert bench.network.view.batches == {}
     assert await bench.commit() is True
@@ -127,13 +130,12 @@ async def test_batch_is_committed_again_when_a_reorg_removed_it(bench: Bench) ->
 
 
 async def test_batch_is_unknown_when_it_never_came_through_here(bench: Bench) -> None:
-    event = {"batch_id": 9, "run_id": 1, "root": b"\x01" * 32, "count": 1, "at": 1}
-    bench.network.chain.ledger.events.append(FakeEvent("BatchCommitted", event))
+    batch_id = bench.network.chain.ledger.commit(RUN, keccak(b"root"), 1, 1)
     await bench.follow()
     async with bench.api() as api:
-        for batch_id in (9, 10):
+        for unknown in (batch_id, 10):
             with pytest.raises(ApiError) as caught:
-                await api.batch(batch_id)
+                await api.batch(unknown)
             assert (caught.value.status, caught.value.code) == (404, "batch_unknown")
 
 
@@ -154,11 +156,43 @@ async def test_submission_is_not_committed_again_when_its_worker_did_so_itself(
 ) -> None:
     direct = await bench.upload(0, b"one")
     other = await bench.upload(1, b"two")
-    event = {"batch_id": 1, "run_id": 1, "root": direct.leaf(), "count": 1, "at": 1}
-    bench.network.chain.ledger.events.append(FakeEvent("BatchCommitted", event))
+    signature = bench.network.sign_submission(direct)
+    bench.network.chain.ledger.submit_direct(direct, signature)
     await bench.follow()
     composition = await bench.services.batching.next()
     assert composition is not None
     assert composition.root == merkle_root([other.leaf()])
     async with bench.api() as api:
         assert [e.submission for e in (await api.batch(1)).submissions] == [direct]
+
+
+async def test_direct_batch_is_served_with_its_ticket_and_takes_its_file_late(
+    bench: Bench,
+) -> None:
+    async with bench.node() as api:
+        lease = await api.lease(RUN)
+        assert isinstance(lease, Lease)
+        submission = submission_for(lease.ticket, b"rows")
+        signature = bench.network.sign_submission(submission)
+        bench.network.chain.ledger.submit_direct(submission, signature)
+        await bench.follow()
+        (entry,) = (await api.batch(1)).submissions
+        assert (entry.submission, entry.signature) == (submission, signature)
+        assert (entry.ticket, entry.ticket_signature) == (lease.ticket, lease.signature)
+        bench.set_chain_time(lease.ticket.deadline + 1)
+        await api.submit(submission, signature, b"rows")
+    async with bench.validator() as api:
+        assert await api.file(submission.file_hash) == b"rows"
+    assert await bench.commit() is False
+
+
+async def test_direct_batch_is_served_without_ticket_when_none_was_given_out(
+    bench: Bench,
+) -> None:
+    submission = replace(await bench.upload(), index=7)
+    signature = bench.network.sign_submission(submission)
+    bench.network.chain.ledger.submit_direct(submission, signature)
+    await bench.follow()
+    async with bench.api() as api:
+        (entry,) = (await api.batch(1)).submissions
+    assert (entry.ticket, entry.ticket_signature) == (None, None)

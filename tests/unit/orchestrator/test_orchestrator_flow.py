@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator_bench import Bench
 
+from muster.chain import WorkerStatus
 from muster.protocol.messages import Reason, Verdict
 
 
@@ -28,7 +29,7 @@ async def test_fraud_is_executed_and_finalised_when_the_window_is_over(bench: Be
     await bench.judge(1, [submission], Verdict.FRAUD, Reason.WRONG_SEED)
     await bench.record()
     await bench.settle()
-    assert bench.network.worker(0).status == "Banned"
+    assert bench.network.worker(0).status is WorkerStatus.BANNED
     await bench.settle()
     assert len(bench.network.chain.ledger.executed) == 1
     assert bench.network.chain.ledger.finalised == []

@@ -12,6 +12,7 @@ from orchestrator_fakes import RUN, submission_for
 from muster.api import Lease
 from muster.api.limits import MAX_FILE_BYTES
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, sign_request
+from muster.chain import WorkerStatus
 from muster.protocol.encoding import canonical_json, file_hash, hex0x
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
@@ -159,7 +160,7 @@ async def test_upload_is_refused_when_another_key_signed_the_submission(bench: B
 
 async def test_upload_is_refused_when_the_worker_was_banned_meanwhile(bench: Bench) -> None:
     submission = await lease(bench)
-    bench.network.worker(0).status = "Banned"
+    bench.network.worker(0).status = WorkerStatus.BANNED
     assert await refusal(bench, submission) == (403, "worker_not_active")
 
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from orchestrator_fakes import NOW, RUN, FakeEvent, FakeView, Network
+from orchestrator_fakes import RUN, Emitter, Network
 
+from muster.chain import Event
 from muster.orchestrator.services.projection import Progress, Projection
 from muster.protocol.encoding import keccak
-from muster.protocol.ids import PolicyVersion, Step
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -24,29 +25,38 @@ def record(number: int, verdict: Verdict, version: int = 0, worker: int = 1) -> 
     )
 
 
-def events_of(contents: list[list[tuple[Verdict, int]]]) -> list[FakeEvent]:
-    """Each batch is committed and, some later, judged."""
+def events_of(contents: list[list[tuple[Verdict, int]]], emit: Emitter) -> list[Event]:
+    """Each batch is committed and, right after, judged."""
     events, number = [], 0
     for batch_id, members in enumerate(contents, start=1):
         root = keccak(batch_id.to_bytes(4, "big"))
-        events.append(
-            FakeEvent(
-                "BatchCommitted",
-                {"batch_id": batch_id, "run_id": RUN, "root": root, "count": 1, "at": NOW},
-            )
-        )
+        events.append(committed(emit, batch_id, root, len(members)))
         records = []
         for verdict, version in members:
             records.append(record(number, verdict, version, worker=1 + number % 3))
             number += 1
-        packed = b"".join(r.to_bytes() for r in records)
-        posted = {"batch_id": batch_id, "records": packed, "at": NOW + batch_id}
-        events.append(FakeEvent("OutcomesPosted", posted))
+        events.append(posted(emit, batch_id, records))
     return events
 
 
-def projection() -> Projection:
-    return Projection(FakeView(runs=Network().view.runs), RUN, TRAINING)
+def committed(emit: Emitter, batch_id: int, root: Hash32, count: int, run: RunId = RUN) -> Event:
+    return emit(
+        "ContributionLedger", "BatchCommitted",
+        batch_id=batch_id, run_id=run, root=root, count=count, units=1,
+    )  # fmt: skip
+
+
+def posted(emit: Emitter, batch_id: int, records: list[OutcomeRecord]) -> Event:
+    return emit(
+        "ContributionLedger", "OutcomesPosted",
+        batch_id=batch_id, run_id=RUN, outcomes_root=keccak(b""),
+        records=b"".join(r.to_bytes() for r in records), signatures=[],
+    )  # fmt: skip
+
+
+def projection() -> tuple[Projection, Emitter]:
+    network = Network()
+    return Projection(network.view, RUN, TRAINING), network.chain.emit
 
 
 def snapshot(projection: Projection) -> object:
@@ -65,8 +75,8 @@ def snapshot(projection: Projection) -> object:
 def test_projection_is_the_same_whether_fed_in_pieces_or_rebuilt(
     contents: list[list[tuple[Verdict, int]]], data: st.DataObject
 ) -> None:
-    events = events_of(contents)
-    fed = projection()
+    fed, emit = projection()
+    events = events_of(contents, emit)
     while events:
         cut = data.draw(st.integers(1, len(events)))
         piece, events = events[:cut], events[cut:]
@@ -97,33 +107,39 @@ def test_progress_agrees_with_the_trainer_reading_the_stream(versions: list[int]
     assert (progress.step, progress.filled, progress.dropped) == (step, len(taken), dropped)
 
 
-def test_outcomes_are_tallied_by_verdict_and_only_accepted_units_count() -> None:
-    fed = projection()
-    events = events_of([[(v, 0)] for v in (Verdict.ACCEPTED, Verdict.INCOMPLETE, Verdict.REJECTED)])
-    for event in [*events, *events_of([])]:
+def feed(fed: Projection, events: list[Event]) -> None:
+    for event in events:
         fed.view.apply(event)
-    fed.rebuild()
+    fed.apply(events)
+
+
+def test_outcomes_are_tallied_by_verdict_and_only_accepted_units_count() -> None:
+    fed, emit = projection()
+    verdicts = (Verdict.ACCEPTED, Verdict.INCOMPLETE, Verdict.REJECTED)
+    feed(fed, events_of([[(v, 0) for v in verdicts]], emit))
     assert [fed.tally(w).units for w in (1, 2, 3)] == [10, 0, 0]
     assert [fed.tally(2).incomplete, fed.tally(3).rejected] == [1, 1]
     assert fed.verdict_counts == {Verdict.ACCEPTED: 1, Verdict.INCOMPLETE: 1, Verdict.REJECTED: 1}
 
 
 def test_batches_of_other_runs_do_not_count() -> None:
-    fed = projection()
-    args = {"batch_id": 1, "run_id": 2, "root": keccak(b""), "count": 1, "at": NOW}
-    fed.view.apply(FakeEvent("BatchCommitted", args))
-    fed.apply([FakeEvent("BatchCommitted", args)])
+    fed, emit = projection()
+    feed(fed, [committed(emit, 1, keccak(b""), 1, run=RunId(2))])
     assert fed.batch_counts == (0, 0)
     assert fed.batch(1) is None
 
 
 def test_first_outcome_of_a_file_stands_when_it_was_judged_twice() -> None:
-    fed = projection()
-    events = events_of([[(Verdict.ACCEPTED, 0)], [(Verdict.REJECTED, 0)]])
-    events[3].args["records"] = record(0, Verdict.REJECTED).to_bytes()
-    for event in events:
-        fed.view.apply(event)
-    fed.rebuild()
+    fed, emit = projection()
+    feed(
+        fed,
+        [
+            committed(emit, 1, keccak(b"1"), 1),
+            committed(emit, 2, keccak(b"2"), 1),
+            posted(emit, 1, [record(0, Verdict.ACCEPTED)]),
+            posted(emit, 2, [record(0, Verdict.REJECTED)]),
+        ],
+    )
     judged = fed.judged(keccak((0).to_bytes(4, "big")))
     assert judged is not None
     assert (judged.batch_id, judged.verdict) == (1, Verdict.ACCEPTED)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from muster.api import Lease, NoWork
 from muster.orchestrator.services.files import StoredBatch
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import StorageError
+from muster.protocol.ids import PolicyVersion
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe
@@ -144,7 +146,7 @@ async def test_files_of_another_chain_are_ignored(tmp_path: Path) -> None:
         await bench.upload()
     delete_database(tmp_path)
     fresh = Network()
-    fresh.run.checkpoints.clear()
+    fresh.unpublish()
     async with open_bench(tmp_path, fresh) as bench:
         assert await bench.commit() is False
 
@@ -164,8 +166,9 @@ async def test_database_of_an_earlier_local_chain_is_refused(tmp_path: Path) -> 
     network = Network()
     async with open_bench(tmp_path, network) as bench, bench.node() as api:
         assert isinstance(await api.lease(RUN), Lease)
-    checkpoint = network.run.checkpoints[network.run.latest_version]
-    checkpoint.beacon = keccak(b"another chain")
+    version = PolicyVersion(0)
+    elsewhere = replace(network.run.checkpoints[version], beacon=keccak(b"another chain"))
+    network.run.checkpoints[version] = elsewhere
     with pytest.raises(StorageError, match="blocks that this chain does not have"):
         async with open_bench(tmp_path, network):
             pass

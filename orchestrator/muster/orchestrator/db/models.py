@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, MetaData, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Select,
+    UniqueConstraint,
+    select,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from muster.protocol.messages import Submission
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -173,3 +184,12 @@ class MetricsRow(Base):
     """Training step, or policy version evaluated."""
     figures: Mapped[dict[str, Any]]
     """Name to number."""
+
+
+def lease_of(submission: Submission) -> Select[LeaseRow]:
+    """Return the query for the lease whose ticket a submission fills."""
+    return select(LeaseRow).where(
+        LeaseRow.worker == submission.worker,
+        LeaseRow.step == submission.step,
+        LeaseRow.index == submission.index,
+    )

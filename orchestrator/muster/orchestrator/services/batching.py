@@ -15,9 +15,10 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.answers import BatchContents, BatchEntry
+from muster.chain import BatchView
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import BatchRow, SubmissionRow
-from muster.orchestrator.ports import BatchPort, LedgerPort
+from muster.orchestrator.db.models import BatchRow, SubmissionRow, lease_of
+from muster.orchestrator.ports import LedgerPort
 from muster.orchestrator.services.files import FileStore, StoredBatch
 from muster.orchestrator.services.projection import Projection
 from muster.protocol.ids import Hash32
@@ -129,8 +130,8 @@ class Batching:
         """Send a refused commitment again after a pause."""
         composition.not_before = self._monotonic() + pause_s
 
-    async def contents(self, batch: BatchPort) -> BatchContents | None:
-        """Return a batch's submissions in order; none when they never came through here."""
+    async def contents(self, batch: BatchView) -> BatchContents | None:
+        """Return a batch's submissions in order; none when they are not known here."""
         async with self._database.read() as session:
             rows = await session.scalars(
                 select(SubmissionRow)
@@ -138,6 +139,8 @@ class Batching:
                 .order_by(SubmissionRow.position)
             )
             entries = [_entry(row) for row in rows]
+            if not entries and batch.direct is not None:
+                entries = [await _direct_entry(session, batch, batch.direct)]
         if len(entries) != batch.count:
             return None
         return BatchContents(
@@ -202,6 +205,19 @@ async def add_batch(session: AsyncSession, root: Hash32, submissions: list[Submi
             .where(SubmissionRow.file_hash == submission.file_hash)
             .values(batch_root=root, position=position)
         )
+
+
+async def _direct_entry(
+    session: AsyncSession, batch: BatchView, submission: Submission
+) -> BatchEntry:
+    lease = await session.scalar(lease_of(submission))
+    return BatchEntry(
+        submission=submission,
+        signature=batch.direct_signature,
+        ticket=None if lease is None else Ticket.from_json(lease.ticket),
+        ticket_signature=None if lease is None else lease.signature,
+        received_at=batch.committed_at,
+    )
 
 
 def _entry(row: SubmissionRow) -> BatchEntry:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from muster.chain import ChainView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.group import GroupCommit
 from muster.orchestrator.db.models import IdentityRow
-from muster.orchestrator.ports import ChainPort, ViewPort
+from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.clock import ChainClock, Wakes
 from muster.orchestrator.services.feed import StatusFeed
@@ -94,7 +95,7 @@ async def build_services(
     settings: OrchestratorSettings,
     *,
     chain: ChainPort,
-    view: ViewPort,
+    view: ChainView,
     key: bytes,
     documents: Mapping[Hash32, bytes],
     database: Database,
@@ -180,7 +181,7 @@ async def build_services(
         intake=Intake(
             database=database,
             files=files,
-            run_id=run_id,
+            projection=projection,
             domain=domain,
             now=chain_clock.now,
             on_received=wakes.submission_received,

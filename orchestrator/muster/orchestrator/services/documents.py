@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from muster.orchestrator.ports import ConfigPort
+from muster.chain import RunConfig
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32
 
 
-def load_documents(folder: Path, config: ConfigPort) -> dict[Hash32, bytes]:
+def load_documents(folder: Path, config: RunConfig) -> dict[Hash32, bytes]:
     """Return the run's recipe, calibration and task set by hash.
 
     Raises ConfigError when one is missing or is not what the chain pins.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.orchestrator.ports import WorkerPort
+from muster.chain import WorkerView
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.ids import Address
@@ -20,7 +20,7 @@ class Identities:
     def __init__(self, projection: Projection) -> None:
         self._projection = projection
 
-    def active_worker(self, node: Address) -> WorkerPort:
+    def active_worker(self, node: Address) -> WorkerView:
         """Return the worker a node serves; refuses unknown nodes and inactive workers."""
         worker = self._projection.view.worker_by_node.get(node)
         if worker is None:

@@ -14,14 +14,15 @@ from sqlalchemy import Select, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.limits import MAX_FILE_BYTES
+from muster.chain import WorkerView
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import LeaseRow, SubmissionRow
-from muster.orchestrator.ports import WorkerPort
+from muster.orchestrator.db.models import LeaseRow, SubmissionRow, lease_of
 from muster.orchestrator.services.files import FileStore, Received, StoredSubmission
+from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
-from muster.protocol.ids import Address, RunId
+from muster.protocol.ids import Address
 from muster.protocol.messages import Submission, Ticket
 
 logger = logging.getLogger(__name__)
@@ -59,28 +60,28 @@ class Intake:
         *,
         database: Database,
         files: FileStore,
-        run_id: RunId,
+        projection: Projection,
         domain: Domain,
         now: Callable[[], int],
         on_received: Callable[[], None],
     ) -> None:
         self._database = database
         self._files = files
-        self._run_id = run_id
+        self._projection = projection
         self._domain = domain
         self._now = now
         self._on_received = on_received
         self._keeping = asyncio.Lock()
 
     async def admit(
-        self, worker: WorkerPort, submission: Submission, signature: bytes
+        self, worker: WorkerView, submission: Submission, signature: bytes
     ) -> Admitted | AlreadyHeld:
         """Decide, before a byte of the file is read, whether it may be uploaded."""
         self._check_claim(worker, submission, signature)
         async with self._database.read() as session:
             if await self._is_held(session, submission):
                 return AlreadyHeld()
-            lease = await session.scalar(_lease_of(submission))
+            lease = await session.scalar(lease_of(submission))
         if lease is None:
             raise refuse(
                 "ticket_unknown",
@@ -88,7 +89,7 @@ class Intake:
                 "ask for a lease, then work on its ticket",
             )
         ticket = Ticket.from_json(lease.ticket)
-        self._check_deadline(ticket)
+        self._check_deadline(submission, ticket)
         if submission.policy_version != ticket.policy_version:
             raise refuse(
                 "bad_submission",
@@ -107,7 +108,7 @@ class Intake:
                     f"the body's SHA-256 is {received.file_hash.hex()}",
                     "sign the hash of exactly the bytes that are uploaded",
                 )
-            self._check_deadline(admitted.ticket)
+            self._check_deadline(admitted.submission, admitted.ticket)
             # One at a time: the slot is looked up and taken without another upload in between.
             async with self._keeping:
                 await self._keep(admitted, received)
@@ -151,8 +152,8 @@ class Intake:
                 .values(is_filled=True)
             )
 
-    def _check_claim(self, worker: WorkerPort, submission: Submission, signature: bytes) -> None:
-        if submission.run_id != self._run_id:
+    def _check_claim(self, worker: WorkerView, submission: Submission, signature: bytes) -> None:
+        if submission.run_id != self._projection.run_id:
             raise refuse("run_unknown", f"this orchestrator does not serve run {submission.run_id}")
         if submission.worker != worker.address:
             raise refuse(
@@ -176,9 +177,10 @@ class Intake:
         except SignatureError:
             return None
 
-    def _check_deadline(self, ticket: Ticket) -> None:
+    def _check_deadline(self, submission: Submission, ticket: Ticket) -> None:
         late_s = self._now() - ticket.deadline
-        if late_s > 0:
+        # What its worker committed directly is judged by that; its file may follow.
+        if late_s > 0 and self._projection.batch_with_root(submission.leaf()) is None:
             raise refuse(
                 "lease_expired",
                 f"the ticket's deadline passed {late_s} s ago",
@@ -220,14 +222,6 @@ def submission_row(stored: StoredSubmission) -> SubmissionRow:
         ticket_signature=stored.ticket_signature,
         received_at=stored.received_at,
         size_bytes=stored.size_bytes,
-    )
-
-
-def _lease_of(submission: Submission) -> Select[LeaseRow]:
-    return select(LeaseRow).where(
-        LeaseRow.worker == submission.worker,
-        LeaseRow.step == submission.step,
-        LeaseRow.index == submission.index,
     )
 
 

@@ -110,9 +110,7 @@ class Leases:
 
     async def _leased(self, session: AsyncSession) -> int:
         count = await session.scalar(
-            select(func.count())
-            .select_from(LeaseRow)
-            .where(*self._is_open())
+            select(func.count()).select_from(LeaseRow).where(*self._is_open())
         )
         return count or 0
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from muster.api.answers import BatchContents
+from muster.chain import BatchView, ChainView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import OutcomesRow
-from muster.orchestrator.ports import BatchPort, ViewPort
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.files import FileStore, StoredOutcomes
 from muster.orchestrator.services.projection import Projection
@@ -128,7 +128,7 @@ class OutcomeDesk:
             )
 
     async def _keep(
-        self, validator: Address, batch: BatchPort, records: bytes, signature: bytes
+        self, validator: Address, batch: BatchView, records: bytes, signature: bytes
     ) -> bool:
         async with self._database.write() as session:
             held = await session.get(OutcomesRow, (batch.batch_id, validator))
@@ -155,7 +155,7 @@ class OutcomeDesk:
         return True
 
 
-def mismatch(record: OutcomeRecord, submission: Submission, view: ViewPort) -> str | None:
+def mismatch(record: OutcomeRecord, submission: Submission, view: ChainView) -> str | None:
     """Return how a record fails to describe a submission; none when it does."""
     worker = view.workers.get(submission.worker)
     pairs = (

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from muster.orchestrator.ports import BatchPort, CheckpointPort, EventPort, RunPort, ViewPort
+from muster.chain import BatchView, ChainView, CheckpointView, Event, RunView
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe
@@ -92,13 +92,14 @@ class _Derived:
     batch_of_root: dict[Hash32, int] = field(default_factory=dict)
     frauds: list[tuple[int, int]] = field(default_factory=list)
     judged_batches: int = 0
+    streamed: int = 0
     verdicts: Counter[Verdict] = field(default_factory=Counter)
 
 
 class Projection:
     """One run, as derived from the chain view."""
 
-    def __init__(self, view: ViewPort, run_id: RunId, training: TrainingRecipe) -> None:
+    def __init__(self, view: ChainView, run_id: RunId, training: TrainingRecipe) -> None:
         self.view = view
         self.run_id = run_id
         self._training = training
@@ -106,12 +107,12 @@ class Projection:
         self.rebuild()
 
     @property
-    def run(self) -> RunPort:
+    def run(self) -> RunView:
         """The run as the chain has it."""
         return self.view.runs[self.run_id]
 
     @property
-    def checkpoint(self) -> CheckpointPort | None:
+    def checkpoint(self) -> CheckpointView | None:
         """The newest policy version."""
         version = self.run.latest_version
         return None if version is None else self.run.checkpoints[version]
@@ -128,7 +129,7 @@ class Projection:
         return (progress.step - 1) * self._training.submissions_per_step + progress.filled
 
     @property
-    def unjudged(self) -> list[BatchPort]:
+    def unjudged(self) -> list[BatchView]:
         """Committed batches without outcomes, ascending."""
         return [self.view.batches[i] for i in sorted(self._derived.unjudged)]
 
@@ -156,40 +157,48 @@ class Projection:
         """Return a submission's outcome, if it has one."""
         return self._derived.judged.get(file_hash)
 
-    def batch_with_root(self, root: Hash32) -> BatchPort | None:
+    def batch_with_root(self, root: Hash32) -> BatchView | None:
         """Return the first batch of the run that was committed with this root."""
         batch_id = self._derived.batch_of_root.get(root)
         return None if batch_id is None else self.view.batches[batch_id]
 
-    def batch(self, batch_id: int) -> BatchPort | None:
+    def batch(self, batch_id: int) -> BatchView | None:
         """Return a batch of this run."""
         batch = self.view.batches.get(batch_id)
         return batch if batch is not None and batch.run_id == self.run_id else None
 
-    def apply(self, events: Iterable[EventPort]) -> None:
+    def apply(self, events: Iterable[Event]) -> None:
         """Take in events that the view has taken in."""
         for event in events:
             if event.name in ("BatchCommitted", "DirectlySubmitted"):
                 self._add_batch(self.batch(event.args["batch_id"]))
             elif event.name == "OutcomesPosted":
                 self._add_outcomes(self.batch(event.args["batch_id"]))
+        self._follow_stream()
+
+    def _follow_stream(self) -> None:
+        stream = self.run.stream
+        for item in stream[self._derived.streamed :]:
+            self._derived.progress.add(item.record.policy_version, self._training)
+        self._derived.streamed = len(stream)
 
     def rebuild(self) -> None:
         """Derive everything anew from the view: at start, and after a reorg."""
         self._derived = _Derived()
         batches = [b for b in self.view.batches.values() if b.run_id == self.run_id]
-        for batch in sorted(batches, key=lambda b: b.batch_id):
+        for batch in batches:
             self._add_batch(batch)
-        for batch in sorted(filter(_has_outcomes, batches), key=_posting_order):
-            self._add_outcomes(batch)
+            if batch.records is not None:
+                self._add_outcomes(batch)
+        self._follow_stream()
 
-    def _add_batch(self, batch: BatchPort | None) -> None:
+    def _add_batch(self, batch: BatchView | None) -> None:
         if batch is None or batch.batch_id in self._derived.unjudged:
             return
         self._derived.batch_of_root.setdefault(batch.root, batch.batch_id)
         self._derived.unjudged.add(batch.batch_id)
 
-    def _add_outcomes(self, batch: BatchPort | None) -> None:
+    def _add_outcomes(self, batch: BatchView | None) -> None:
         if batch is None or batch.batch_id not in self._derived.unjudged:
             return
         self._derived.unjudged.discard(batch.batch_id)
@@ -202,15 +211,5 @@ class Projection:
         derived.judged.setdefault(record.file_hash, Judged(batch_id, position, record))
         derived.verdicts[record.verdict] += 1
         derived.tallies.setdefault(record.worker_id, Tally()).add(record)
-        if record.verdict is Verdict.ACCEPTED:
-            derived.progress.add(record.policy_version, self._training)
-        elif record.verdict is Verdict.FRAUD:
+        if record.verdict is Verdict.FRAUD:
             derived.frauds.append((batch_id, position))
-
-
-def _has_outcomes(batch: BatchPort) -> bool:
-    return batch.records is not None
-
-
-def _posting_order(batch: BatchPort) -> tuple[int, int]:
-    return (batch.posted_at or 0, batch.batch_id)

@@ -7,28 +7,14 @@ send these transactions; the orchestrator does so that nobody has to.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from muster.chain import OutcomeProof, SlashState
 from muster.orchestrator.services.projection import Projection
-from muster.protocol.ids import Hash32
 from muster.protocol.merkle import merkle_proof
+from muster.protocol.messages import Verdict
 
 Place = tuple[int, int]
 """Batch id and position of an outcome."""
-
-
-@dataclass(frozen=True, slots=True)
-class FraudProof:
-    """One fraud outcome with its place and the proof that it was posted."""
-
-    batch_id: int
-    """The batch."""
-    position: int
-    """Place in the batch."""
-    record: bytes
-    """The 56-byte outcome record."""
-    proof: list[Hash32]
-    """Merkle proof to the batch's outcomes root."""
 
 
 class Settlement:
@@ -42,27 +28,40 @@ class Settlement:
         self._now = now
 
     def to_execute(self) -> list[Place]:
-        """Return the fraud outcomes that have not been executed, in chain order."""
-        executed = {(s.batch_id, s.position) for s in self._projection.view.slashes}
-        return [place for place in self._projection.frauds if place not in executed]
+        """Return the outcomes whose standing verdict is fraud and that were not executed."""
+        view = self._projection.view
+        executed = {(slash.batch_id, slash.position) for slash in view.slashes}
+        overturned = [
+            (case.batch_id, case.position) for case in view.cases.values() if case.overturned
+        ]
+        return [
+            place
+            for place in dict.fromkeys([*self._projection.frauds, *overturned])
+            if place not in executed
+            and self._projection.batch(place[0]) is not None
+            and view.standing_verdict(*place) is Verdict.FRAUD
+        ]
 
     def to_finalise(self) -> list[Place]:
-        """Return the executed frauds whose window is over and whose stake is still in escrow."""
+        """Return the executed frauds that nobody can challenge any more, with stake in escrow."""
+        view = self._projection.view
+        disputed = {(c.batch_id, c.position) for c in view.cases.values() if not c.closed}
         return [
             (slash.batch_id, slash.position)
-            for slash in self._projection.view.slashes
+            for slash in view.slashes
             if slash.batch_id is not None
             and slash.position is not None
-            and slash.state.lower() == "escrowed"
+            and slash.state is SlashState.ESCROWED
+            and (slash.batch_id, slash.position) not in disputed
             and self._is_over(slash.batch_id)
         ]
 
-    def proof(self, place: Place) -> FraudProof:
+    def proof(self, place: Place) -> OutcomeProof:
         """Return an outcome with its Merkle proof."""
         batch_id, position = place
         records = self._projection.view.batches[batch_id].records or ()
         leaves = [record.leaf(batch_id, i) for i, record in enumerate(records)]
-        return FraudProof(
+        return OutcomeProof(
             batch_id, position, records[position].to_bytes(), merkle_proof(leaves, position)
         )
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 
 from sqlalchemy import func, select
 
+from muster.chain import SlashView, WorkerView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import SubmissionRow
-from muster.orchestrator.ports import SlashPort, WorkerPort
 from muster.orchestrator.services.heartbeats import Heartbeats
 from muster.orchestrator.services.leases import Leases
 from muster.orchestrator.services.projection import Projection
@@ -234,7 +234,7 @@ class StatusDesk:
         )
         return [self._worker(w, paid.get(w.address, 0)) for w in ranked[:SHOWN_WORKERS]]
 
-    def _worker(self, worker: WorkerPort, paid_wei: int) -> WorkerStatus:
+    def _worker(self, worker: WorkerView, paid_wei: int) -> WorkerStatus:
         tally = self._projection.tally(worker.worker_id)
         beat = self._heartbeats.latest.get(worker.node)
         return WorkerStatus(
@@ -255,7 +255,7 @@ class StatusDesk:
             seen_at=None if beat is None else beat.seen_at,
         )
 
-    def _slash(self, slash: SlashPort) -> SlashStatus:
+    def _slash(self, slash: SlashView) -> SlashStatus:
         batch = (
             None if slash.batch_id is None else self._projection.view.batches.get(slash.batch_id)
         )

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+from orchestrator_bench import Bench
+
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ChainUnreachable, ContractRevert
+from muster.protocol.ids import Hash32
+from muster.protocol.merkle import merkle_root, verify_merkle_proof
+from muster.protocol.messages import Reason, Submission, Verdict
+
+CHALLENGER = address_of(b"\x07" * 32)
+
+
+async def judged(bench: Bench, verdict: Verdict) -> Submission:
+    submission = await bench.upload()
+    await bench.commit()
+    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.WRONG_SEED
+    await bench.judge(1, [submission], verdict, reason)
+    await bench.record()
+    return submission
+
+
+def leaf(bench: Bench) -> Hash32:
+    records = bench.network.view.batches[1].records
+    assert records is not None
+    return records[0].leaf(1, 0)
+
+
+def challenge(bench: Bench, claimed: Verdict) -> None:
+    bench.network.apply(
+        "DisputeCourt", "CaseOpened",
+        leaf=leaf(bench), batch_id=1, position=0, challenger=CHALLENGER,
+        claimed_verdict=claimed, bond=1,
+    )  # fmt: skip
+
+
+def close(bench: Bench, verdict: Verdict, *, overturned: bool) -> None:
+    bench.network.apply(
+        "DisputeCourt", "CaseClosed",
+        leaf=leaf(bench), overturned=overturned, verdict=verdict, bond_returned=1,
+    )  # fmt: skip
+
+
+async def test_fraud_is_executed_with_a_proof_that_holds(bench: Bench) -> None:
+    submissions = [await bench.upload(n, b"%d" % n) for n in range(3)]
+    await bench.commit()
+    await bench.judge(1, submissions, Verdict.FRAUD, Reason.WRONG_SEED)
+    await bench.record()
+    await bench.settle()
+    records = bench.network.view.batches[1].records
+    assert records is not None
+    root = merkle_root([r.leaf(1, i) for i, r in enumerate(records)])
+    executed = bench.network.chain.ledger.executed
+    assert [(p.batch_id, p.position) for p in executed] == [(1, 0), (1, 1), (1, 2)]
+    for proof in executed:
+        assert verify_merkle_proof(
+            records[proof.position].leaf(1, proof.position), proof.proof, root
+        )
+
+
+async def test_nothing_is_executed_when_nothing_is_fraud(bench: Bench) -> None:
+    await judged(bench, Verdict.REJECTED)
+    await bench.settle()
+    assert bench.network.chain.ledger.executed == []
+
+
+@pytest.mark.parametrize("error", [ContractRevert("LedgerNotFraud"), ChainUnreachable("no answer")])
+async def test_execution_is_tried_again_when_it_fails(bench: Bench, error: Exception) -> None:
+    await judged(bench, Verdict.FRAUD)
+    bench.network.chain.ledger.fail_next = error
+    await bench.settle()
+    assert bench.network.chain.ledger.executed == []
+    await bench.settle()
+    assert len(bench.network.chain.ledger.executed) == 1
+
+
+async def test_overturned_fraud_is_not_executed(bench: Bench) -> None:
+    await judged(bench, Verdict.FRAUD)
+    challenge(bench, Verdict.ACCEPTED)
+    close(bench, Verdict.ACCEPTED, overturned=True)
+    await bench.settle()
+    assert bench.network.chain.ledger.executed == []
+
+
+async def test_fraud_that_the_court_found_is_executed(bench: Bench) -> None:
+    await judged(bench, Verdict.ACCEPTED)
+    challenge(bench, Verdict.FRAUD)
+    await bench.settle()
+    assert bench.network.chain.ledger.executed == []
+    close(bench, Verdict.FRAUD, overturned=True)
+    await bench.settle()
+    assert len(bench.network.chain.ledger.executed) == 1
+
+
+async def test_escrow_is_not_released_while_a_case_is_open(bench: Bench) -> None:
+    await judged(bench, Verdict.FRAUD)
+    await bench.settle()
+    challenge(bench, Verdict.ACCEPTED)
+    bench.set_chain_time(bench.network.chain.time + 1000)
+    await bench.settle()
+    assert bench.network.chain.ledger.finalised == []
+    close(bench, Verdict.FRAUD, overturned=False)
+    await bench.settle()
+    await bench.settle()
+    assert len(bench.network.chain.ledger.finalised) == 1
+
+
+async def test_slashes_that_are_no_outcomes_are_left_alone(bench: Bench) -> None:
+    worker = bench.network.worker(0).address
+    bench.network.apply(
+        "StakeVault", "Slashed",
+        owner=worker, offence=keccak(b"other"), from_active=1, from_unbonding=0,
+        reporter=CHALLENGER,
+    )  # fmt: skip
+    bench.set_chain_time(bench.network.chain.time + 1000)
+    await bench.settle()
+    assert bench.network.chain.ledger.finalised == []
+    assert (await bench.services.status.build()).slashes[0].reason is None
