@@ -291,18 +291,19 @@ async def _status(network: Network) -> dict[str, Any] | None:
 
 async def settle(network: Network, run_id: RunId, progress: Progress) -> None:
     """Wait until all that was submitted is judged and final, then claim every honest reward."""
+    from muster.chain import ChainView
     from muster.client.rewards import claim, find_earnings, read_view
 
     async with (
         asyncio.timeout(SETTLE_TIMEOUT_S),
         await network.connect(network.cast.owner) as chain,
     ):
-        while not await _is_settled(network, await read_view(chain)):
+        while not await _is_settled(network, await read_view(chain, ChainView())):
             await asyncio.sleep(STATUS_S)
         for member in network.cast.members:
             await network.processes.children[member.name].stop()
         while True:
-            view = await read_view(chain)
+            view = await read_view(chain, ChainView())
             earnings = [
                 await find_earnings(chain, view, run_id, member.wallet.address)
                 for member in network.cast.members
@@ -320,7 +321,6 @@ async def settle(network: Network, run_id: RunId, progress: Progress) -> None:
 async def _is_settled(network: Network, view: ChainView) -> bool:
     """Return whether every stored submission has an outcome and every fraud was executed."""
     from muster.devnet.facts import read_database
-    from muster.protocol.messages import Verdict
 
     judged = {r.file_hash for b in view.batches.values() for r in b.records or []}
     stored = read_database(network.database)

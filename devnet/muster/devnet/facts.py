@@ -7,6 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 
+from muster.chain import ChainView
 from muster.client.rewards import read_view
 from muster.devnet.network import Network
 from muster.devnet.report import DemoFacts, StoredSubmission, TrainedStep
@@ -21,7 +22,7 @@ async def gather_facts(network: Network, run_id: RunId, steps: int, began: float
         for member in network.cast.members:
             # All of the faucet's tokens went into the stake.
             earned[member.wallet.address] = await chain.token.balance_of(member.wallet.address)
-        chain_id, view = chain.chain_id, await read_view(chain)
+        chain_id, view = chain.chain_id, await read_view(chain, ChainView())
     return DemoFacts(
         cast=network.cast,
         run_id=run_id,
