@@ -88,8 +88,8 @@ class StreamReader:
         """
         while True:
             await self._reach(cursor)
-            taken = await self._collect(cursor, newest)
-            if self._is_at(taken.end):
+            taken, consumed = await self._collect(cursor, newest)
+            if self._holds(cursor.position, consumed):
                 return taken
             logger.warning("training stream changed while it was read: reading it again")
 
@@ -111,19 +111,29 @@ class StreamReader:
             return True
         return stream[cursor.position - 1].record.file_hash == cursor.last
 
-    async def _collect(self, cursor: Cursor, newest: PolicyVersion) -> StepInput:
-        """Take records in order until the step is full, fetching no more files than it needs."""
+    def _holds(self, position: int, consumed: list[Hash32]) -> bool:
+        """Tell whether the stream still has these files from a position on."""
+        stream = self._ledger.stream()[position : position + len(consumed)]
+        return [item.record.file_hash for item in stream] == consumed
+
+    async def _collect(
+        self, cursor: Cursor, newest: PolicyVersion
+    ) -> tuple[StepInput, list[Hash32]]:
+        """Take records in order until the step is full, fetching no more files than it needs.
+
+        Also returns the file hashes of all records consumed, dropped ones included.
+        """
         training = self._recipe.training
-        position, last = cursor.position, cursor.last
+        consumed: list[Hash32] = []
         dropped: Counter[Drop] = Counter()
         submissions: list[list[Group]] = []
         ahead: deque[tuple[StreamItem, asyncio.Task[list[Group] | None]]] = deque()
         async with asyncio.TaskGroup() as downloads:
             while len(submissions) < training.submissions_per_step:
                 if len(submissions) + len(ahead) < training.submissions_per_step:
-                    item = self._item_at(position)
+                    item = self._item_at(cursor.position + len(consumed))
                     if item is not None:
-                        position, last = position + 1, item.record.file_hash
+                        consumed.append(item.record.file_hash)
                         if is_stale(item.record, newest, training.max_async_level):
                             _note_drop(dropped, item, Drop.STALE)
                         else:
@@ -139,7 +149,8 @@ class StreamReader:
                 else:
                     submissions.append(groups)
         groups_in_order = [group for submission in submissions for group in submission]
-        return StepInput(groups_in_order, dropped, cursor, Cursor(position, last))
+        end = Cursor(cursor.position + len(consumed), consumed[-1])
+        return StepInput(groups_in_order, dropped, cursor, end), consumed
 
     def _item_at(self, position: int) -> StreamItem | None:
         stream = self._ledger.stream()

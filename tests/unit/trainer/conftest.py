@@ -1,0 +1,20 @@
+"""A tiny base model, built once, and one torch thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from muster.trainer.base_model import WarmStart, build_base_model
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model, hardly warmed up."""
+    folder = tmp_path_factory.mktemp("base") / "model"
+    build_base_model(folder, seed=0, warm_start=WarmStart(steps=25, batch=64))
+    return folder

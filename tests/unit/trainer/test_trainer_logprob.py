@@ -1,0 +1,140 @@
+"""Chunked log-probabilities and entropies against the full softmax in double precision."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from muster.trainer import logprob
+from muster.trainer.logprob import Head, head_of, token_logprobs
+
+HEADS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "scale": {"scale": 0.25},
+    "softcap": {"softcap": 3.0},
+    "everything": {"bias": True, "scale": 1.7, "softcap": 2.0},
+}
+
+
+def _inputs(kind: str) -> tuple[Tensor, Head, Tensor]:
+    options = dict(HEADS[kind])
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight = (
+        torch.randn(n, 8, generator=generator, dtype=torch.float64).requires_grad_()
+        for n in (50, 30)
+    )
+    bias = torch.randn(30, generator=generator, dtype=torch.float64).requires_grad_()
+    targets = torch.randint(30, (50,), generator=generator)
+    bias_V = bias if options.pop("bias", False) else None
+    return hidden, Head(weight, bias_V, **options), targets  # type: ignore[arg-type]
+
+
+def _reference(
+    hidden: Tensor, head: Head, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = hidden @ head.weight_VD.T
+    if head.bias_V is not None:
+        logits = logits + head.bias_V
+    logits = logits * head.scale
+    if head.softcap:
+        logits = head.softcap * torch.tanh(logits / head.softcap)
+    p = torch.softmax(logits / temperature, -1)
+    chosen = p[torch.arange(len(targets)), targets]
+    return chosen.log(), torch.special.entr(p).sum(-1)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen rows at a time: the fifty rows of these tests make four chunks, the last short."""
+    monkeypatch.setattr(logprob, "CHUNK_LOGITS", 1)
+
+
+@pytest.fixture(autouse=True)
+def double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep float64 where the code asks for float32, so that references agree to rounding."""
+    monkeypatch.setattr(Tensor, "float", lambda tensor: tensor)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_are_those_of_the_full_softmax(kind: str, temperature: float) -> None:
+    hidden, head, targets = _inputs(kind)
+    expected = _reference(hidden, head, targets, temperature)
+    found = token_logprobs(hidden, head, targets, temperature)
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1])
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("entropy_weight", [0.0, 0.3])
+def test_gradients_are_those_of_autograd(
+    kind: str, temperature: float, entropy_weight: float
+) -> None:
+    gradients = []
+    for function in (token_logprobs, _reference):
+        hidden, head, targets = _inputs(kind)
+        logp, entropy = function(hidden, head, targets, temperature)
+        weight = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+        (weight * logp + entropy_weight * weight * entropy).sum().backward()
+        parameters = [hidden, head.weight_VD, head.bias_V]
+        gradients.append([p.grad for p in parameters if p is not None])
+    # The weight's gradient is summed in float32.
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_values_without_gradient_are_the_same() -> None:
+    hidden, head, targets = _inputs("everything")
+    expected = token_logprobs(hidden, head, targets, 0.6)
+    with torch.no_grad():
+        found = token_logprobs(hidden, head, targets, 0.6)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+def test_logits_of_all_tokens_never_exist_at_once() -> None:
+    class Largest(TorchFunctionMode):
+        rows = 0
+
+        def __torch_function__(
+            self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.shape[1:] == (30,):
+                self.rows = max(self.rows, result.shape[0])
+            return result
+
+    hidden, head, targets = _inputs("plain")
+    with Largest() as largest:
+        logp, entropy = token_logprobs(hidden, head, targets, 1.0)
+        (logp.sum() + entropy.sum()).backward()
+    # 30 is also the weight's number of rows, not of columns.
+    assert largest.rows == 16
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, (1.0, 0.0)),
+        ({"logit_scale": 0.0625}, (0.0625, 0.0)),
+        ({"logits_scaling": 8.0}, (0.125, 0.0)),
+        ({"final_logit_softcapping": 30.0}, (1.0, 30.0)),
+        ({"final_logit_softcapping": None}, (1.0, 0.0)),
+    ],
+)
+def test_head_knows_what_models_do_to_their_logits(
+    config: dict[str, float | None], expected: tuple[float, float]
+) -> None:
+    layer = nn.Linear(8, 30)
+    model = SimpleNamespace(config=SimpleNamespace(**config), get_output_embeddings=lambda: layer)
+    head = head_of(model)
+    assert (head.scale, head.softcap) == expected
+    assert head.weight_VD is layer.weight
+    assert head.bias_V is layer.bias
