@@ -72,8 +72,9 @@ async def take_seat(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Sea
 
 
 async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[str, ...]:
+    """Return the relays the orchestrator names, or the origin when there is none."""
     named = await await_orchestrator(lambda: api.run_info(settings.run))
-    return (*named.relays, *((named.origin,) if named.origin else ()))
+    return tuple(named.relays) or ((named.origin,) if named.origin else ())
 
 
 def transformers_engine(settings: NodeSettings) -> InferenceEngine:

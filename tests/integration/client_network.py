@@ -1,0 +1,205 @@
+"""Workers and validators on a real chain, orchestrator and origin; only the model is a hash."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.chain import Anvil, Chain, ChainView, DeployParameters, RunConfig, deploy_contracts
+from muster.client.rewards import read_view
+from muster.client.settings import ValidatorSettings, WorkerSettings
+from muster.client.stake import add_stake, register_worker, take_from_faucet
+from muster.client.validator.process import run_validator
+from muster.client.wallet import Wallet
+from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.process import run_worker
+from muster.orchestrator.process import serve
+from muster.orchestrator.settings import OrchestratorSettings
+from muster.protocol.eip712 import address_of, digest, sign
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.messages import Checkpoint
+from muster.shardcast import ChunkStore, ShardServer
+
+# The unit tests' run of a model that is a hash function.
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "client"))
+world = importlib.import_module("client_world")
+CALIBRATION, TASK_SET = world.CALIBRATION, world.TASK_SET
+RECIPE = world.RECIPE.model_copy(
+    update={"training": world.RECIPE.training.model_copy(update={"submissions_per_step": 8})}
+)
+
+TOKEN = 10**18
+PRICE = TOKEN // 1000
+OWNER, ORCHESTRATOR, TRAINER, *REST = (
+    Wallet(address_of(Anvil.key(i)), Anvil.key(i)) for i in range(9)
+)
+VALIDATORS, WORKERS = REST[:2], REST[2:4]
+NODES = [Wallet(address_of(key), key) for key in (keccak(b"node 0"), keccak(b"node 1"))]
+V0 = PolicyVersion(0)
+PARAMETERS = DeployParameters(
+    activation_delay_blocks=0,
+    challenge_window_s=2,
+    outcome_deadline_s=60,
+    jury_time_s=10,
+    unbonding_s=3600,
+)
+
+
+@dataclass
+class Network:
+    """A chain with one run, its origin and its orchestrator."""
+
+    folder: Path
+    anvil: Anvil
+    owner: Chain
+    trainer: Chain
+    store: ChunkStore
+    run_id: RunId
+    orchestrator: str = ""
+
+    def _common(self, name: str) -> dict[str, Any]:
+        return {
+            "run": self.run_id,
+            "orchestrator": self.orchestrator,
+            "rpc": self.anvil.rpc_url,
+            "deployments": self.folder / "deployments",
+            "state_dir": self.folder / name,
+            "poll_s": 0.05,
+        }
+
+    def worker(self, number: int, loop_class: type[WorkerLoop] = WorkerLoop) -> Any:
+        settings = WorkerSettings(
+            **self._common(f"worker-{number}"), worker=WORKERS[number].address, heartbeat_s=0.5
+        )
+        return run_worker(
+            settings,
+            NODES[number],
+            engine_factory=lambda _settings: world.HashEngine(),
+            loop_class=loop_class,
+        )
+
+    def validator(self, number: int) -> Any:
+        settings = ValidatorSettings(**self._common(f"validator-{number}"))
+        return run_validator(
+            settings,
+            VALIDATORS[number],
+            engine_factory=lambda _settings: world.HashEngine(),
+        )
+
+    async def view(self) -> ChainView:
+        return await read_view(self.owner, ChainView())
+
+    async def publish(self, version: PolicyVersion) -> None:
+        """Publish a policy version: a file that says which."""
+        weights = self.folder / f"model-{version}"
+        weights.write_text(f"policy {version}")
+        manifest = await asyncio.to_thread(
+            self.store.publish,
+            {"model.safetensors": weights},
+            run_id=self.run_id,
+            version=version,
+            stream_from=0,
+            stream_to=0,
+            sign=lambda root: self._sign_root(version, root),
+        )
+        await self.trainer.runs.publish_checkpoint(self.run_id, version, manifest.root())
+
+    def _sign_root(self, version: PolicyVersion, root: Hash32) -> bytes:
+        struct = Checkpoint(self.run_id, version, root).struct_hash()
+        return sign(digest(self.owner.domain("RunRegistry"), struct), TRAINER.key)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def open_network(folder: Path) -> AsyncIterator[Network]:
+    """Start everything but workers and validators."""
+    async with AsyncExitStack() as stack:
+        anvil = await stack.enter_async_context(Anvil())
+        deployments = folder / "deployments"
+        await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS, deployments=deployments)
+
+        async def connect(wallet: Wallet) -> Chain:
+            return await stack.enter_async_context(
+                await Chain.connect(anvil.rpc_url, deployments, key=wallet.key)
+            )
+
+        owner = await connect(OWNER)
+        for wallet in VALIDATORS:
+            chain = await connect(wallet)
+            await take_from_faucet(chain, wallet.address, 500 * TOKEN)
+            await add_stake(chain, wallet, 500 * TOKEN)
+        for wallet, node in zip(WORKERS, NODES, strict=True):
+            chain = await connect(wallet)
+            await take_from_faucet(chain, wallet.address, 100 * TOKEN)
+            await register_worker(chain, wallet, node, 100 * TOKEN)
+        run_id, _ = await owner.runs.create_run(_config())
+        await owner.token.approve(owner.deployment.contracts["RewardEscrow"], 1000 * TOKEN)
+        await owner.escrow.fund(run_id, 1000 * TOKEN)
+        (folder / "documents").mkdir()
+        for document in (RECIPE, CALIBRATION, TASK_SET):
+            data = document.to_bytes()
+            (folder / "documents" / keccak(data).hex()).write_bytes(data)
+        store = ChunkStore(folder / "origin")
+        network = Network(folder, anvil, owner, await connect(TRAINER), store, run_id)
+        await network.publish(V0)
+        origin = await stack.enter_async_context(ShardServer(store))
+        network.orchestrator = await stack.enter_async_context(_orchestrator(network, origin.url))
+        yield network
+
+
+def _config() -> RunConfig:
+    return RunConfig(
+        trainer=TRAINER.address,
+        orchestrator=ORCHESTRATOR.address,
+        base_model_hash=keccak(b"base model"),
+        task_set_hash=TASK_SET.hash(),
+        recipe_hash=RECIPE.hash(),
+        calibration_hash=CALIBRATION.hash(),
+        price_per_unit=PRICE,
+        fraud_ppm=500_000,
+        quorum=2,
+        validators=tuple(wallet.address for wallet in VALIDATORS),
+    )
+
+
+@asynccontextmanager
+async def _orchestrator(network: Network, origin: str) -> AsyncIterator[str]:
+    ready = network.folder / "ready"
+    settings = OrchestratorSettings(
+        run=network.run_id,
+        keystore=network.folder / "unused",
+        rpc=network.anvil.rpc_url,
+        deployments=network.folder / "deployments",
+        documents=network.folder / "documents",
+        files=network.folder / "files",
+        database=network.folder / "orchestrator.sqlite3",
+        port=0,
+        ready_file=ready,
+        origin=origin,
+        poll_s=0.05,
+        commit_interval_s=0.1,
+        retry_after_s=0.1,
+    )
+    process = asyncio.create_task(serve(settings, ORCHESTRATOR.key))
+    async with asyncio.timeout(20):
+        while not ready.exists():
+            if process.done():
+                await process
+            await asyncio.sleep(0.02)
+    try:
+        yield ready.read_text().strip()
+    finally:
+        process.cancel()
+        await asyncio.wait([process])

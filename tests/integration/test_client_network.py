@@ -1,0 +1,119 @@
+"""Whole clients among real services: honest work is paid, fraud slashed, restarts survived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_network import PRICE, TOKEN, V0, WORKERS, Network, eventually, open_network
+
+from muster.chain import WorkerStatus
+from muster.client.rewards import claim, find_earnings
+from muster.client.worker.loop import WorkerLoop
+from muster.protocol.errors import MusterError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.messages import Reason, Ticket, Verdict
+from muster.protocol.rollouts import Rollout
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[Network]:
+    async with open_network(tmp_path) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def running(*mains: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
+    tasks = [asyncio.ensure_future(main) for main in mains]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Forger(WorkerLoop):
+    """Claims that every answer is right."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
+
+
+async def accepted(network: Network, number: int) -> int:
+    view = await network.view()
+    worker_id = view.workers[WORKERS[number].address].worker_id
+    stream = view.training_stream(network.run_id)
+    return sum(item.record.worker_id == worker_id for item in stream)
+
+
+async def test_honest_work_is_accepted_recorded_and_paid(network: Network) -> None:
+    worker = WORKERS[0].address
+    async with running(network.worker(0), network.validator(0), network.validator(1)):
+
+        async def has_three() -> bool:
+            return await accepted(network, 0) >= 3
+
+        await eventually(has_three)
+    view = await network.view()
+    assert view.contradictions == []
+    earnings = await find_earnings(network.owner, view, network.run_id, worker)
+
+    async def is_final() -> bool:
+        nonlocal earnings
+        earnings = await find_earnings(network.owner, view, network.run_id, worker)
+        return not earnings.pending
+
+    await eventually(is_final)
+    before = await network.owner.token.balance_of(worker)
+    assert len(await claim(network.owner, earnings, size=2)) == -(-len(earnings.claimable) // 2)
+    paid = await network.owner.token.balance_of(worker) - before
+    assert paid == earnings.amount_wei(earnings.claimable) > 3 * PRICE
+    after = await find_earnings(network.owner, view, network.run_id, worker)
+    assert (after.claimable, len(after.paid)) == ((), len(earnings.claimable))
+
+
+async def test_forger_is_slashed_and_stops_while_the_honest_go_on(network: Network) -> None:
+    clients = (network.worker(1, Forger), network.worker(0))
+    async with running(*clients, network.validator(0), network.validator(1)) as tasks:
+        with pytest.raises(MusterError, match="banned"):
+            async with asyncio.timeout(30):
+                await tasks[0]
+        done = await accepted(network, 0)
+
+        async def goes_on() -> bool:
+            return await accepted(network, 0) > done + 1
+
+        await eventually(goes_on)
+    view = await network.view()
+    cheater = view.workers[WORKERS[1].address]
+    assert cheater.status is WorkerStatus.BANNED
+    assert cheater.slashed_wei >= 50 * TOKEN
+    records = [r for b in view.batches.values() for r in b.records or ()]
+    reasons = {r.reason for r in records if r.worker_id == cheater.worker_id}
+    assert Reason.WRONG_REWARD in reasons
+    honest = [r.verdict for r in records if r.worker_id != cheater.worker_id]
+    assert set(honest) == {Verdict.ACCEPTED}
+
+
+async def test_clients_follow_a_new_policy_and_survive_restarts(network: Network) -> None:
+    for version in (V0, PolicyVersion(1)):
+        if version:
+            await network.publish(version)
+        async with running(network.worker(0), network.validator(0), network.validator(1)):
+
+            async def has_more(wanted: PolicyVersion = version) -> bool:
+                stream = (await network.view()).training_stream(network.run_id)
+                return sum(item.record.policy_version == wanted for item in stream) >= 2
+
+            await eventually(has_more)
+    view = await network.view()
+    assert all(
+        r.verdict is Verdict.ACCEPTED for b in view.batches.values() for r in b.records or ()
+    )
+    assert view.contradictions == []
