@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from muster.chain import Chain, ChainView
+    from muster.client.audit_checks import Observed
     from muster.client.audit_report import AuditReport
 
 
@@ -76,7 +78,6 @@ def audit(run: int | None, rpc: str, deployments: Path, as_json: bool) -> None:
 async def read_report(rpc: str, deployments: Path, run_id: RunId | None = None) -> AuditReport:
     """Return the audit of a chain; raises ChainError, or ConfigError when there is no such run."""
     from muster.chain import Chain, ChainView, EventReader, apply_poll
-    from muster.client.audit_checks import Observed
     from muster.client.audit_report import build_report
 
     async with await Chain.connect(rpc, deployments) as chain:
@@ -89,11 +90,23 @@ async def read_report(rpc: str, deployments: Path, run_id: RunId | None = None) 
                 hint="leave out --run to see all runs",
             )
         block = poll.head.number if poll.head else 0
-        observed = Observed(
-            totals=await chain.vault.totals(block=block),
-            funds={r: await chain.escrow.funds_of(r, block=block) for r in view.runs},
-        )
+        observed = await observe(chain.at(block), view)
         return build_report(view, chain.deployment, block=block, run_id=run_id, observed=observed)
+
+
+async def observe(chain: Chain, view: ChainView) -> Observed:
+    """Return what the contracts say about what the events tell; `chain` is at the view's block."""
+    from muster.client.audit_checks import Observed
+
+    unjudged = [batch.batch_id for batch in view.batches.values() if batch.records is None]
+    return Observed(
+        totals=await chain.vault.totals(),
+        runs=await chain.runs.run_count(),
+        batches=await chain.ledger.batch_count(),
+        funds={run: await chain.escrow.funds_of(run) for run in view.runs},
+        versions={run: await chain.runs.latest_version(run) for run in view.runs},
+        judged=frozenset([b for b in unjudged if (await chain.ledger.batch_of(b)).posted_at]),
+    )
 
 
 def print_report(report: AuditReport) -> None:

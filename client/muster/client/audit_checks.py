@@ -23,7 +23,7 @@ from muster.chain import (
 )
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
-from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Outcomes, Submission, Verdict
 
@@ -49,10 +49,18 @@ class Check:
 class Observed:
     """What the contracts themselves say at the audited block, to compare sums with."""
 
-    totals: StakeTotals | None = None
-    """`StakeVault.totals()`."""
+    totals: StakeTotals
+    """Sums of StakeVault."""
+    runs: int
+    """Runs of RunRegistry."""
+    batches: int
+    """Batches of ContributionLedger."""
     funds: Mapping[RunId, Funds] = field(default_factory=dict)
-    """`RewardEscrow.fundsOf` by run."""
+    """Money of each run the events tell of."""
+    versions: Mapping[RunId, PolicyVersion | None] = field(default_factory=dict)
+    """Newest policy version of each."""
+    judged: frozenset[int] = frozenset()
+    """Batches with outcomes, of those that have none by the events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,19 +495,32 @@ def _case_problems(view: ChainView, case: CaseView, domain: Domain) -> Iterator[
 
 
 def _sums(view: ChainView, observed: Observed) -> Check:
-    problems: list[str] = []
     ours = stake_totals(view)
-    if observed.totals is not None and observed.totals != ours:
-        problems.append(f"stakes add up to {ours}, the vault says {observed.totals}")
-    for run_id, funds in observed.funds.items():
-        run = view.runs.get(run_id)
-        if run is None or (run.funded_wei, run.paid_wei) != (funds.funded_wei, funds.paid_wei):
-            problems.append(f"the escrow of run {run_id} says {funds}")
     return _check(
         "sums equal what the contracts hold",
-        problems,
-        f"{ours.active_wei} wei active, {ours.unbonding_wei} unbonding, {ours.escrowed_wei} escrowed",
+        _sum_problems(view, ours, observed),
+        f"{ours.active_wei} wei active, {ours.unbonding_wei} unbonding, "
+        f"{ours.escrowed_wei} escrowed",
     )
+
+
+def _sum_problems(view: ChainView, ours: StakeTotals, observed: Observed) -> Iterator[str]:
+    if observed.totals != ours:
+        yield f"stakes add up to {ours}, the vault says {observed.totals}"
+    for what, count, theirs in (
+        ("runs", len(view.runs), observed.runs),
+        ("batches", len(view.batches), observed.batches),
+    ):
+        if count != theirs:
+            yield f"the events tell of {count} {what}, the contracts of {theirs}"
+    for run_id, funds in observed.funds.items():
+        run = view.runs[run_id]
+        if (run.funded_wei, run.paid_wei) != (funds.funded_wei, funds.paid_wei):
+            yield f"the escrow of run {run_id} says {funds}"
+        if run.latest_version != observed.versions.get(run_id):
+            yield f"the newest policy of run {run_id} is {observed.versions.get(run_id)}"
+    for batch_id in sorted(observed.judged):
+        yield f"batch {batch_id} has outcomes that no event tells of"
 
 
 def stake_totals(view: ChainView) -> StakeTotals:

@@ -275,8 +275,10 @@ def _worker_report(
 def _slash_report(view: ChainView, slash: SlashView) -> SlashReport:
     batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
     reason = ""
-    if batch and batch.records and slash.position is not None:
-        reason = batch.records[slash.position].reason.name.lower()
+    if batch and slash.position is not None:
+        # A tampered chain may point anywhere.
+        of_position = (batch.records or [])[slash.position : slash.position + 1]
+        reason = "".join(record.reason.name.lower() for record in of_position)
     return SlashReport(
         worker=slash.worker,
         amount_wei=str(slash.amount_wei),

@@ -43,11 +43,13 @@ class Chain:
         *,
         key: bytes | None = None,
         policy: SendPolicy | None = None,
+        block: int | None = None,
     ) -> None:
         self.rpc = rpc
         self.deployment = deployment
         self.chain_id = deployment.chain_id
         self.events = EventTable(deployment.contracts)
+        self._block = "latest" if block is None else hex(block)
         self.sender: TransactionSender | None = None
         if key is not None:
             self.sender = TransactionSender(rpc, key, deployment.chain_id, policy=policy)
@@ -87,6 +89,10 @@ class Chain:
             raise
         return cls(rpc, deployment, key=key)
 
+    def at(self, block: int) -> Chain:
+        """Return the same chain as it was after a block: to read only, and not to be closed."""
+        return Chain(self.rpc, self.deployment, block=block)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -123,15 +129,12 @@ class Chain:
         """Return the height of the latest block."""
         return from_hex(await self.rpc.call("eth_blockNumber"))
 
-    async def read(
-        self, contract: str, function: str, args: Sequence[Any], block: int | None = None
-    ) -> tuple[Any, ...]:
-        """Return what a view returns, at a block or at the head."""
+    async def read(self, contract: str, function: str, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what a view returns."""
         abi = contract_abi(contract).functions[function]
         call = {"to": self.deployment.contracts[contract], "data": hex0x(abi.encode(args))}
-        at = "latest" if block is None else hex(block)
         try:
-            answer = await self.rpc.call("eth_call", call, at)
+            answer = await self.rpc.call("eth_call", call, self._block)
         except RpcError as error:
             if is_revert(error):
                 raise decode_revert(error.data) from error

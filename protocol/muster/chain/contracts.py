@@ -59,10 +59,8 @@ class Receipt:
 class Caller(Protocol):
     """What a client needs of the connection."""
 
-    async def read(
-        self, contract: str, function: str, args: Sequence[Any], block: int | None = None
-    ) -> tuple[Any, ...]:
-        """Return what a view returns, at a block or at the head."""
+    async def read(self, contract: str, function: str, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what a view returns."""
 
     async def write(self, contract: str, function: str, args: Sequence[Any]) -> Receipt:
         """Send a transaction."""
@@ -74,8 +72,8 @@ class _Client:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    async def _read(self, function: str, *args: Any, block: int | None = None) -> tuple[Any, ...]:
-        return await self._caller.read(self.contract, function, args, block)
+    async def _read(self, function: str, *args: Any) -> tuple[Any, ...]:
+        return await self._caller.read(self.contract, function, args)
 
     async def _one(self, function: str, *args: Any) -> Any:
         return (await self._caller.read(self.contract, function, args))[0]
@@ -190,9 +188,9 @@ class StakeVault(_Client):
         """Return the escrow of an offence."""
         return Escrow(*await self._one("escrowOf", offence))
 
-    async def totals(self, *, block: int | None = None) -> StakeTotals:
-        """Return the sums over all accounts, at a block or now."""
-        return StakeTotals(*await self._read("totals", block=block))
+    async def totals(self) -> StakeTotals:
+        """Return the sums over all accounts."""
+        return StakeTotals(*await self._read("totals"))
 
     async def unbonding_period(self) -> int:
         """Return the seconds between asking for stake and having it."""
@@ -536,9 +534,9 @@ class RewardEscrow(_Client):
         """Return whether a slot was paid."""
         return bool(await self._one("isPaid", run_id, worker, step, index))
 
-    async def funds_of(self, run_id: RunId, *, block: int | None = None) -> Funds:
-        """Return what a run received and paid, at a block or now."""
-        return Funds(*await self._read("fundsOf", run_id, block=block))
+    async def funds_of(self, run_id: RunId) -> Funds:
+        """Return what a run received and paid."""
+        return Funds(*await self._read("fundsOf", run_id))
 
 
 def _record(values: tuple[Any, ...]) -> OutcomeRecord:

@@ -1,0 +1,536 @@
+"""muster.chain against real contracts on a real Anvil."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from chain_scenario import (
+    CHALLENGER,
+    CHEATER,
+    FRAUD_PPM,
+    HONEST,
+    ORCHESTRATOR,
+    OWNER,
+    PARAMETERS,
+    PRICE,
+    TOKEN,
+    TRAINER,
+    VALIDATORS,
+    WINDOW_S,
+    Scenario,
+    accepted,
+    fraud,
+    network,
+    node_of,
+    outcome_proof,
+    play,
+)
+
+from muster.chain import (
+    Anvil,
+    Chain,
+    ChainView,
+    DeployParameters,
+    EventReader,
+    SlashState,
+    WorkerStatus,
+    apply_poll,
+    deploy_contracts,
+    follow,
+    load_deployment,
+    save_deployment,
+)
+from muster.protocol.eip712 import address_of
+from muster.protocol.errors import ChainUnreachable, ConfigError, ContractRevert, WrongChain
+from muster.protocol.ids import PolicyVersion, to_address
+from muster.protocol.messages import Verdict
+
+STAKE = 100 * TOKEN
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+# ------------------------------------------------------------------- deployment
+
+
+async def test_deployment_is_found_again_when_saved(tmp_path: Path) -> None:
+    async with Anvil() as anvil:
+        made = await deploy_contracts(
+            anvil.rpc_url, Anvil.key(0), DeployParameters(), deployments=tmp_path
+        )
+        assert load_deployment(tmp_path, 31337) == made
+        async with await Chain.connect(anvil.rpc_url, tmp_path) as chain:
+            assert chain.deployment == made
+            assert chain.account is None
+
+
+async def test_deployment_has_its_parameters() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(OWNER)
+        assert await chain.workers.required_stake() == PARAMETERS.required_worker_stake
+        assert await chain.workers.activation_delay() == PARAMETERS.activation_delay_blocks
+        assert await chain.workers.jail_time() == PARAMETERS.jail_time_s
+        assert await chain.runs.required_validator_stake() == PARAMETERS.required_validator_stake
+        assert await chain.ledger.challenge_window() == PARAMETERS.challenge_window_s
+        assert await chain.ledger.outcome_deadline() == PARAMETERS.outcome_deadline_s
+        assert await chain.court.jury_time() == PARAMETERS.jury_time_s
+        assert await chain.court.challenge_bond() == PARAMETERS.challenge_bond
+        assert await chain.vault.unbonding_period() == PARAMETERS.unbonding_s
+        assert await chain.vault.insurance() == OWNER.address
+        assert await chain.vault.insurance_ppm() == PARAMETERS.insurance_ppm
+        assert await chain.vault.reporter_ppm() == PARAMETERS.reporter_ppm
+        assert await chain.vault.reporter_cap() == PARAMETERS.reporter_cap
+        assert await chain.token.balance_of(OWNER.address) == PARAMETERS.initial_supply
+
+
+async def test_domains_are_those_of_the_contracts() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(OWNER)
+        for contract, client in (
+            ("WorkerRegistry", chain.workers),
+            ("ContributionLedger", chain.ledger),
+        ):
+            assert await client.domain_separator() == chain.domain(contract).separator()
+
+
+async def test_deployments_follow_one_another_on_one_chain() -> None:
+    async with Anvil() as anvil:
+        first = await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
+        second = await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
+        assert not set(first.contracts.values()) & set(second.contracts.values())
+        assert second.deploy_block > first.deploy_block
+
+
+# ------------------------------------------------------------------- connecting
+
+
+async def test_connect_names_the_outage_when_nothing_answers(tmp_path: Path) -> None:
+    with pytest.raises(ChainUnreachable, match="does not answer") as error:
+        await Chain.connect("http://user:secret@127.0.0.1:9/key", tmp_path)
+    assert "secret" not in str(error.value)
+    assert "key" not in str(error.value)
+
+
+async def test_connect_refuses_another_chain() -> None:
+    async with network(with_run=False) as net:
+        other = dataclasses.replace(net.deployment, chain_id=5)
+        with pytest.raises(WrongChain, match="serves chain 31337"):
+            await Chain.connect(net.anvil.rpc_url, other)
+
+
+async def test_connect_refuses_a_chain_without_the_contracts() -> None:
+    async with network(with_run=False) as net, Anvil() as fresh:
+        with pytest.raises(WrongChain, match="no code at the recorded address of MusterToken"):
+            await Chain.connect(fresh.rpc_url, net.deployment)
+
+
+async def test_connect_says_where_it_looked_without_a_deployment(tmp_path: Path) -> None:
+    async with Anvil() as anvil:
+        with pytest.raises(ConfigError, match=r"31337\.json does not exist"):
+            await Chain.connect(anvil.rpc_url, tmp_path)
+
+
+async def test_view_of_foreign_code_is_refused() -> None:
+    async with network(with_run=False) as net:
+        swapped = dict(net.deployment.contracts)
+        swapped["WorkerRegistry"] = swapped["MusterToken"]
+        wrong = dataclasses.replace(net.deployment, contracts=swapped)
+        async with await Chain.connect(net.anvil.rpc_url, wrong) as chain:
+            with pytest.raises((WrongChain, ContractRevert)):
+                await chain.workers.required_stake()
+
+
+async def test_writing_needs_a_key() -> None:
+    async with (
+        network(with_run=False) as net,
+        await Chain.connect(net.anvil.rpc_url, net.deployment) as chain,
+    ):
+        with pytest.raises(ConfigError, match="needs a key"):
+            await chain.token.burn(1)
+
+
+# ---------------------------------------------------------------------- sending
+
+
+async def test_sends_from_many_tasks_all_land_when_concurrent() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(CHALLENGER)
+        receipts = await asyncio.gather(
+            *(chain.token.faucet(CHALLENGER.address, 1) for _ in range(25))
+        )
+        assert len({receipt.tx_hash for receipt in receipts}) == 25
+        assert await chain.token.balance_of(CHALLENGER.address) == 25
+
+
+async def test_two_writers_of_one_key_do_not_lose_transactions() -> None:
+    async with network(with_run=False) as net:
+        second = await Chain.connect(net.anvil.rpc_url, net.deployment, key=CHALLENGER.key)
+        async with second:
+            for chain in (net.of(CHALLENGER), second, net.of(CHALLENGER), second):
+                await chain.token.faucet(CHALLENGER.address, 1)
+            assert await second.token.balance_of(CHALLENGER.address) == 4
+
+
+async def test_revert_is_decoded_before_anything_is_paid() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(CHALLENGER)
+        before = await chain.rpc.call("eth_getBalance", CHALLENGER.address, "latest")
+        with pytest.raises(ContractRevert) as error:
+            await chain.vault.deposit(CHALLENGER.address, 7)
+        assert error.value.name == "ERC20InsufficientAllowance"
+        assert error.value.args_ == (net.deployment.contracts["StakeVault"], 0, 7)
+        assert error.value.tx is None
+        assert await chain.rpc.call("eth_getBalance", CHALLENGER.address, "latest") == before
+
+
+async def test_view_revert_is_decoded() -> None:
+    async with network(with_run=False) as net:
+        with pytest.raises(ContractRevert, match=r"RunUnknown\(9\)"):
+            await net.of(OWNER).runs.config_of(9)  # type: ignore[arg-type]
+
+
+async def test_account_without_gas_money_is_told_so() -> None:
+    async with network(with_run=False) as net:
+        key = bytes([7]) * 32
+        async with await Chain.connect(net.anvil.rpc_url, net.deployment, key=key) as chain:
+            assert chain.account is not None
+            with pytest.raises(Exception, match=r"(?i)insufficient funds") as error:
+                await chain.token.faucet(chain.account, 1)
+            assert "gas" in str(getattr(error.value, "hint", ""))
+            await net.anvil.set_balance(chain.account, 10**18)
+            await chain.token.faucet(chain.account, 1)
+
+
+# ------------------------------------------------------------------------- flow
+
+
+async def test_worker_registers_with_permit_in_one_transaction() -> None:
+    async with network(with_run=False) as net:
+        await net.register(HONEST)
+        chain = net.of(HONEST)
+        account = await chain.workers.worker_of(HONEST.address)
+        assert (account.worker_id, account.status) == (1, WorkerStatus.ACTIVE)
+        assert account.node == node_of(HONEST).address
+        assert await chain.workers.worker_of_node(account.node) == HONEST.address
+        assert await chain.vault.active_stake(HONEST.address) == STAKE
+        worker = (await net.view()).workers[HONEST.address]
+        assert (worker.node, worker.active_from) == (account.node, account.active_from)
+        assert worker.active_wei == STAKE
+        assert worker.registered_tx.startswith("0x")
+
+
+async def test_run_is_read_back_as_created() -> None:
+    async with network() as net:
+        chain = net.of(OWNER)
+        assert await chain.runs.config_of(net.run_id) == net.config()
+        run = (await net.view()).runs[net.run_id]
+        assert run.config == net.config()
+        assert (run.owner, run.funded_wei) == (OWNER.address, TOKEN)
+        assert run.validators == [v.address for v in VALIDATORS]
+        assert (await chain.runs.terms_of(net.run_id)).quorum == 2
+        assert (await chain.runs.seat_of(net.run_id, VALIDATORS[1].address)).number == 1
+        assert await chain.runs.latest_version(net.run_id) == 0
+        assert (await chain.escrow.funds_of(net.run_id)).funded_wei == TOKEN
+
+
+async def test_beacon_is_the_hash_of_the_publishing_block() -> None:
+    async with network() as net:
+        await net.of(OWNER).runs.record_beacon(net.run_id, PolicyVersion(0))
+        view = await net.view()
+        checkpoint = view.runs[net.run_id].checkpoints[PolicyVersion(0)]
+        stored = await net.of(OWNER).runs.checkpoint_of(net.run_id, PolicyVersion(0))
+        assert checkpoint.beacon == stored.beacon
+        assert checkpoint.manifest_root == stored.manifest_root
+        assert view.contradictions == []
+
+
+async def test_version_must_increase() -> None:
+    async with network() as net:
+        with pytest.raises(ContractRevert, match="RunVersionNotIncreasing"):
+            await net.of(TRAINER).runs.publish_checkpoint(
+                net.run_id,
+                PolicyVersion(0),
+                bytes([1]) * 32,  # type: ignore[arg-type]
+            )
+
+
+async def test_full_flow_slashes_the_cheater_and_pays_the_honest() -> None:
+    async with network() as net:
+        await play(net)
+        view = await net.view()
+        assert view.contradictions == []
+        honest, cheater = view.workers[HONEST.address], view.workers[CHEATER.address]
+        assert (honest.status, cheater.status) == (WorkerStatus.ACTIVE, WorkerStatus.BANNED)
+        taken = STAKE * FRAUD_PPM // 10**6
+        assert (cheater.active_wei, cheater.slashed_wei) == (STAKE - taken, taken)
+        (slash,) = view.slashes
+        assert (slash.worker, slash.batch_id, slash.position) == (CHEATER.address, 1, 1)
+        assert slash.state is SlashState.RELEASED
+        (payment,) = view.payments
+        assert (payment.worker, payment.slots, payment.units) == (HONEST.address, 2, 1300)
+        assert payment.amount_wei == 1300 * PRICE
+        assert await net.of(HONEST).token.balance_of(HONEST.address) == 1300 * PRICE
+        stream = view.training_stream(net.run_id)
+        assert [(i.batch_id, i.position) for i in stream] == [(1, 0), (1, 2), (2, 0)]
+        assert view.slot_used(net.run_id, 2, 1, 0)
+        assert not view.slot_used(net.run_id, 2, 1, 1)
+
+
+async def test_views_agree_with_the_ledger() -> None:
+    async with network() as net:
+        await play(net)
+        view, ledger = await net.view(), net.of(OWNER).ledger
+        assert await ledger.batch_count() == 2
+        for batch in view.batches.values():
+            stored = await ledger.batch_of(batch.batch_id)
+            assert stored.outcomes_root == batch.outcomes_root
+            assert (stored.committed_at, stored.posted_at) == (batch.committed_at, batch.posted_at)
+        records = view.batches[1].records
+        assert records is not None
+        proof = outcome_proof(1, records, 0)
+        decoded, leaf = await ledger.outcome_of(proof)
+        assert (decoded, leaf) == (records[0], records[0].leaf(1, 0))
+        settled = await ledger.settled_outcome(proof)
+        assert (settled.run_id, settled.record, settled.is_final) == (1, records[0], True)
+        assert await ledger.is_final(1, leaf)
+        assert await ledger.signers_of(1) == 0b11
+        assert await net.of(OWNER).escrow.is_paid(net.run_id, HONEST.address, records[0].step, 0)
+
+
+async def test_claim_is_refused_when_not_final_or_paid_before() -> None:
+    async with network() as net:
+        submission = net.submission(HONEST, 0)
+        records = [accepted(1, submission)]
+        batch_id = await net.commit([submission])
+        await net.post(batch_id, [submission], records)
+        proof, escrow = outcome_proof(batch_id, records, 0), net.of(HONEST).escrow
+        with pytest.raises(ContractRevert, match="EscrowNotFinal"):
+            await escrow.claim([proof])
+        await net.pass_time(WINDOW_S)
+        await escrow.claim([proof])
+        with pytest.raises(ContractRevert, match="EscrowSlotPaid"):
+            await escrow.claim([proof])
+
+
+async def test_fraud_is_not_executed_without_the_workers_signature() -> None:
+    async with network() as net:
+        submission = net.submission(CHEATER, 0)
+        records = [fraud(2, submission)]
+        batch_id = await net.commit([submission])
+        await net.post(batch_id, [submission], records)
+        forged = net.node_signature(submission, HONEST)
+        with pytest.raises(ContractRevert, match="LedgerInvalidSubmission"):
+            await net.of(ORCHESTRATOR).ledger.execute_fraud(
+                outcome_proof(batch_id, records, 0), submission, forged
+            )
+
+
+async def test_outcomes_are_refused_below_the_quorum() -> None:
+    async with network() as net:
+        submission = net.submission(HONEST, 0)
+        batch_id = await net.commit([submission])
+        with pytest.raises(ContractRevert, match=r"LedgerQuorumNotMet\(1, 2\)"):
+            await net.post(batch_id, [submission], [accepted(1, submission)], VALIDATORS[:1])
+
+
+async def test_overturned_fraud_gives_stake_and_status_back() -> None:
+    async with network() as net:
+        submission = net.submission(CHEATER, 0)
+        records = [fraud(2, submission)]
+        batch_id = await net.commit([submission])
+        await net.post(batch_id, [submission], records)
+        proof = outcome_proof(batch_id, records, 0)
+        await net.of(ORCHESTRATOR).ledger.execute_fraud(
+            proof, submission, net.node_signature(submission, CHEATER)
+        )
+        await dispute(net, proof, Verdict.ACCEPTED)
+        view = await net.view()
+        assert view.contradictions == []
+        worker = view.workers[CHEATER.address]
+        assert (worker.status, worker.active_wei, worker.slashed_wei) == ("Active", STAKE, 0)
+        assert view.slashes[0].state is SlashState.RESTORED
+        assert view.standing_verdict(batch_id, 0) is Verdict.ACCEPTED
+        leaf = records[0].leaf(batch_id, 0)
+        case = await net.of(OWNER).court.case_of(leaf)
+        assert case is not None
+        assert (case.closed, case.overturned, case.votes_to_overturn) == (True, True, 1)
+        court = net.of(OWNER).court
+        assert await court.effective_verdict(leaf, Verdict.FRAUD) is Verdict.ACCEPTED
+
+
+async def dispute(net: Scenario, proof: object, claimed: Verdict) -> None:
+    chain, bond = net.of(CHALLENGER), PARAMETERS.challenge_bond
+    await chain.token.faucet(CHALLENGER.address, bond)
+    await chain.token.approve(net.deployment.contracts["DisputeCourt"], bond)
+    opened = await chain.court.challenge(proof, claimed)  # type: ignore[arg-type]
+    leaf = opened.event("CaseOpened").args["leaf"]
+    assert await chain.court.is_open(leaf)
+    # The third validator did not sign: it is the jury.
+    await net.of(VALIDATORS[2]).court.vote(leaf, True)
+    await chain.court.close(proof)  # type: ignore[arg-type]
+
+
+async def test_life_of_a_worker_is_followed_from_jail_to_exit() -> None:
+    async with network() as net:
+        chain = net.of(HONEST)
+        await chain.vault.request_unbond(1)
+        assert (await net.view()).workers[HONEST.address].status == "Jailed"
+        await chain.token.faucet(HONEST.address, 1)
+        await chain.token.approve(net.deployment.contracts["StakeVault"], 1)
+        await chain.vault.deposit(HONEST.address, 1)
+        await net.pass_time(PARAMETERS.jail_time_s)
+        await chain.workers.unjail()
+        assert (await net.view()).workers[HONEST.address].status == "Active"
+        await chain.workers.exit()
+        await net.pass_time(PARAMETERS.unbonding_s)
+        await chain.vault.withdraw()
+        view = await net.view()
+        worker = view.workers[HONEST.address]
+        assert (worker.status, worker.active_wei, worker.unbonding_wei) == ("Exiting", 0, 0)
+        assert view.contradictions == []
+        assert [status for _, status in worker.standings] == [
+            *("Active", "Jailed", "Active", "Exiting")
+        ]
+
+
+# ------------------------------------------------------------------------ reorg
+
+
+def figures(view: ChainView) -> object:
+    """What a view says, comparable."""
+    return (view.workers, view.stakes, view.runs, view.batches, view.slashes, view.payments)
+
+
+async def test_reader_rereads_what_a_reorganisation_dropped() -> None:
+    async with network() as net:
+        view, reader = ChainView(), EventReader(net.of(OWNER))
+        apply_poll(view, await reader.poll())
+        submission = net.submission(HONEST, 0)
+        await net.commit([submission])
+        apply_poll(view, await reader.poll())
+        assert list(view.batches) == [1]
+        head = await net.of(OWNER).block_number()
+        committed_in = view.batches[1].block_number
+        await net.rpc.call("anvil_reorg", head - committed_in + 1, [])
+        poll = await reader.poll()
+        assert poll.rewound_to is not None
+        assert poll.rewound_to < committed_in
+        apply_poll(view, poll)
+        assert view.batches == {}
+        assert figures(view) == figures(await net.view())
+
+
+async def test_reader_follows_a_chain_that_got_shorter() -> None:
+    async with network() as net:
+        view, reader = ChainView(), EventReader(net.of(OWNER))
+        snapshot = await net.rpc.call("evm_snapshot")
+        await play(net)
+        apply_poll(view, await reader.poll())
+        assert len(view.batches) == 2
+        await net.rpc.call("evm_revert", snapshot)
+        apply_poll(view, await reader.poll())
+        assert view.batches == {}
+        submission = net.submission(HONEST, 5)
+        await net.commit([submission])
+        apply_poll(view, await reader.poll())
+        assert figures(view) == figures(await net.view())
+
+
+async def test_reader_goes_on_where_a_view_ends() -> None:
+    async with network() as net:
+        view = await net.view()
+        await play(net)
+        poll = await EventReader(net.of(OWNER), known=view.recent_blocks()).poll()
+        assert poll.rewound_to is None
+        apply_poll(view, poll)
+        assert figures(view) == figures(await net.view())
+
+
+async def test_follow_lives_through_an_outage(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    changes = asyncio.Queue[int](maxsize=100)
+    view = ChainView()
+
+    async def on_change(events: list[object]) -> None:
+        await changes.put(len(events))
+
+    async with Anvil(state=state) as anvil:
+        deployment = await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS)
+        port = int(anvil.rpc_url.rpartition(":")[2])
+        async with await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key) as chain:
+            await stake_one(chain)
+    async with Anvil(port=port, state=state) as anvil:
+        chain = await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key)
+        following = asyncio.create_task(
+            follow(chain, view, poll_s=0.02, on_change=on_change)  # type: ignore[arg-type]
+        )
+        assert await asyncio.wait_for(changes.get(), 10) == 1
+    async with Anvil(port=port, state=state):
+        await stake_one(chain)
+        assert await asyncio.wait_for(changes.get(), 20) >= 1
+        assert view.stakes[OWNER.address].active_wei == 2
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        await chain.close()
+
+
+async def stake_one(chain: Chain) -> None:
+    await chain.token.approve(chain.deployment.contracts["StakeVault"], 1)
+    await chain.vault.deposit(OWNER.address, 1)
+
+
+# ------------------------------------------------------------------------ anvil
+
+
+async def test_anvil_refuses_a_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use"):
+            await Anvil(port=port).__aenter__()
+
+
+async def test_anvil_says_so_when_its_state_file_is_damaged(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text("{")
+    with pytest.raises(ConfigError, match="anvil ended"):
+        await Anvil(state=state, log=tmp_path / "anvil.log").__aenter__()
+
+
+async def test_anvil_keeps_its_chain_between_two_starts(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    async with Anvil(state=state) as anvil:
+        deployment = await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS)
+        save_deployment(tmp_path, deployment)
+    async with Anvil(state=state) as anvil, await Chain.connect(anvil.rpc_url, tmp_path) as chain:
+        assert await chain.token.symbol() == "MUSTER"
+
+
+async def test_anvil_leaves_no_process_behind() -> None:
+    async with Anvil() as anvil:
+        pid = anvil.pid
+    assert pid is not None
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_development_accounts_are_the_well_known_ones() -> None:
+    async with Anvil() as anvil, await _bare(anvil) as chain:
+        accounts = await chain.rpc.call("eth_accounts")
+    assert [to_address(a) for a in accounts] == [address_of(Anvil.key(i)) for i in range(10)]
+
+
+async def _bare(anvil: Anvil) -> Chain:
+    deployment = await deploy_contracts(anvil.rpc_url, Anvil.key(0), PARAMETERS)
+    return await Chain.connect(anvil.rpc_url, deployment)
