@@ -26,6 +26,8 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
     """
     async with await Chain.connect(settings.rpc, settings.deployments, key=key) as chain:
         view, reader, chain_clock = ChainView(), EventReader(chain), ChainClock()
+        # Asked before reading: what was mined meanwhile is then read.
+        in_flight = await _has_transactions_in_flight(chain)
         await _catch_up(view, reader)
         chain_clock.update(await chain.now())
         run = view.runs.get(RunId(settings.run))
@@ -46,6 +48,7 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
                 database=database,
                 clock=time.time,
                 chain_clock=chain_clock,
+                in_flight=in_flight,
             )
             # What is loaded by now stays: sparing the collector from it halves the slowest answers.
             gc.collect()
@@ -60,3 +63,11 @@ async def _catch_up(view: ChainView, reader: EventReader) -> None:
     poll = await reader.poll()
     apply_poll(view, poll)
     logger.info("caught up with the chain", extra={"events": len(poll.events)})
+
+
+async def _has_transactions_in_flight(chain: Chain) -> bool:
+    """Return whether the account has sent what is not mined, before this process started."""
+    mined, sent = await chain.rpc.batch(
+        [("eth_getTransactionCount", [chain.account, block]) for block in ("latest", "pending")]
+    )
+    return bool(mined != sent)

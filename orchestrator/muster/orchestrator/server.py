@@ -10,8 +10,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from muster.orchestrator.app import create_app
 from muster.orchestrator.loop import run as run_loop
@@ -23,6 +25,43 @@ logger = logging.getLogger(__name__)
 
 STOP_S = 2
 """How long open requests may take to finish when the process stops."""
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, closing connections whose headers do not arrive in time.
+
+    uvicorn itself waits for them without a limit, so that a few thousand silent connections would
+    keep everybody else out.
+    """
+
+    header_timeout_s = 15.0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to wait for a request."""
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in bytes; while they are no complete headers yet, the deadline stands."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._deadline is None:
+            self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadline."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        self._deadline = self.loop.call_later(self.header_timeout_s, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class _Server(uvicorn.Server):
@@ -75,8 +114,10 @@ async def _serve(services: Services, reader: ReaderPort) -> None:
 
 
 def _uvicorn_config(app: FastAPI, settings: OrchestratorSettings) -> uvicorn.Config:
+    protocol = type("Protocol", (_Protocol,), {"header_timeout_s": settings.header_timeout_s})
     return uvicorn.Config(
         app,
+        http=protocol,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -61,5 +61,7 @@ class OrchestratorSettings(Settings):
     """Most open event streams."""
     max_connections: Annotated[int, Field(ge=1)] = 2000
     """Most open connections; more are answered 503."""
+    header_timeout_s: Annotated[float, Field(gt=0)] = 15.0
+    """How long a request's headers may take to arrive."""
     body_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """How long a request's body may take to arrive."""

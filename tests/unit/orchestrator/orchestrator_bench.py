@@ -116,7 +116,12 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(
-    folder: Path, network: Network | None = None, *, start_s: int = 0, **settings: Any
+    folder: Path,
+    network: Network | None = None,
+    *,
+    start_s: int = 0,
+    in_flight: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Start an orchestrator over `folder`; a second one over the same folder is a restart."""
     network, wall = network or Network(), Wall()
@@ -142,6 +147,7 @@ async def open_bench(
             database=database,
             clock=wall,
             chain_clock=chain_clock,
+            in_flight=in_flight,
         )
         async with asyncio.TaskGroup() as tasks:
             group = tasks.create_task(services.group.run())

@@ -100,6 +100,18 @@ async def test_composition_is_committed_when_the_process_died_before_sending_it(
         assert network.chain.ledger.committed[0][0] == merkle_root([first.leaf()])
 
 
+@pytest.mark.parametrize("in_flight", [True, False])
+async def test_commitment_waits_after_a_restart_only_when_it_may_be_under_way(
+    tmp_path: Path, in_flight: bool
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload(0, b"one")
+        assert await bench.services.batching.next() is not None
+    async with open_bench(tmp_path, network, in_flight=in_flight, recommit_s=1000.0) as bench:
+        assert await bench.commit() is not in_flight
+
+
 async def test_submissions_wait_again_when_the_process_died_while_composing(
     tmp_path: Path,
 ) -> None:

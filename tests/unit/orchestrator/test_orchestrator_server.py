@@ -129,6 +129,42 @@ async def test_stop_does_not_wait_for_a_request_that_hangs(tmp_path: Path) -> No
     hanging.close()
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: "])
+async def test_connection_is_closed_when_its_headers_do_not_arrive(
+    tmp_path: Path, sent: bytes
+) -> None:
+    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_connection_is_closed_when_its_second_headers_do_not_arrive(tmp_path: Path) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request)
+        answers = await reader.readuntil(b"ok")
+        writer.write(request[:10])
+        answers += await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+    assert answers.count(b"HTTP/1.1 200") == 1
+
+
+async def test_connection_stays_open_between_requests(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path, header_timeout_s=0.1) as (_, url),
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        for _ in range(2):
+            assert (await http.get("/healthz")).text == "ok"
+            # Longer than the deadline for headers: an idle connection is no unfinished request.
+            await asyncio.sleep(0.2)
+
+
 async def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -183,6 +183,14 @@ async def test_events_carry_the_status(bench: Bench) -> None:
     assert to_json(await bench.services.status.build())
 
 
+async def test_status_is_built_once_for_all_who_ask_at_the_same_time(bench: Bench) -> None:
+    desk = bench.services.status
+    first = await desk.latest()
+    assert await desk.latest() is first
+    desk._latest = (-10.0, first)
+    assert await desk.latest() is not first
+
+
 points = st.lists(
     st.tuples(st.integers(0, 10**6), st.floats(-10, 10)), unique_by=lambda p: p[0]
 ).map(sorted)

@@ -18,14 +18,14 @@ router = APIRouter()
 @router.get("/v1/status")
 async def status(services: ServicesDep) -> Response:
     """Return what the dashboard shows."""
-    return Response(to_json(await services.status.build()), media_type="application/json")
+    return Response(to_json(await services.status.latest()), media_type="application/json")
 
 
 @router.get("/v1/events")
 async def events(services: ServicesDep) -> StreamingResponse:
     """Stream the status whenever it changes."""
     services.feed.require_room()
-    first = to_json(await services.status.build())
+    first = to_json(await services.status.latest())
     return StreamingResponse(
         _stream(services.feed, first),
         media_type="text/event-stream",
@@ -36,7 +36,7 @@ async def events(services: ServicesDep) -> StreamingResponse:
 @router.get("/", include_in_schema=False)
 async def dashboard(services: ServicesDep) -> HTMLResponse:
     """Return the page."""
-    page = render(await services.status.build(), now=services.clock())
+    page = render(await services.status.latest(), now=services.clock())
     return HTMLResponse(
         page,
         headers={"content-security-policy": CONTENT_SECURITY_POLICY, "cache-control": "no-store"},

@@ -101,8 +101,11 @@ async def build_services(
     database: Database,
     clock: Callable[[], float],
     chain_clock: ChainClock,
+    in_flight: bool = True,
 ) -> Services:
     """Wire and load the services over an open database and a chain view that has caught up.
+
+    `in_flight` says whether commitments of an earlier process may still be mined.
 
     Raises StorageError when the database belongs to another run, ConfigError when the run names
     another orchestrator.
@@ -140,7 +143,7 @@ async def build_services(
         outcome_deadline_s=await chain.ledger.outcome_deadline(),
         now=chain_clock.now,
     )
-    await batching.load(wait_s=settings.recommit_s)
+    await batching.load(wait_s=settings.recommit_s if in_flight else 0.0)
     nonces = NonceStore(database, group, clock=clock, valid_from=identity.created_at)
     await nonces.load()
     heartbeats = Heartbeats(database, clock=clock)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from sqlalchemy import func, select
@@ -21,6 +24,8 @@ SHOWN_WORKERS = 200
 SHOWN_SUBMISSIONS = 20
 SHOWN_SLASHES = 20
 SHOWN_POINTS = 500
+MAX_AGE_S = 0.2
+"""Statuses are built at most this often, however many ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,7 @@ class StatusDesk:
         heartbeats: Heartbeats,
         training: TrainingMetrics,
         recipe: Recipe,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._projection = projection
@@ -168,6 +174,18 @@ class StatusDesk:
         self._heartbeats = heartbeats
         self._training = training
         self._recipe = recipe
+        self._monotonic = monotonic
+        self._building = asyncio.Lock()
+        self._latest: tuple[float, Status | None] = (0.0, None)
+
+    async def latest(self) -> Status:
+        """Return a status that is at most MAX_AGE_S old: for everybody who asks."""
+        async with self._building:
+            built_at, status = self._latest
+            if status is None or self._monotonic() - built_at > MAX_AGE_S:
+                status = await self.build()
+                self._latest = (self._monotonic(), status)
+            return status
 
     async def build(self) -> Status:
         """Return the status as of now."""
