@@ -33,7 +33,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 STATUS_S = 0.5
 """Seconds between two looks at the orchestrator."""
-KILL_AT, ABSENT_S = 0.3, 3.0
+KILL_AT, ABSENT_S = 0.15, 1.0
 """The restarted worker is killed at this share of the steps, and away this long."""
 SETTLE_TIMEOUT_S = 60.0
 """Everything submitted must be judged, final and paid within this after the last step."""
@@ -321,12 +321,12 @@ async def settle(network: Network, run_id: RunId, progress: Progress) -> None:
 async def _is_settled(network: Network, view: ChainView) -> bool:
     """Return whether every stored submission has an outcome and every fraud was executed."""
     from muster.devnet.facts import read_database
+    from muster.protocol.messages import Verdict
 
-    judged = {r.file_hash for b in view.batches.values() for r in b.records or []}
+    records = [record for batch in view.batches.values() for record in batch.records or []]
+    judged = {record.file_hash for record in records}
+    cheaters = {record.worker_id for record in records if record.verdict is Verdict.FRAUD}
     stored = read_database(network.database)
-    cheaters = {
-        r.worker_id for b in view.batches.values() for r in b.records or [] if r.verdict == 4
-    }
     slashed = {view.workers[slash.worker].worker_id for slash in view.slashes}
     return all(row.file_hash in judged for row in stored) and cheaters == slashed
 

@@ -45,14 +45,14 @@ class Progress:
 
     def say(self, message: str) -> None:
         """Print one line above the live view."""
-        self._console.print(Text(f"{self._elapsed():>5} {message}"))
+        self._console.print(Text(f"{self._elapsed():>5} {message}"), soft_wrap=True)
 
     def show(self, status: Mapping[str, Any]) -> None:
         """Draw the status, or print a line if it changed."""
         if self._live:
             self._live.update(self._draw(status), refresh=True)
             return
-        figures = (status["step"], status["policy_version"], len(status["slashes"]))
+        figures = (status["policy_version"], len(status["slashes"]))
         if figures != self._shown:
             self._shown = figures
             self.say(self._line(status))
@@ -122,7 +122,9 @@ def show_report(console: Console, folder: Path, facts: DemoFacts, report: dict[s
     for slash in report["slashes"]:
         amount = int(slash["amount_wei"]) / 10**18
         name = names.get(slash["worker"], slash["worker"])
-        console.print(f"\n{name} lost {amount:g} tokens for {slash['reason']}: {slash['tx']}")
+        console.print(
+            f"\n{name} lost {amount:g} tokens for {slash['reason']}: {slash['tx']}", soft_wrap=True
+        )
     console.print()
     for check in report["checks"]:
         console.print(
