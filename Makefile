@@ -30,21 +30,21 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	node_modules/.bin/forge fmt --check
-	node_modules/.bin/forge build --quiet
+	tools/forge fmt --check
+	tools/forge build --quiet
 	$(BIN)/python contracts/script/export_artifacts.py --check
 
 fmt: setup
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format .
-	node_modules/.bin/forge fmt
+	tools/forge fmt
 
 test: setup
-	node_modules/.bin/forge test
+	tools/forge test
 	$(BIN)/python -m pytest -q -m "not slow"
 
 test-all: setup
-	FOUNDRY_PROFILE=deep node_modules/.bin/forge test
+	FOUNDRY_PROFILE=deep tools/forge test
 	$(BIN)/python -m pytest -q
 
 demo: setup

@@ -48,7 +48,7 @@ def main() -> int:
 
 def build() -> None:
     """Compile the contracts; exits with forge's message when that fails."""
-    forge = ROOT / "node_modules" / ".bin" / "forge"
+    forge = ROOT / "tools" / "forge"
     command = [str(forge), "build", "--root", str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=FORGE_TIMEOUT_S)
     if done.returncode:
