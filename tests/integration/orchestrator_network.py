@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from eth_account import Account
 
 from muster.api import Lease, OrchestratorApi
 from muster.chain import Anvil, Chain, Deployment, DeployParameters, RunConfig, deploy_contracts
@@ -228,3 +232,57 @@ def _config() -> RunConfig:
         quorum=2,
         validators=tuple(address_of(key) for key in VALIDATORS),
     )
+
+
+class Process:
+    """The orchestrator as its own process, through the command line."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._keystore = network.folder / "keystore.json"
+        keystore = Account.encrypt(ORCHESTRATOR, "secret", kdf="scrypt", iterations=2)
+        self._keystore.write_text(json.dumps(keystore))
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> str:
+        """Start it; returns its URL."""
+        settings = self._network.settings()
+        assert settings.ready_file is not None
+        settings.ready_file.unlink(missing_ok=True)
+        flags = {
+            "run": settings.run,
+            "rpc": settings.rpc,
+            "deployments": settings.deployments,
+            "keystore": self._keystore,
+            "documents": settings.documents,
+            "files": settings.files,
+            "database": settings.database,
+            "port": 0,
+            "ready-file": settings.ready_file,
+            "poll-s": 0.1,
+            "commit-interval-s": 0.05,
+        }
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "from muster.devnet.cli import main; main()"),
+            *("orchestrator", "run"),
+            *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
+            env={**os.environ, "MUSTER_PASSWORD": "secret"},
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        async with asyncio.timeout(30):
+            while not settings.ready_file.exists():
+                assert self._process.returncode is None
+                await asyncio.sleep(0.05)
+        return settings.ready_file.read_text().strip()
+
+    async def kill(self) -> None:
+        """End it without warning."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it with SIGTERM; it must be quick and clean."""
+        assert self._process is not None
+        self._process.terminate()
+        assert await asyncio.wait_for(self._process.wait(), 3) == 0

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from orchestrator_network import WORKERS, Network, eventually, open_network, running
+from orchestrator_network import (
+    WORKERS,
+    Network,
+    Process,
+    eventually,
+    open_network,
+    running,
+)
 
 from muster.api import OrchestratorApi
-from muster.chain.structs import WorkerStatus
+from muster.chain import ChainView, EventReader, WorkerStatus, apply_poll
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.messages import Reason, Verdict
@@ -96,3 +104,24 @@ async def test_start_is_refused_when_the_run_does_not_exist(network: Network) ->
     with pytest.raises(ConfigError, match="run 9 does not exist"):
         async with running(network, run=9):
             pass
+
+
+async def test_every_submission_is_committed_once_when_the_process_is_killed_again_and_again(
+    network: Network,
+) -> None:
+    process, submissions = Process(network), []
+    for number in range(4):
+        url = await process.start()
+        submissions.append(await network.upload(url, number % 2, b"rows %d" % number))
+        # Somewhere between the answer to the upload and the commitment read back.
+        await asyncio.sleep(0.02 * number)
+        await process.kill()
+    for file in network.folder.glob("orchestrator.sqlite3*"):
+        file.unlink()
+    url = await process.start()
+    for submission in submissions:
+        await network.until(url, submission, "committed")
+    await process.stop()
+    view = ChainView()
+    apply_poll(view, await EventReader(network.chain).poll())
+    assert sum(batch.count for batch in view.batches.values()) == len(submissions)
