@@ -110,6 +110,14 @@ async def test_version_is_never_published_with_other_content(
     assert anchor.sent == []
 
 
+async def test_version_that_the_chain_is_past_is_left_out(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = FakeAnchor(roots={V2: keccak(b"newer")})
+    await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
+    assert anchor.sent == []
+
+
 async def _published(shelf: PolicyShelf, store: ChunkStore) -> FakeAnchor:
     anchor = FakeAnchor()
     for version in (BASE, V1, V2, V3):
@@ -120,7 +128,7 @@ async def _published(shelf: PolicyShelf, store: ChunkStore) -> FakeAnchor:
 
 def _state(shelf: PolicyShelf, version: PolicyVersion) -> TrainerState:
     weights = dict(shelf.weights(version))
-    return TrainerState(version, Cursor(2 * version, keccak(b"x")), 0, weights, {"state": {}})
+    return TrainerState(version, Cursor(2 * version, keccak(b"x")), 0, 0, weights, {"state": {}})
 
 
 async def test_state_that_is_up_to_date_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
@@ -152,7 +160,7 @@ async def test_older_state_goes_on_from_the_published_policy(
     recent = {version: anchor.roots[version] for version in (V1, V2, V3)}
     found = catch_up(state, recent, store, empty, RUN)
     assert found is not None
-    assert (found.version, found.cursor, found.consumed_from) == (3, Cursor(6), 4)
+    assert (found.version, found.cursor, found.step_start) == (3, Cursor(6), 4)
     assert found.optimizer == ({"state": {}} if has_state else {})
     for name, weight in found.weights.items():
         assert torch.equal(weight, shelf.weights(V3)[name])

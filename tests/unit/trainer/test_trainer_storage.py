@@ -149,7 +149,8 @@ def _state(version: int = 4) -> TrainerState:
     return TrainerState(
         version=PolicyVersion(version),
         cursor=Cursor(9, keccak(b"last")),
-        consumed_from=7,
+        step_start=7,
+        previous_start=5,
         weights={"w": weight},
         optimizer={"state": {0: {"step": torch.tensor(4.0), "exp_avg": weight / 3}}},
     )
@@ -161,7 +162,8 @@ def test_state_is_what_was_saved(tmp_path: Path) -> None:
     file.save(_state())
     loaded = file.load()
     assert loaded is not None
-    assert (loaded.version, loaded.cursor, loaded.consumed_from) == (4, _state().cursor, 7)
+    assert (loaded.version, loaded.cursor, loaded.step_start) == (4, _state().cursor, 7)
+    assert loaded.previous_start == 5
     assert torch.equal(loaded.weights["w"], _state().weights["w"])
     assert torch.equal(
         loaded.optimizer["state"][0]["exp_avg"], _state().optimizer["state"][0]["exp_avg"]

@@ -169,6 +169,9 @@ class FakeAnchor:
     async def root_of(self, version: PolicyVersion) -> Hash32 | None:
         return self.roots.get(version)
 
+    async def newest(self) -> PolicyVersion | None:
+        return max(self.roots, default=None)
+
     async def publish(self, version: PolicyVersion, root: Hash32) -> None:
         self.sent.append(version)
         if self.errors:

@@ -55,9 +55,13 @@ class ChainAnchor:
             return None
         return checkpoint.manifest_root if any(checkpoint.manifest_root) else None
 
+    async def newest(self) -> PolicyVersion | None:
+        """Return the newest published version."""
+        return await self._chain.runs.latest_version(self._run_id)
+
     async def recent_roots(self, versions: int) -> dict[PolicyVersion, Hash32]:
         """Return the roots of the newest published version and those up to `versions` before it."""
-        newest = await self._chain.runs.latest_version(self._run_id)
+        newest = await self.newest()
         if newest is None:
             return {}
         wanted = [PolicyVersion(v) for v in range(max(0, newest - versions), newest + 1)]

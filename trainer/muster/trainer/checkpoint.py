@@ -44,8 +44,10 @@ class TrainerState:
     """The version these weights are; also the number of training steps taken."""
     cursor: Cursor
     """How much of the training stream they have seen."""
-    consumed_from: int
+    step_start: int
     """Where in the stream this version's step began."""
+    previous_start: int
+    """Where the step before began: its version may still have been on its way to the chain."""
     weights: dict[str, Tensor]
     """The policy, in full precision."""
     optimizer: dict[str, Any]
@@ -118,7 +120,8 @@ class CheckpointFile:
             "version": int(state.version),
             "position": state.cursor.position,
             "last": hex0x(last) if last is not None else None,
-            "consumed_from": state.consumed_from,
+            "step_start": state.step_start,
+            "previous_start": state.previous_start,
             "weights": state.weights,
             "optimizer": state.optimizer,
             "torch_rng": torch.get_rng_state(),
@@ -133,7 +136,8 @@ def _from_dict(value: dict[str, Any]) -> TrainerState:
     return TrainerState(
         version=PolicyVersion(value["version"]),
         cursor=Cursor(value["position"], last),
-        consumed_from=value["consumed_from"],
+        step_start=value["step_start"],
+        previous_start=value["previous_start"],
         weights=value["weights"],
         optimizer=value["optimizer"],
     )

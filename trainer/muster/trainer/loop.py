@@ -20,7 +20,8 @@ advantages, takes the GRPO steps against the policies that sampled, and makes po
 Weights, optimiser and cursor are saved in one file before version s is published, so:
 
     killed before the save       the step is taken again from the same records: the same version s
-    killed before the publish    version s is published at the next start, from its folder
+    killed before the publish    version s is published at the next start, from its folder; so is
+                                 version s - 1 if it was still on its way
     killed after the publish     the chain has it already, with the same root: nothing to do
 
 While version s is on its way to the chain, the next step's records are already being read.
@@ -33,6 +34,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion, Step
@@ -88,6 +90,14 @@ class Parts:
     """For durations."""
 
 
+class _Made(NamedTuple):
+    """A version and the range of the stream that its step consumed."""
+
+    version: PolicyVersion
+    stream_from: int
+    stream_to: int
+
+
 class Trainer:
     """Trains one run until it has made `steps` policy versions (0: until cancelled)."""
 
@@ -96,28 +106,24 @@ class Trainer:
         self._steps = steps
         self._version = PolicyVersion(0)
         self._cursor = Cursor()
+        self._step_start = 0
 
     async def run(self) -> None:
         """Train; returns when the last version is published and evaluated.
 
         Raises StorageError or ChainError when state, chain and stream contradict each other.
         """
-        consumed_from = await self._resume()
+        due = await self._resume()
         async with asyncio.TaskGroup() as tasks:
             posting = tasks.create_task(self._parts.poster.run())
-            publication = tasks.create_task(
-                self._publish(self._version, consumed_from, self._cursor)
-            )
+            publication = tasks.create_task(self._publish(due))
             if self._version == 0:
                 await self._evaluate(self._version)
             while not self._steps or self._version < self._steps:
-                start = self._cursor
-                await self._training_step()
+                made = await self._training_step()
                 # One version at a time: the next is not anchored before this one.
                 await publication
-                publication = tasks.create_task(
-                    self._publish(self._version, start.position, self._cursor)
-                )
+                publication = tasks.create_task(self._publish([made]))
                 if self._parts.eval_every and self._version % self._parts.eval_every == 0:
                     await self._evaluate(self._version)
             await publication
@@ -127,7 +133,7 @@ class Trainer:
 
     # 9. train
 
-    async def _training_step(self) -> None:
+    async def _training_step(self) -> _Made:
         """Consume the next records, improve the policy, and make the result durable."""
         parts = self._parts
         taken = await parts.stream.next_step(self._cursor, self._version)
@@ -139,6 +145,8 @@ class Trainer:
         self._report_step(version, taken, figures, parts.clock() - began)
         await parts.compute.run(self._save, version, taken)
         self._version, self._cursor = version, taken.end
+        self._step_start = taken.start.position
+        return _Made(version, taken.start.position, taken.end.position)
 
     def _save(self, version: PolicyVersion, taken: StepInput) -> None:
         """Write the version's folder, then the state that says it exists. Blocking."""
@@ -149,7 +157,8 @@ class Trainer:
             TrainerState(
                 version=version,
                 cursor=taken.end,
-                consumed_from=taken.start.position,
+                step_start=taken.start.position,
+                previous_start=self._step_start,
                 weights=weights,
                 optimizer=parts.learner.optimizer.state_dict(),
             )
@@ -174,9 +183,12 @@ class Trainer:
 
     # 1. publish
 
-    async def _publish(self, version: PolicyVersion, stream_from: int, cursor: Cursor) -> None:
-        folder = self._parts.shelf.path(version)
-        await self._parts.publisher.publish(version, folder, stream_from, cursor.position)
+    async def _publish(self, versions: list[_Made]) -> None:
+        for made in versions:
+            folder = self._parts.shelf.path(made.version)
+            await self._parts.publisher.publish(
+                made.version, folder, made.stream_from, made.stream_to
+            )
 
     # Measuring and resuming
 
@@ -193,20 +205,22 @@ class Trainer:
             "evaluated", extra={"policy_version": version, "reward": round(evaluation.reward, 4)}
         )
 
-    async def _resume(self) -> int:
-        """Go on from the saved state; returns where its version's stream range begins."""
+    async def _resume(self) -> list[_Made]:
+        """Go on from the saved state; returns the versions that may not be on chain yet."""
         parts = self._parts
         state = await parts.compute.run(parts.checkpoint.load)
+        parts.log.forget_after(state.version if state else self._version)
         if state is None:
-            parts.log.forget_after(PolicyVersion(0))
-            return 0
+            return [_Made(self._version, 0, 0)]
         await parts.compute.run(self._restore, state)
         self._version, self._cursor = state.version, state.cursor
-        parts.log.forget_after(state.version)
+        self._step_start = state.step_start
         logger.info(
             "resumed", extra={"policy_version": state.version, "position": state.cursor.position}
         )
-        return state.consumed_from
+        previous = _Made(PolicyVersion(state.version - 1), state.previous_start, state.step_start)
+        own = _Made(state.version, state.step_start, state.cursor.position)
+        return [previous, own] if parts.shelf.has(previous.version) else [own]
 
     def _restore(self, state: TrainerState) -> None:
         learner, shelf = self._parts.learner, self._parts.shelf

@@ -44,6 +44,9 @@ class Anchor(Protocol):
     async def root_of(self, version: PolicyVersion) -> Hash32 | None:
         """Return the manifest root of a published version, None before it is published."""
 
+    async def newest(self) -> PolicyVersion | None:
+        """Return the newest published version."""
+
     async def publish(self, version: PolicyVersion, root: Hash32) -> None:
         """Publish a version; raises ChainError."""
 

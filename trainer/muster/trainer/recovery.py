@@ -75,7 +75,9 @@ def catch_up(
     return TrainerState(
         version=newest,
         cursor=Cursor(last.stream_to),
-        consumed_from=last.stream_from,
+        step_start=last.stream_from,
+        # All of these versions are on chain.
+        previous_start=last.stream_from,
         weights=dict(shelf.weights(newest)),
         optimizer=state.optimizer if state else {},
     )

@@ -1,0 +1,332 @@
+"""The flow: steps, publications, evaluations; and death at every moment in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_fakes import KEY, FakeAnchor, FakeSink, Feed, make_recipe, no_sleep
+
+from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.eip712 import Domain
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.recipe import Recipe
+from muster.shardcast import ChunkStore
+from muster.tasks.sort_digits import make_task_set
+from muster.trainer.checkpoint import CheckpointFile, Identity
+from muster.trainer.compute import ComputeThread
+from muster.trainer.evaluate import Evaluator
+from muster.trainer.learner import Learner
+from muster.trainer.loop import Parts, Trainer
+from muster.trainer.metrics import MetricsLog, MetricsPoster
+from muster.trainer.policies import BASE, PolicyShelf
+from muster.trainer.publish import Publisher
+from muster.trainer.stream import StreamReader
+
+RUN = RunId(1)
+
+
+class Killed(BaseException):
+    """Ends a trainer like kill -9: nothing may catch it."""
+
+
+class World:
+    """What outlives a trainer: the chain, the files, the disk."""
+
+    def __init__(self, folder: Path, model: Path, recipe: Recipe | None = None) -> None:
+        self.folder = folder
+        self.model = model
+        self.recipe = recipe or make_recipe()
+        self.feed = Feed()
+        self.anchor = FakeAnchor()
+        self.sink = FakeSink()
+        self.store = ChunkStore(folder / "store")
+
+    def parts(self, **changes: Any) -> Parts:
+        """Return what a trainer that starts now is made of."""
+        shelf = PolicyShelf(self.folder / "policies")
+        if not shelf.has(BASE):
+            shelf.adopt(self.model)
+        values: dict[str, Any] = {
+            "recipe": self.recipe,
+            "stream": StreamReader(
+                self.feed.ledger, self.feed.files, self.recipe, vocab_size=16, sleep=no_sleep
+            ),
+            "learner": Learner(shelf.path(BASE), self.recipe, published=shelf.weights),
+            "shelf": shelf,
+            "checkpoint": CheckpointFile(
+                self.folder / "checkpoint.pt", Identity(RUN, self.recipe.hash(), 31337)
+            ),
+            "publisher": Publisher(
+                self.store,
+                self.anchor,
+                run_id=RUN,
+                domain=Domain(31337, Address("0x" + "22" * 20)),
+                key=KEY,
+                sleep=no_sleep,
+            ),
+            "log": MetricsLog(self.folder / "metrics.jsonl"),
+            "poster": MetricsPoster(self.sink),
+            "compute": ComputeThread(),
+        }
+        return Parts(**{**values, **changes})
+
+    async def train(self, steps: int, **changes: Any) -> Parts:
+        """Run one trainer to the end of its steps."""
+        parts = self.parts(**changes)
+        try:
+            async with asyncio.timeout(30):
+                await Trainer(parts, steps=steps).run()
+        finally:
+            parts.compute.close()
+        return parts
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the metrics written so far."""
+        text = (self.folder / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def weights(self, version: int) -> torch.Tensor:
+        """Return a published version's weights, flat."""
+        shelf = PolicyShelf(self.folder / "policies")
+        return torch.cat([w.flatten() for w in shelf.weights(PolicyVersion(version)).values()])
+
+
+@pytest.fixture
+def world(tmp_path: Path, model_folder: Path) -> World:
+    """A run in which six steps' records are accepted."""
+    made = World(tmp_path / "world", model_folder)
+    made.feed.submit_many(range(12), version=0)
+    return made
+
+
+def _fresh_world(world: World, name: str) -> World:
+    other = World(world.folder.parent / name, world.model, make_recipe(max_async_level=8))
+    other.feed.submit_many(range(12), version=0)
+    return other
+
+
+async def test_every_step_makes_and_anchors_one_version(world: World) -> None:
+    await world.train(2)
+    assert world.anchor.sent == [0, 1, 2]
+    manifests = [world.store.manifest(RUN, PolicyVersion(v)) for v in (0, 1, 2)]
+    assert [(m.stream_from, m.stream_to) for m in manifests if m] == [(0, 0), (0, 2), (2, 4)]
+    assert not torch.equal(world.weights(0), world.weights(2))
+
+
+async def test_metrics_have_one_line_per_step(world: World) -> None:
+    await world.train(2)
+    first, second = world.lines()
+    assert (first["step"], first["policy_version"], second["step"]) == (1, 1, 2)
+    assert (second["stream_from"], second["stream_to"]) == (2, 4)
+    assert first["reward"] == 0.5
+    assert first["dropped"] == {}
+    assert first.keys() >= {"loss", "grad_norm", "entropy", "tokens", "wall_s"}
+    assert [step for step, _ in world.sink.posted] == [1, 2]
+
+
+async def test_finished_run_takes_no_further_step(world: World) -> None:
+    await world.train(2)
+    await world.train(2)
+    assert world.anchor.sent == [0, 1, 2]
+    assert len(world.lines()) == 2
+
+
+async def test_old_policies_are_dropped_from_disk(world: World) -> None:
+    await world.train(3, shelf=(shelf := _shelf(world)), learner=_learner(world, shelf))
+    assert [shelf.has(PolicyVersion(v)) for v in range(4)] == [True, True, True, True]
+    world.feed.submit_many([20, 21], version=3)
+    await world.train(4)
+    assert not shelf.has(PolicyVersion(1))
+    assert shelf.has(BASE)
+
+
+def _shelf(world: World) -> PolicyShelf:
+    shelf = PolicyShelf(world.folder / "policies")
+    shelf.adopt(world.model)
+    return shelf
+
+
+def _learner(world: World, shelf: PolicyShelf) -> Learner:
+    return Learner(shelf.path(BASE), world.recipe, published=shelf.weights)
+
+
+async def test_next_step_does_not_wait_for_the_chain(world: World) -> None:
+    may_publish = asyncio.Event()
+    publish = world.anchor.publish
+
+    async def slow(version: PolicyVersion, root: Hash32) -> None:
+        if version == 1:
+            await may_publish.wait()
+        await publish(version, root)
+
+    world.anchor.publish = slow  # type: ignore[method-assign]
+    training = asyncio.create_task(world.train(3))
+    async with asyncio.timeout(10):
+        while len(_lines_so_far(world)) < 2:
+            await asyncio.sleep(0.01)
+    assert world.anchor.sent == [0]
+    assert not training.done()
+    may_publish.set()
+    await training
+    assert world.anchor.sent == [0, 1, 2, 3]
+
+
+def _lines_so_far(world: World) -> list[dict[str, Any]]:
+    return world.lines() if (world.folder / "metrics.jsonl").exists() else []
+
+
+async def test_first_and_last_policy_are_evaluated(world: World) -> None:
+    evaluator = Evaluator(make_task_set(20, 1), TransformersEngine(), world.recipe)
+    await world.train(3, evaluator=evaluator, eval_every=2)
+    evaluations = [line["eval"] for line in world.lines() if "eval" in line]
+    assert [e["policy_version"] for e in evaluations] == [0, 2, 3]
+    assert all(e["problems"] == 20 and 0 <= e["reward"] <= 1 for e in evaluations)
+    assert (0, 20.0) in [
+        (s, f["eval_problems"]) for s, f in world.sink.posted if "eval_problems" in f
+    ]
+
+
+async def test_evaluation_is_not_repeated_after_a_restart(world: World) -> None:
+    evaluator = Evaluator(make_task_set(5, 1), TransformersEngine(), world.recipe)
+    await world.train(1, evaluator=evaluator)
+    await world.train(1, evaluator=evaluator)
+    assert len([line for line in world.lines() if "eval" in line]) == 2
+
+
+async def test_evaluation_is_the_same_for_the_same_policy(world: World) -> None:
+    shelf = _shelf(world)
+    evaluator = Evaluator(make_task_set(30, 1), TransformersEngine(), world.recipe)
+    one, two = (evaluator.evaluate(shelf.path(BASE), BASE) for _ in range(2))
+    assert one == two
+
+
+async def test_orchestrator_that_takes_no_figures_is_harmless(world: World) -> None:
+    world.sink.errors = [ApiError("down", status=503, code="down")] * 2
+    await world.train(2)
+    assert world.anchor.sent == [0, 1, 2]
+    assert world.sink.posted == []
+
+
+# ------------------------------------------------------------------ kill -9, and again
+
+
+def _dying(parts: Parts, moment: str, count: int) -> Parts:
+    """Make a part kill the trainer at its `count`-th use, before or after it did its work."""
+    name, when = moment.split(" ")
+    owner, method = {
+        "learn": (parts.learner, "step"),
+        "write": (parts.shelf, "write"),
+        "save": (parts.checkpoint, "save"),
+        "log": (parts.log, "append"),
+        "publish": (parts.publisher, "_store_chunks"),
+        "anchor": (parts.publisher._anchor, "publish"),
+    }[name]
+    setattr(owner, method, _killing(getattr(owner, method), when, count))
+    return parts
+
+
+def _killing(function: Callable[..., Any], when: str, count: int) -> Callable[..., Any]:
+    uses = 0
+
+    def is_time() -> bool:
+        nonlocal uses
+        uses += 1
+        return uses == count
+
+    if asyncio.iscoroutinefunction(function):
+
+        async def asynchronous(*args: Any) -> Any:
+            dies = is_time()
+            if dies and when == "before":
+                raise Killed
+            result = await function(*args)
+            if dies:
+                raise Killed
+            return result
+
+        return asynchronous
+
+    def synchronous(*args: Any) -> Any:
+        dies = is_time()
+        if dies and when == "before":
+            raise Killed
+        result = function(*args)
+        if dies:
+            raise Killed
+        return result
+
+    return synchronous
+
+
+MOMENTS = [
+    f"{part} {when}"
+    for part in ("learn", "write", "save", "log", "publish", "anchor")
+    for when in ("before", "after")
+]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("count", [1, 2, 4])
+async def test_killed_trainer_ends_with_the_very_same_policy(
+    world: World, moment: str, count: int
+) -> None:
+    undisturbed, killed = _fresh_world(world, "undisturbed"), _fresh_world(world, "killed")
+    await undisturbed.train(5)
+    parts = _dying(killed.parts(), moment, count)
+    await _die(parts, steps=5)
+    killed.anchor = FakeAnchor(roots=killed.anchor.roots)
+    await killed.train(5)
+    assert torch.equal(killed.weights(5), undisturbed.weights(5))
+    assert killed.anchor.roots == undisturbed.anchor.roots
+    assert _without_time(killed) == _without_time(undisturbed)
+
+
+async def _die(parts: Parts, *, steps: int) -> None:
+    """Run a trainer until it is killed."""
+    try:
+        await Trainer(parts, steps=steps).run()
+    except BaseExceptionGroup as group:
+        assert group.subgroup(Killed)  # noqa: PT017
+    except Killed:
+        pass
+    else:
+        pytest.fail("the trainer was not killed")
+    finally:
+        parts.compute.close()
+
+
+def _without_time(world: World) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "wall_s"} for line in world.lines()]
+
+
+async def test_records_are_trained_on_exactly_once_over_many_deaths(world: World) -> None:
+    disturbed = _fresh_world(world, "disturbed")
+    for moment in ("save before", "save after", "learn after", "anchor before", "write after"):
+        parts = _dying(disturbed.parts(), moment, 1)
+        await _die(parts, steps=6)
+    await disturbed.train(6)
+    ranges = [(line["stream_from"], line["stream_to"]) for line in disturbed.lines()]
+    assert ranges == [(2 * i, 2 * i + 2) for i in range(6)]
+
+
+async def test_last_figures_reach_the_orchestrator_before_the_end(world: World) -> None:
+    await world.train(1)
+    assert [step for step, _ in world.sink.posted] == [1]
+
+
+async def test_poster_gives_up_the_oldest_when_the_orchestrator_is_away() -> None:
+    sink = FakeSink()
+    poster = MetricsPoster(sink)
+    for step in range(100):
+        poster.post(step, {"reward": 0.0})
+    running = asyncio.create_task(poster.run())
+    await poster.drain(5)
+    running.cancel()
+    assert [step for step, _ in sink.posted] == list(range(36, 100))
