@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from muster.chain import ChainView
 from muster.orchestrator.db.engine import Database
@@ -34,15 +34,15 @@ from muster.protocol.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """Everything a request or a background task may use."""
+class Ground:
+    """What every service stands on."""
 
     settings: OrchestratorSettings
     """How the process was configured."""
-    run_id: RunId
-    """The run it serves."""
     chain: ChainPort
     """The chain."""
+    key: bytes
+    """The orchestrator's private key."""
     domain: Domain
     """EIP-712 domain of the ledger."""
     audience: Address
@@ -65,14 +65,28 @@ class Services:
     """The files folder."""
     projection: Projection
     """What follows from the chain."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(run_id={self.run_id})"
+
+    @property
+    def run_id(self) -> RunId:
+        """The run that is served."""
+        return self.projection.run_id
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Services(Ground):
+    """Everything a request or a background task may use."""
+
     identities: Identities
     """Who may do what."""
+    signer_limit: RateLimit
+    """Requests per signer."""
     nonces: NonceStore
     """Used nonces."""
     heartbeats: Heartbeats
     """Signs of life."""
-    signer_limit: RateLimit
-    """Requests per signer."""
     batching: Batching
     """Batches."""
     leases: Leases
@@ -105,111 +119,132 @@ async def build_services(
 ) -> Services:
     """Wire and load the services over an open database and a chain view that has caught up.
 
-    `in_flight` says whether commitments of an earlier process may still be mined.
-
-    Raises StorageError when the database belongs to another run, ConfigError when the run names
-    another orchestrator.
+    `in_flight` says whether commitments of an earlier process may still be mined. Raises
+    StorageError when the database belongs to another run, ConfigError when the run names another
+    orchestrator.
     """
-    run_id, domain = RunId(settings.run), chain.domain("ContributionLedger")
-    run = view.runs[run_id]
-    audience = run.config.orchestrator
-    if chain.account != audience:
+    run = view.runs[RunId(settings.run)]
+    if chain.account != run.config.orchestrator:
         raise ConfigError(
-            f"run {run_id} names {audience} as its orchestrator, the keystore is {chain.account}",
+            f"run {settings.run} names {run.config.orchestrator} as its orchestrator, "
+            f"the keystore is {chain.account}",
             hint="give the keystore of that account",
         )
     recipe = Recipe.from_bytes(documents[run.config.recipe_hash])
-    projection = Projection(view, run_id, recipe.training)
-    files = FileStore(settings.files)
-    files.open()
-    identity = await claim_database(
-        database,
-        IdentityRow(
-            run_id=run_id,
-            chain_id=chain.chain_id,
-            ledger=domain.verifying_contract,
-            created_at=int(clock()),
-        ),
-        projection,
-    )
-    await rebuild(database, files, projection)
-    wakes, group = Wakes(), GroupCommit(database)
-    batching = Batching(
-        database=database,
-        files=files,
-        ledger=chain.ledger,
-        projection=projection,
-        batch_limit=settings.batch_limit,
-        outcome_deadline_s=await chain.ledger.outcome_deadline(),
-        now=chain_clock.now,
-    )
-    await batching.load(wait_s=settings.recommit_s if in_flight else 0.0)
-    nonces = NonceStore(database, group, clock=clock, valid_from=identity.created_at)
-    await nonces.load()
-    heartbeats = Heartbeats(database, clock=clock)
-    await heartbeats.load()
-    training = TrainingMetrics(database, files, on_received=wakes.status.set)
-    await training.load()
-    leases = Leases(
-        database=database,
-        projection=projection,
-        batching=batching,
-        training=recipe.training,
-        key=key,
-        domain=domain,
-        now=chain_clock.now,
-        lease_s=settings.lease_s,
-    )
-    return Services(
+    ground = Ground(
         settings=settings,
-        run_id=run_id,
         chain=chain,
-        domain=domain,
-        audience=audience,
+        key=key,
+        domain=chain.domain("ContributionLedger"),
+        audience=run.config.orchestrator,
         clock=clock,
         chain_clock=chain_clock,
-        wakes=wakes,
+        wakes=Wakes(),
         documents=documents,
         recipe=recipe,
         database=database,
-        group=group,
-        files=files,
-        projection=projection,
-        identities=Identities(projection),
+        group=GroupCommit(database),
+        files=FileStore(settings.files),
+        projection=Projection(view, RunId(settings.run), recipe.training),
+    )
+    ground.files.open()
+    valid_from = await _claim(ground)
+    await rebuild(database, ground.files, ground.projection)
+    return await _build(ground, valid_from=valid_from, in_flight=in_flight)
+
+
+async def _claim(ground: Ground) -> int:
+    """Make the database this run's; return when it was created."""
+    identity = IdentityRow(
+        run_id=ground.run_id,
+        chain_id=ground.chain.chain_id,
+        ledger=ground.domain.verifying_contract,
+        created_at=int(ground.clock()),
+    )
+    return (await claim_database(ground.database, identity, ground.projection)).created_at
+
+
+async def _build(ground: Ground, *, valid_from: int, in_flight: bool) -> Services:
+    settings = ground.settings
+    batching = await _batching(ground, in_flight=in_flight)
+    leases = _leases(ground, batching)
+    nonces = NonceStore(ground.database, ground.group, clock=ground.clock, valid_from=valid_from)
+    heartbeats = Heartbeats(ground.database, clock=ground.clock)
+    training = TrainingMetrics(ground.database, ground.files, on_received=ground.wakes.status.set)
+    for loading in (nonces, heartbeats, training):
+        await loading.load()
+    return Services(
+        **{field.name: getattr(ground, field.name) for field in fields(ground)},
+        identities=Identities(ground.projection),
+        signer_limit=RateLimit(rate=settings.rate_per_signer, burst=2 * settings.rate_per_signer),
         nonces=nonces,
         heartbeats=heartbeats,
-        signer_limit=RateLimit(rate=settings.rate_per_signer, burst=2 * settings.rate_per_signer),
         batching=batching,
         leases=leases,
-        intake=Intake(
-            database=database,
-            files=files,
-            projection=projection,
-            domain=domain,
-            now=chain_clock.now,
-            on_received=wakes.submission_received,
-        ),
-        outcomes=OutcomeDesk(
-            database=database,
-            files=files,
-            projection=projection,
-            batching=batching,
-            domain=domain,
-            on_received=wakes.record.set,
-        ),
+        intake=_intake(ground),
+        outcomes=_outcomes(ground, batching),
         settlement=Settlement(
-            projection,
-            challenge_window_s=await chain.ledger.challenge_window(),
-            now=chain_clock.now,
+            ground.projection,
+            challenge_window_s=await ground.chain.ledger.challenge_window(),
+            now=ground.chain_clock.now,
         ),
         training=training,
         status=StatusDesk(
-            database=database,
-            projection=projection,
+            database=ground.database,
+            projection=ground.projection,
             leases=leases,
             heartbeats=heartbeats,
             training=training,
-            recipe=recipe,
+            recipe=ground.recipe,
         ),
         feed=StatusFeed(max_listeners=settings.max_listeners),
+    )
+
+
+async def _batching(ground: Ground, *, in_flight: bool) -> Batching:
+    batching = Batching(
+        database=ground.database,
+        files=ground.files,
+        ledger=ground.chain.ledger,
+        projection=ground.projection,
+        batch_limit=ground.settings.batch_limit,
+        outcome_deadline_s=await ground.chain.ledger.outcome_deadline(),
+        now=ground.chain_clock.now,
+    )
+    await batching.load(wait_s=ground.settings.recommit_s if in_flight else 0.0)
+    return batching
+
+
+def _leases(ground: Ground, batching: Batching) -> Leases:
+    return Leases(
+        database=ground.database,
+        projection=ground.projection,
+        batching=batching,
+        training=ground.recipe.training,
+        key=ground.key,
+        domain=ground.domain,
+        now=ground.chain_clock.now,
+        lease_s=ground.settings.lease_s,
+    )
+
+
+def _intake(ground: Ground) -> Intake:
+    return Intake(
+        database=ground.database,
+        files=ground.files,
+        projection=ground.projection,
+        domain=ground.domain,
+        now=ground.chain_clock.now,
+        on_received=ground.wakes.submission_received,
+    )
+
+
+def _outcomes(ground: Ground, batching: Batching) -> OutcomeDesk:
+    return OutcomeDesk(
+        database=ground.database,
+        files=ground.files,
+        projection=ground.projection,
+        batching=batching,
+        domain=ground.domain,
+        on_received=ground.wakes.record.set,
     )
