@@ -22,16 +22,19 @@ library OutcomeRecordLib {
     /// @dev Returns the fields of a record. Assumes `record` has SIZE bytes.
     function decode(bytes calldata record) internal pure returns (IContributionLedger.Outcome memory outcome) {
         bytes32 head = bytes32(record[0:32]);
+        bytes8 tail = bytes8(record[48:56]);
+        // Cutting off is the purpose: every cast keeps one field and drops those after it.
+        // forge-lint: disable-start(unsafe-typecast)
         outcome.workerId = uint32(bytes4(head));
         outcome.step = uint32(bytes4(head << 32));
         outcome.index = uint32(bytes4(head << 64));
         outcome.policyVersion = uint32(bytes4(head << 96));
         outcome.fileHash = bytes32(record[16:48]);
-        bytes8 tail = bytes8(record[48:56]);
         outcome.rollouts = uint16(bytes2(tail));
         outcome.units = uint32(bytes4(tail << 16));
         outcome.verdict = uint8(bytes1(tail << 48));
         outcome.reason = uint8(bytes1(tail << 56));
+        // forge-lint: disable-end(unsafe-typecast)
     }
 
     /// @dev Returns the Merkle root over the outcome leaves of a batch: siblings sorted, a node without one moves up
