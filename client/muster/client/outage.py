@@ -5,8 +5,18 @@ from __future__ import annotations
 import logging
 import random
 
+from muster.protocol.errors import (
+    ApiError,
+    ChainError,
+    EngineError,
+    MusterError,
+    PolicyUnavailable,
+)
+
 logger = logging.getLogger(__name__)
 
+SURVIVED = (ApiError, PolicyUnavailable, ChainError, EngineError)
+"""What a loop lives through: the next try may succeed without anybody's doing."""
 FIRST_PAUSE_S = 0.5
 """Pause after the first failure; doubles from there."""
 LONGEST_PAUSE_S = 30.0
@@ -52,3 +62,35 @@ class Outage:
         if self._failures:
             logger.info(f"{self._what} is available again", extra={"failures": self._failures})
         self._failures = 0
+
+
+class Outages:
+    """An Outage for each dependency of a client process."""
+
+    def __init__(
+        self, *, first_s: float = FIRST_PAUSE_S, longest_s: float = LONGEST_PAUSE_S
+    ) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._outages: dict[str, Outage] = {}
+
+    def failed(self, error: MusterError) -> float:
+        """Return the seconds to pause after one of the errors in SURVIVED."""
+        what = _dependency(error)
+        if what not in self._outages:
+            self._outages[what] = Outage(what, first_s=self._first_s, longest_s=self._longest_s)
+        return self._outages[what].failed(error)
+
+    def recovered(self) -> None:
+        """Note that everything worked."""
+        for outage in self._outages.values():
+            outage.recovered()
+
+
+def _dependency(error: MusterError) -> str:
+    if isinstance(error, ApiError):
+        is_away = error.status >= 500 or error.status in (408, 429)
+        return "the orchestrator" if is_away else "the orchestrator's consent"
+    if isinstance(error, PolicyUnavailable):
+        return "the policy"
+    return "the chain" if isinstance(error, ChainError) else "the engine"

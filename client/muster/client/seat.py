@@ -13,6 +13,7 @@ from muster.api import OrchestratorApi
 from muster.chain import Chain, EventReader, RunView, apply_poll
 from muster.client.documents import await_orchestrator
 from muster.client.facts import HistoryView
+from muster.client.process import ComputeThread
 from muster.client.settings import NodeSettings
 from muster.client.wallet import Wallet
 from muster.inference import InferenceEngine
@@ -84,3 +85,12 @@ def transformers_engine(settings: NodeSettings) -> InferenceEngine:
     return TransformersEngine(
         dtype=settings.dtype, threads=settings.threads, device=settings.device
     )
+
+
+async def load_engine(factory: EngineFactory, settings: NodeSettings) -> InferenceEngine:
+    """Return the engine; making it does not hold up a stop."""
+    thread = ComputeThread()
+    try:
+        return await thread.run(factory, settings)
+    finally:
+        thread.close()

@@ -14,10 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.client.outage import Outage
+from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.process import ComputeThread, run_together
 from muster.client.settings import WorkerSettings
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import (
+    ApiError,
+    ChainUnreachable,
+    ConfigError,
+    EngineError,
+    MusterError,
+    PolicyUnavailable,
+)
 from muster.protocol.ids import to_address
 from muster.settings import load_settings
 
@@ -51,6 +58,35 @@ def test_recovery_starts_the_pauses_afresh() -> None:
         outage.failed(OSError())
     outage.recovered()
     assert outage.failed(OSError()) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (ApiError("", status=503, code="unreachable"), "the orchestrator"),
+        (ApiError("", status=429, code="too_many"), "the orchestrator"),
+        (ApiError("", status=403, code="not_active"), "the orchestrator's consent"),
+        (PolicyUnavailable(""), "the policy"),
+        (ChainUnreachable(""), "the chain"),
+        (EngineError(""), "the engine"),
+    ],
+)
+def test_outage_names_what_is_missing(
+    error: MusterError, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    outages = Outages(first_s=0.5)
+    assert isinstance(error, SURVIVED)
+    assert 0.25 <= outages.failed(error) <= 0.5
+    assert caplog.records[0].getMessage().startswith(f"{what} is not available")
+
+
+def test_outages_of_different_things_are_paced_apart() -> None:
+    outages = Outages(first_s=1.0)
+    for _ in range(4):
+        outages.failed(PolicyUnavailable(""))
+    assert outages.failed(ChainUnreachable("")) <= 1.0
+    outages.recovered()
+    assert outages.failed(PolicyUnavailable("")) <= 1.0
 
 
 async def test_compute_thread_runs_one_function_at_a_time() -> None:

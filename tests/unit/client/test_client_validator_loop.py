@@ -42,7 +42,7 @@ from hypothesis import strategies as st
 
 from muster.api import BatchEntry
 from muster.chain import WorkerStatus
-from muster.client.outage import Outage
+from muster.client.outage import Outages
 from muster.client.validator import loop as loops
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
@@ -99,8 +99,7 @@ class Bench:
             clock=lambda: self.seconds,
         )
         self.loop = ValidatorLoop(place)
-        for kind, outage in self.loop._outages.items():
-            self.loop._outages[kind] = Outage(outage._what, first_s=0.001, longest_s=0.002)
+        self.loop.outages = Outages(first_s=0.001, longest_s=0.002)
 
     def commit(self, batch_id: int, entries: list[BatchEntry], *data: bytes) -> Any:
         batch = self.orchestrator.commit(batch_id, entries, *data)

@@ -40,7 +40,7 @@ from client_world import (
 
 from muster.api import NoWork
 from muster.chain import WorkerStatus
-from muster.client.outage import Outage
+from muster.client.outage import Outage, Outages
 from muster.client.validator.judging import examine
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
@@ -51,6 +51,7 @@ from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
     ConfigError,
+    EngineError,
     MusterError,
     TaskError,
 )
@@ -89,8 +90,7 @@ class Desk:
         )
         self.loop = loop_class(place)
         quick = {"first_s": 0.001, "longest_s": 0.002}
-        for kind, outage in self.loop._outages.items():
-            self.loop._outages[kind] = Outage(outage._what, **quick)
+        self.loop.outages = Outages(**quick)
         self.loop._refusals = Outage("a ticket that can be worked on", **quick)
 
     async def now(self) -> int:
@@ -318,6 +318,19 @@ async def test_outage_of_the_relays_is_survived(desk: Desk) -> None:
 async def test_outage_of_the_chain_is_survived(desk: Desk) -> None:
     desk.orchestrator.tickets.append(make_ticket())
     desk.chain_errors = 3
+    await run_until(desk.loop, lambda: bool(desk.orchestrator.uploads))
+
+
+async def test_broken_policy_is_survived(desk: Desk) -> None:
+    desk.orchestrator.tickets.append(make_ticket())
+    load, failures = desk.engine.load_policy, [EngineError("no weights")] * 3
+
+    def failing(folder: Path, version: PolicyVersion) -> None:
+        if failures:
+            raise failures.pop()
+        load(folder, version)
+
+    desk.engine.load_policy = failing  # type: ignore[method-assign]
     await run_until(desk.loop, lambda: bool(desk.orchestrator.uploads))
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry, OrchestratorApi
 from muster.client.facts import HistoryView, ticket_terms
-from muster.client.outage import Outage
+from muster.client.outage import SURVIVED, Outages
 from muster.client.process import ComputeThread
 from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
@@ -33,13 +33,7 @@ from muster.client.validator.judging import Judgement, Rules, examine, outcome_r
 from muster.client.validator.slots import KnownBatch, SlotIndex, slot_of_record
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain, address_of, digest, sign
-from muster.protocol.errors import (
-    ApiError,
-    ChainError,
-    ConfigError,
-    EncodingError,
-    PolicyUnavailable,
-)
+from muster.protocol.errors import ApiError, ConfigError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Verdict
@@ -105,12 +99,9 @@ class ValidatorLoop:
         self._max_rows = sampling.problems_per_submission * sampling.samples_per_problem
         self._slots = SlotIndex()
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
-        self._outages = {
-            ApiError: Outage("the orchestrator"),
-            PolicyUnavailable: Outage("the policy"),
-            ChainError: Outage("the chain"),
-        }
+        self.outages = Outages()
         self._failing_since: dict[object, float] = {}
+        self._passed_over: set[int] = set()
         self._handed_over: dict[int, float] = {}
         self._unfinished: dict[tuple[int, Hash32], list[OutcomeRecord]] = {}
         self._woken = asyncio.Event()
@@ -145,12 +136,10 @@ class ValidatorLoop:
         try:
             for batch in self.waiting():
                 await self._judge_or_pass_over(batch)
-        except (ApiError, PolicyUnavailable, ChainError) as error:
-            kind = next(kind for kind in self._outages if isinstance(error, kind))
-            await asyncio.sleep(self._outages[kind].failed(error))
+        except SURVIVED as error:
+            await asyncio.sleep(self.outages.failed(error))
             return 0.0
-        for outage in self._outages.values():
-            outage.recovered()
+        self.outages.recovered()
         return max(self.place.poll_s, REPOST_S / 2)
 
     def waiting(self) -> list[BatchView]:
@@ -163,13 +152,14 @@ class ValidatorLoop:
         """Judge and hand over a batch; one that has failed for long no longer stops the others."""
         try:
             await self.validate(batch)
-        except (ApiError, PolicyUnavailable) as error:
+        except SURVIVED as error:
             since = self._failing_since.setdefault(batch.batch_id, self.place.clock())
             if self.place.clock() - since < BATCH_PATIENCE_S:
                 raise
-            logger.warning(
-                "batch passed over", extra={"batch_id": batch.batch_id, "error": str(error)}
-            )
+            level = logging.DEBUG if batch.batch_id in self._passed_over else logging.WARNING
+            self._passed_over.add(batch.batch_id)
+            extra = {"batch_id": batch.batch_id, "error": str(error)}
+            logger.log(level, "batch passed over, trying again later", extra=extra)
         else:
             self._failing_since.pop(batch.batch_id, None)
 

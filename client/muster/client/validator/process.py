@@ -7,7 +7,7 @@ import asyncio
 from muster.chain import follow
 from muster.client.documents import fetch_calibration, fetch_recipe, fetch_task_set
 from muster.client.process import run_together
-from muster.client.seat import EngineFactory, Seat, take_seat, transformers_engine
+from muster.client.seat import EngineFactory, Seat, load_engine, take_seat, transformers_engine
 from muster.client.settings import ValidatorSettings
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
@@ -37,7 +37,7 @@ async def run_validator(
                 view=seat.view,
                 api=seat.api,
                 fetcher=seat.fetcher,
-                engine=await asyncio.to_thread(engine_factory, settings),
+                engine=await load_engine(engine_factory, settings),
                 rules=rules,
                 decoder=decoder,
                 journal=journal,

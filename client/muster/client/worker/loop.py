@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from muster.api import Lease, NoWork
 from muster.client.facts import ticket_terms
-from muster.client.outage import Outage
+from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.process import ComputeThread, run_together
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.worker.generation import build_submission, count_units
@@ -36,14 +36,7 @@ from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import (
-    ApiError,
-    ChainError,
-    ConfigError,
-    MusterError,
-    PolicyUnavailable,
-    TaskError,
-)
+from muster.protocol.errors import ApiError, ConfigError, MusterError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, encode_rollouts
@@ -72,11 +65,7 @@ class WorkerLoop:
         self.units = 0
         self._node = address_of(place.key)
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
-        self._outages = {
-            ApiError: Outage("the orchestrator"),
-            PolicyUnavailable: Outage("the policy"),
-            ChainError: Outage("the chain"),
-        }
+        self.outages = Outages()
         self._refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
         self._posted: deque[int] = deque(maxlen=100_000)
         self._woken = asyncio.Event()
@@ -114,12 +103,10 @@ class WorkerLoop:
         self.require_good_standing()
         try:
             pause = await self.work_once()
-        except (ApiError, PolicyUnavailable, ChainError) as error:
-            kind = next(kind for kind in self._outages if isinstance(error, kind))
-            await asyncio.sleep(self._outages[kind].failed(error))
+        except SURVIVED as error:
+            await asyncio.sleep(self.outages.failed(error))
             return 0.0
-        for outage in self._outages.values():
-            outage.recovered()
+        self.outages.recovered()
         return pause
 
     async def work_once(self) -> float:
@@ -249,9 +236,9 @@ class WorkerLoop:
                     logger.warning("submission refused", extra=fields)
                     await asyncio.to_thread(self.place.journal.finish, signed, error.code)
                     return
-                await asyncio.sleep(self._outages[ApiError].failed(error))
+                await asyncio.sleep(self.outages.failed(error))
                 continue
-            self._outages[ApiError].recovered()
+            self.outages.recovered()
             logger.info(
                 "submission uploaded",
                 extra={**_fields(signed.ticket), "units": submission.units},

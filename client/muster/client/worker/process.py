@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from muster.chain import follow
 from muster.client.documents import fetch_recipe, fetch_task_set
 from muster.client.process import run_together
-from muster.client.seat import EngineFactory, take_seat, transformers_engine
+from muster.client.seat import EngineFactory, load_engine, take_seat, transformers_engine
 from muster.client.settings import WorkerSettings
 from muster.client.wallet import Wallet
 from muster.client.worker.journal import SubmissionJournal
@@ -35,7 +33,7 @@ async def run_worker(
                 now=seat.chain.now,
                 api=seat.api,
                 fetcher=seat.fetcher,
-                engine=await asyncio.to_thread(engine_factory, settings),
+                engine=await load_engine(engine_factory, settings),
                 recipe=await fetch_recipe(seat.api, config.recipe_hash),
                 task_set=await fetch_task_set(seat.api, config.task_set_hash),
                 journal=journal,

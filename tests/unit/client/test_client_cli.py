@@ -1,0 +1,146 @@
+"""The commands: their flags are frozen, heavy libraries stay out, errors say what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from client_world import CALIBRATION, RECIPE, TASK_SET
+
+from muster.client import cli
+from muster.client.wallet import LIGHT_SCRYPT_N, load_wallet
+from muster.inference import calibrate as calibrating
+from muster.protocol.errors import ConfigError, WalletError
+from muster.protocol.ids import to_address
+from muster.toploc import Calibration
+
+CHAIN = {"--rpc", "--deployments"}
+KEY = {"--keystore", "--password-file"}
+NODE = CHAIN | KEY | {
+    "--config",
+    "--run",
+    "--orchestrator",
+    "--state-dir",
+    "--relay",
+    "--poll-s",
+    "--dtype",
+    "--threads",
+    "--device",
+}  # fmt: skip
+FLAGS = {
+    "wallet new": {"--password-file", "--light"},
+    "wallet show": set(),
+    "stake": CHAIN | KEY | {"--node", "--node-password-file", "--amount", "--faucet", "--yes"},
+    "rewards": CHAIN | KEY | {"--run", "--worker", "--json"},
+    "worker run": NODE | {"--worker", "--heartbeat-s"},
+    "validator run": NODE | {"--file-patience-s"},
+    "calibrate": {"--model", "--task-set", "--recipe", "--out", "--samples", "--seed", "--dtype"},
+}
+
+
+def command_of(name: str) -> click.Command:
+    first, *rest = name.split()
+    command: Any = getattr(cli, first)
+    for word in rest:
+        command = command.commands[word]
+    return command  # type: ignore[no-any-return]
+
+
+def run(*words: str, **options: Any) -> Any:
+    command: Any = getattr(cli, words[0])
+    return CliRunner().invoke(command, list(words[1:]), **options)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_those_that_are_documented(name: str) -> None:
+    options = [p for p in command_of(name).params if isinstance(p, click.Option)]
+    assert {flag for option in options for flag in option.opts} == FLAGS[name]
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_every_flag_and_command_says_what_it_does(name: str) -> None:
+    command = command_of(name)
+    assert command.help
+    assert all(p.help for p in command.params if isinstance(p, click.Option))
+
+
+def test_commands_are_imported_without_heavy_libraries() -> None:
+    program = "import sys, muster.client.cli; print(*sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    heavy = {"torch", "transformers", "web3", "pyarrow", "eth_account", "numpy", "httpx"}
+    assert heavy.isdisjoint(output.split())
+
+
+def test_wallet_is_created_and_shown(tmp_path: Path) -> None:
+    file = str(tmp_path / "w.json")
+    created = run("wallet", "new", file, "--light", env={"MUSTER_PASSWORD": "s"})
+    address = to_address(created.stdout.strip())
+    assert run("wallet", "show", file).stdout.strip() == address
+    assert load_wallet(Path(file), "s").address == address
+    cost = json.loads(Path(file).read_text())["crypto"]["kdfparams"]["n"]
+    assert cost == LIGHT_SCRYPT_N
+
+
+def test_created_wallets_key_is_not_printed(tmp_path: Path) -> None:
+    file = tmp_path / "w.json"
+    created = run("wallet", "new", str(file), "--light", env={"MUSTER_PASSWORD": "s"})
+    assert load_wallet(file, "s").key.hex() not in created.output
+
+
+def test_missing_keystore_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    result = run("wallet", "show", str(tmp_path / "none"))
+    assert isinstance(result.exception, WalletError)
+    assert "muster wallet new" in (result.exception.hint or "")
+
+
+def test_claim_without_a_sender_is_refused_before_anything_is_asked() -> None:
+    result = run("rewards", "claim", "--run", "1")
+    assert isinstance(result.exception, ConfigError)
+    result = run("rewards", "--run", "1")
+    assert "whose rewards?" in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ["worker", "validator"])
+def test_missing_setting_is_named_before_the_password_is_asked_for(
+    name: str, tmp_path: Path
+) -> None:
+    result = run(name, "run", "--keystore", str(tmp_path / "k"), "--run", "1")
+    assert isinstance(result.exception, ConfigError)
+    assert "orchestrator" in str(result.exception)
+
+
+def test_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "worker.toml").write_text('orchestrater = "http://x"\n')
+    result = run("worker", "run", "--keystore", "k", "--config", str(tmp_path / "worker.toml"))
+    assert "did you mean 'orchestrator'?" in (getattr(result.exception, "hint", "") or "")
+
+
+def test_calibration_is_written_and_its_hash_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe").write_bytes(RECIPE.to_bytes())
+    (tmp_path / "tasks").write_bytes(TASK_SET.to_bytes())
+    asked: dict[str, Any] = {}
+
+    def measured(model: Path, prompts: list[str], **options: Any) -> Any:
+        asked.update(options, model=model, prompts=prompts)
+        return calibrating.CalibrationRun(CALIBRATION, ())
+
+    monkeypatch.setattr(calibrating, "calibrate_model", measured)
+    out = tmp_path / "calibration.json"
+    result = run(
+        "calibrate", "--model", "m", "--task-set", str(tmp_path / "tasks"),
+        "--recipe", str(tmp_path / "recipe"), "--out", str(out), "--samples", "32",
+    )  # fmt: skip
+    assert result.stdout.strip() == "0x" + CALIBRATION.hash().hex()
+    assert Calibration.from_bytes(out.read_bytes()) == CALIBRATION
+    assert (asked["samples"], asked["recipe"]) == (32, RECIPE)
+    assert asked["prompts"][0] == TASK_SET[0].prompt
