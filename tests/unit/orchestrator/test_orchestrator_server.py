@@ -165,6 +165,17 @@ async def test_connection_stays_open_between_requests(tmp_path: Path) -> None:
             await asyncio.sleep(0.2)
 
 
+async def test_small_answers_are_not_held_back(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        times = []
+        for _ in range(9):
+            started = time.perf_counter()
+            await http.get("/healthz")
+            times.append(time.perf_counter() - started)
+    # Nagle's delay would add 40 ms to each.
+    assert sorted(times)[4] < 0.03
+
+
 async def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
