@@ -1,28 +1,39 @@
-"""`muster devnet`: a local chain with the contracts deployed, until interrupted."""
+"""`muster devnet`: a local chain with the contracts deployed, and money for accounts on it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from muster.chain import Chain
+    from muster.protocol.ids import Address
 
-@click.command()
+FOLDER = click.Path(file_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+DEPLOYMENTS = Path("contracts/deployments")
+GAS_MONEY = 100 * 10**18
+TOKENS = 100_000 * 10**18
+"""What `fund` gives each account."""
+
+
+@click.group(invoke_without_command=True)
 @click.option("--port", default=8545, show_default=True, help="Port of the RPC endpoint.")
 @click.option(
     "--deployments",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("contracts/deployments"),
+    type=FOLDER,
+    default=DEPLOYMENTS,
     show_default=True,
     help="Where the addresses are written.",
 )
-@click.option(
-    "--state",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File that keeps the chain between two starts.",
-)
-def devnet(port: int, deployments: Path, state: Path | None) -> None:
+@click.option("--state", type=FILE, help="File that keeps the chain between two starts.")
+@click.pass_context
+def devnet(context: click.Context, port: int, deployments: Path, state: Path | None) -> None:
     """Start a local chain with the contracts. Its accounts are publicly known test accounts."""
+    if context.invoked_subcommand is not None:
+        return
     from muster.client.process import run_until_stopped
 
     run_until_stopped(lambda: _serve(port, deployments, state))
@@ -37,8 +48,36 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
     async with Anvil(port=port, state=state) as anvil:
         if not kept:
             deployment = await deploy_contracts(anvil.rpc_url, anvil.key(0), DeployParameters())
-            path = save_deployment(deployments, deployment)
-            click.echo(f"contracts  {path}", err=True)
+            click.echo(f"contracts  {save_deployment(deployments, deployment)}", err=True)
         click.echo(anvil.rpc_url)
         click.echo("Ctrl-C ends it.", err=True)
         await asyncio.Event().wait()
+
+
+@devnet.command()
+@click.argument("keystores", type=FILE, nargs=-1, required=True)
+@click.option("--rpc", metavar="URL", default="http://127.0.0.1:8545", show_default=True)
+@click.option("--deployments", type=FOLDER, default=DEPLOYMENTS, show_default=True)
+def fund(keystores: tuple[Path, ...], rpc: str, deployments: Path) -> None:
+    """Give the accounts of KEYSTORES gas money and tokens. Works on a development chain only."""
+    import asyncio
+
+    from muster.client.wallet import keystore_address
+
+    asyncio.run(_fund(rpc, deployments, [keystore_address(path) for path in keystores]))
+
+
+async def _fund(rpc: str, deployments: Path, accounts: list[Address]) -> None:
+    from muster.chain import Anvil, Chain
+
+    async with await Chain.connect(rpc, deployments, key=Anvil.key(0)) as chain:
+        for account in accounts:
+            await _give(chain, account)
+            click.echo(f"{account} has {GAS_MONEY / 1e18:g} ether, {TOKENS / 1e18:g} tokens more")
+
+
+async def _give(chain: Chain, account: Address) -> None:
+    from muster.client.stake import take_from_faucet
+
+    await chain.rpc.call("anvil_setBalance", account, hex(GAS_MONEY))
+    await take_from_faucet(chain, account, TOKENS)
