@@ -160,7 +160,8 @@ async def test_older_state_goes_on_from_the_published_policy(
     recent = {version: anchor.roots[version] for version in (V1, V2, V3)}
     found = catch_up(state, recent, store, empty, RUN)
     assert found is not None
-    assert (found.version, found.cursor, found.step_start) == (3, Cursor(6), 4)
+    assert (found.version, found.cursor) == (3, Cursor(6))
+    assert (found.previous_start, found.step_start) == (2, 4)
     assert found.optimizer == ({"state": {}} if has_state else {})
     for name, weight in found.weights.items():
         assert torch.equal(weight, shelf.weights(V3)[name])

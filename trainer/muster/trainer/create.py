@@ -112,11 +112,21 @@ def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
             f"{plan.recipe.sampling.problems_per_submission} different ones",
             hint="lower sampling.problems_per_submission, or add problems",
         )
-    Calibration.from_bytes(documents["calibration"])
+    _check_calibration(Calibration.from_bytes(documents["calibration"]), plan)
     plan.documents.mkdir(parents=True, exist_ok=True)
     for data in documents.values():
         (plan.documents / keccak(data).hex()).write_bytes(data)
     return {name: keccak(data) for name, data in documents.items()}
+
+
+def _check_calibration(calibration: Calibration, plan: RunPlan) -> None:
+    recipe = plan.recipe
+    measured = (calibration.proof, calibration.temperature)
+    if measured != (recipe.proof, recipe.sampling.temperature):
+        raise ConfigError(
+            f"{plan.calibration} was measured with other proofs or at another temperature",
+            hint="measure again: muster calibrate --recipe with this recipe",
+        )
 
 
 def _read(path: Path) -> bytes:

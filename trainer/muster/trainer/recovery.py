@@ -76,8 +76,7 @@ def catch_up(
         version=newest,
         cursor=Cursor(last.stream_to),
         step_start=last.stream_from,
-        # All of these versions are on chain.
-        previous_start=last.stream_from,
+        previous_start=manifests[-2].stream_from if len(manifests) > 1 else last.stream_from,
         weights=dict(shelf.weights(newest)),
         optimizer=state.optimizer if state else {},
     )
