@@ -1,0 +1,186 @@
+"""Bad input at the command line: one `error:` line that says what to do, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from muster.chain import Anvil
+from muster.client.wallet import create_wallet
+from muster.devnet import demo
+from muster.devnet.demo import prepare_folder
+from muster.protocol.errors import ConfigError, StorageError
+
+ROOT = Path(__file__).parents[2]
+PASSWORD = "right"
+
+
+def muster(*words: str, password: str = PASSWORD, cwd: Path = ROOT) -> str:
+    """Run a command that must fail, and return what it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "muster.devnet", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        env={**os.environ, "MUSTER_PASSWORD": password},
+    )
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def keystore(tmp_path: Path) -> Path:
+    path = tmp_path / "key.json"
+    create_wallet(path, PASSWORD, light=True)
+    return path
+
+
+@pytest.fixture
+async def bare_chain() -> AsyncIterator[str]:
+    async with Anvil() as anvil:
+        yield anvil.rpc_url
+
+
+def deployment_file(folder: Path, chain_id: int) -> None:
+    names = ("MusterToken", "StakeVault", "WorkerRegistry", "RunRegistry")
+    names += ("ContributionLedger", "DisputeCourt", "RewardEscrow")
+    contracts = {name: f"0x{i + 1:040x}" for i, name in enumerate(names)}
+    content = {"chain_id": chain_id, "deploy_block": 0, "contracts": contracts, "parameters": {}}
+    (folder / f"{chain_id}.json").write_text(json.dumps(content))
+
+
+def test_a_chain_that_is_down_is_named_without_its_path() -> None:
+    said = muster("audit", "--rpc", "http://127.0.0.1:9/secret-key")
+    assert "error: " in said
+    assert "127.0.0.1:9" in said
+    assert "secret-key" not in said
+    assert "hint: " in said
+
+
+async def test_a_missing_deployment_file_says_where_it_was_looked_for(
+    bare_chain: str, tmp_path: Path
+) -> None:
+    said = muster("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
+    assert str(tmp_path) in said
+    assert "hint: " in said
+
+
+async def test_a_malformed_deployment_file_is_refused(bare_chain: str, tmp_path: Path) -> None:
+    (tmp_path / "31337.json").write_text("{}")
+    assert "31337.json" in muster("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
+
+
+async def test_contracts_that_are_not_there_are_noticed(bare_chain: str, tmp_path: Path) -> None:
+    deployment_file(tmp_path, 31337)
+    said = muster("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
+    assert "error: " in said
+    assert "MusterToken" in said or "contract" in said
+
+
+@pytest.mark.parametrize("command", [["stake", "--yes"], ["rewards", "claim", "--run", "1"]])
+def test_a_wrong_password_is_said_to_be_wrong(command: list[str], keystore: Path) -> None:
+    said = muster(*command, "--keystore", str(keystore), password="wrong")
+    assert f"error: wrong password for {keystore}" in said
+
+
+def test_a_missing_keystore_says_how_to_make_one(tmp_path: Path) -> None:
+    said = muster("stake", "--yes", "--keystore", str(tmp_path / "none.json"))
+    assert "error: there is no keystore" in said
+    assert "muster wallet new" in said
+
+
+@pytest.mark.parametrize("command", ["devnet", "demo"])
+def test_a_port_in_use_is_named(command: str, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out")] if command == "demo" else []
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        said = muster(command, "--port", port, "--deployments", str(tmp_path), *out)
+    assert f"error: port {port} is in use" in said
+
+
+def test_an_unknown_cheat_lists_the_known_ones(tmp_path: Path) -> None:
+    said = muster("demo", "--cheat", "nonsense", "--out", str(tmp_path / "out"))
+    assert "unknown kind of cheater 'nonsense'" in said
+    assert "other-model" in said
+
+
+def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
+    said = muster("demo", "--recipe", str(tmp_path / "none.toml"), "--out", str(tmp_path / "out"))
+    assert "none.toml" in said
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not a demo's folder"):
+        prepare_folder(tmp_path)
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+def test_the_folder_of_the_last_demo_is_emptied(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "demo")
+    (tmp_path / "demo" / "report.json").write_text("{}")
+    prepare_folder(tmp_path / "demo")
+    assert not (tmp_path / "demo" / "report.json").exists()
+
+
+def test_a_full_disk_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "FREE_BYTES", shutil.disk_usage(tmp_path).total * 2)
+    with pytest.raises(StorageError, match="MiB are free") as caught:
+        prepare_folder(tmp_path / "demo")
+    assert caught.value.hint is not None
+
+
+# ------------------------------------------------------------------- Makefile
+
+
+def make(folder: Path, *words: str, tools: tuple[str, ...]) -> str:
+    """Run make with only these programs on the PATH; it must fail. Returns what it says."""
+    for name in ("Makefile", "pyproject.toml", "package.json", "package-lock.json"):
+        shutil.copy(ROOT / name, folder)
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for tool in tools:
+        found = shutil.which(tool)
+        assert found is not None, tool
+        (programs / tool).symlink_to(found)
+    done = subprocess.run(
+        [shutil.which("make") or "make", *words],
+        cwd=folder,
+        env={"PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_a_machine_without_npm_is_told_what_to_install(tmp_path: Path) -> None:
+    said = make(tmp_path, "node_modules/.installed", tools=("bash", "touch"))
+    assert "error: npm is not installed" in said
+    assert "hint: install Node.js" in said
+
+
+def test_an_old_python_is_named_with_the_way_out(tmp_path: Path) -> None:
+    old = tmp_path / "python-old"
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo "Python 3.9.2"\n[ "$1" = -V ]\n')
+    old.chmod(old.stat().st_mode | stat.S_IXUSR)
+    said = make(tmp_path, ".venv/.installed", f"PYTHON={old}", tools=("bash", "sh"))
+    assert "error: Python 3.11 or newer is needed" in said
+    assert "Python 3.9.2" in said
+    assert "hint: make PYTHON=" in said
