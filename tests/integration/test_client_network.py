@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from client_network import PRICE, TOKEN, V0, WORKERS, Network, eventually, open_network
 
 from muster.chain import WorkerStatus
+from muster.client import cli
 from muster.client.rewards import claim, find_earnings
 from muster.client.worker.loop import WorkerLoop
 from muster.protocol.errors import MusterError
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.ids import PolicyVersion, to_address
 from muster.protocol.messages import Reason, Ticket, Verdict
 from muster.protocol.rollouts import Rollout
 
@@ -117,3 +120,37 @@ async def test_clients_follow_a_new_policy_and_survive_restarts(network: Network
         r.verdict is Verdict.ACCEPTED for b in view.batches.values() for r in b.records or ()
     )
     assert view.contradictions == []
+
+
+async def muster(*words: str) -> Any:
+    """Run a command of this machine's users, in a thread of its own."""
+    command: Any = getattr(cli, words[0])
+    result = await asyncio.to_thread(
+        CliRunner().invoke, command, list(words[1:]), env={"MUSTER_PASSWORD": "secret"}
+    )
+    assert result.exception is None, result.output
+    return result
+
+
+async def test_newcomer_stakes_and_looks_at_rewards_from_the_command_line(
+    network: Network,
+) -> None:
+    folder = network.folder
+    chain = ["--rpc", network.anvil.rpc_url, "--deployments", str(folder / "deployments")]
+    for name in ("cold", "hot"):
+        await muster("wallet", "new", str(folder / name), "--light")
+    newcomer = to_address((await muster("wallet", "show", str(folder / "cold"))).stdout.strip())
+    await network.anvil.set_balance(newcomer, TOKEN)
+
+    keys = ["--keystore", str(folder / "cold"), "--node", str(folder / "hot")]
+    staked = await muster("stake", *keys, "--faucet", "--yes", *chain)
+    assert staked.stdout.startswith("0x")
+    assert "slashed" in staked.stderr
+    account = await network.owner.workers.worker_of(newcomer)
+    assert (account.status, account.worker_id) == (WorkerStatus.ACTIVE, 3)
+
+    more = ["--keystore", str(folder / "cold"), "--amount", "2.5", "--faucet", "--yes"]
+    await muster("stake", *more, *chain)
+    assert await network.owner.vault.active_stake(newcomer) == 102 * TOKEN + TOKEN // 2
+    shown = await muster("rewards", "--run", "1", "--worker", newcomer, "--json", *chain)
+    assert json.loads(shown.stdout)["claimable_slots"] == 0

@@ -141,7 +141,6 @@ class WorkerLoop:
         folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
         await self.compute.run(self.place.engine.load_policy, folder, version)
         self._loaded = (version, root)
-        logger.info("policy loaded", extra={"policy_version": version})
 
     async def _prefetch(self) -> None:
         run = self.place.view.runs[self.place.run_id]
