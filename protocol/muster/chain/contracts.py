@@ -13,12 +13,14 @@ from typing import Any, Protocol
 from muster.chain.events import Event
 from muster.chain.structs import (
     STATUSES,
+    ZERO_ADDRESS,
     Batch,
     Case,
     Escrow,
     Funds,
     OutcomeProof,
     PolicyCheckpoint,
+    Quorum,
     RunConfig,
     RunTerms,
     Seat,
@@ -381,6 +383,11 @@ class RunRegistry(_Client):
     async def seats_of(self, run_id: RunId) -> int:
         """Return the seats of the current validators as a bitmap."""
         return int(await self._one("seatsOf", run_id))
+
+    async def quorum_among(self, run_id: RunId, accounts: Sequence[Address]) -> Quorum:
+        """Return the quorum and which of these accounts validate."""
+        quorum, seats, stranger = await self._read("quorumAmong", run_id, list(accounts))
+        return Quorum(quorum, seats, None if stranger == ZERO_ADDRESS else stranger)
 
     async def required_validator_stake(self) -> int:
         """Return the active stake a validator must hold."""

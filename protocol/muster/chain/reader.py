@@ -189,8 +189,8 @@ class EventReader:
             "toBlock": hex(last),
         }
         logs = await self._rpc.call("eth_getLogs", query)
-        if not isinstance(logs, list):
-            raise ChainUnreachable("eth_getLogs answered no list", hint="is --rpc right?")
+        if not isinstance(logs, list) or not all(isinstance(log, dict) for log in logs):
+            raise ChainUnreachable("eth_getLogs answered no list of logs", hint="is --rpc right?")
         return logs
 
     async def _decode(self, logs: list[dict[str, Any]]) -> list[Event]:
@@ -208,15 +208,16 @@ class EventReader:
 
     def _decode_log(self, log: dict[str, Any], times: Mapping[str, int]) -> Event | None:
         try:
-            return self._table.decode(log, times.get(log["blockHash"]) if times else None)
-        except (EncodingError, KeyError, TypeError) as error:
+            return self._table.decode(log, times.get(log.get("blockHash", "")) if times else None)
+        except EncodingError as error:
             raise ChainUnreachable(
                 f"the RPC endpoint answered a malformed log: {error}", hint="is --rpc right?"
             ) from error
 
     async def _missing_times(self, logs: list[dict[str, Any]]) -> dict[str, int]:
         """Return the times of blocks whose logs do not carry them, by block hash."""
-        hashes = list({log["blockHash"]: None for log in logs if "blockTimestamp" not in log})
+        untimed = (log for log in logs if "blockTimestamp" not in log)
+        hashes = list({str(log.get("blockHash")): None for log in untimed})
         blocks = await self._rpc.batch([("eth_getBlockByHash", [h, False]) for h in hashes])
         if any(block is None for block in blocks):
             raise _Moved

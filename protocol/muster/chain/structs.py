@@ -138,6 +138,18 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class Quorum:
+    """How some accounts stand to a run's quorum."""
+
+    quorum: int
+    """Validators that must sign an outcome."""
+    seats: int
+    """Seats of those accounts that validate now, as a bitmap."""
+    stranger: Address | None
+    """The first account that does not."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyCheckpoint:
     """A published policy version."""
 

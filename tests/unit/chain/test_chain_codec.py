@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from eth_abi.abi import encode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.chain.codec import compile_decoder, split_types
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import to_address
+
+ELEMENTARY: dict[str, st.SearchStrategy[Any]] = {
+    "bool": st.booleans(),
+    "address": st.binary(min_size=20, max_size=20).map(to_address),
+    "bytes": st.binary(max_size=100),
+    "bytes32": st.binary(min_size=32, max_size=32),
+    "bytes4": st.binary(min_size=4, max_size=4),
+    "string": st.text(max_size=40),
+    **{f"uint{bits}": st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64, 88, 128, 256)},
+}
+
+
+@st.composite
+def typed_values(draw: st.DrawFn, depth: int = 2) -> tuple[str, Any]:
+    """Draw an ABI type and a value of it, arrays and structs included."""
+    kind = draw(st.sampled_from(["elementary", "array", "tuple"] if depth else ["elementary"]))
+    if kind == "elementary":
+        name = draw(st.sampled_from(sorted(ELEMENTARY)))
+        return name, draw(ELEMENTARY[name])
+    if kind == "array":
+        inner, _ = draw(typed_values(depth - 1))
+        values = draw(st.lists(values_of(inner), max_size=4))
+        return f"{inner}[]", tuple(values)
+    parts = draw(st.lists(typed_values(depth - 1), min_size=1, max_size=4))
+    return f"({','.join(name for name, _ in parts)})", tuple(value for _, value in parts)
+
+
+def values_of(kind: str) -> st.SearchStrategy[Any]:
+    if kind.endswith("[]"):
+        return st.lists(values_of(kind[:-2]), max_size=3).map(tuple)
+    if kind.startswith("("):
+        return st.tuples(*(values_of(part) for part in split_types(kind[1:-1])))
+    return ELEMENTARY[kind]
+
+
+sequences = st.lists(typed_values(), max_size=5)
+
+
+@given(sequences)
+def test_decoder_returns_what_eth_abi_encoded(drawn: list[tuple[str, Any]]) -> None:
+    types = tuple(name for name, _ in drawn)
+    values = tuple(value for _, value in drawn)
+    assert compile_decoder(types)(encode(types, values)) == values
+
+
+@given(sequences, st.data())
+def test_decoder_refuses_truncated_data(drawn: list[tuple[str, Any]], data: st.DataObject) -> None:
+    types = tuple(name for name, _ in drawn)
+    encoded = encode(types, tuple(value for _, value in drawn))
+    kept = data.draw(st.integers(0, max(0, len(encoded) - 1)))
+    try:
+        decoded = compile_decoder(types)(encoded[:kept])
+    except EncodingError:
+        return
+    # Only the padding of a last byte string may be missing unnoticed.
+    assert decoded == tuple(value for _, value in drawn)
+
+
+@given(sequences, st.binary(max_size=400))
+def test_decoder_never_raises_anything_else(drawn: list[tuple[str, Any]], garbage: bytes) -> None:
+    with contextlib.suppress(EncodingError):
+        compile_decoder(tuple(name for name, _ in drawn))(garbage)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "problem"),
+    [
+        ("uint64", 1 << 64, "does not fit uint64"),
+        ("uint8", 256, "does not fit uint8"),
+        ("address", 1 << 160, "not an address"),
+        ("bool", 2, "not a bool"),
+    ],
+)
+def test_decoder_refuses_values_beyond_their_type(kind: str, word: int, problem: str) -> None:
+    with pytest.raises(EncodingError, match=problem):
+        compile_decoder((kind,))(word.to_bytes(32, "big"))
+
+
+def test_decoder_refuses_an_offset_beyond_the_data() -> None:
+    with pytest.raises(EncodingError, match="offset or length"):
+        compile_decoder(("bytes",))((1 << 255).to_bytes(32, "big"))
+
+
+def test_decoder_refuses_an_array_longer_than_the_data() -> None:
+    data = (32).to_bytes(32, "big") + (50).to_bytes(32, "big")
+    with pytest.raises(EncodingError, match="array of 50 elements"):
+        compile_decoder(("uint256[]",))(data)
+
+
+def test_decoder_refuses_a_type_it_does_not_know() -> None:
+    with pytest.raises(EncodingError, match="int256"):
+        compile_decoder(("int256",))
+
+
+def test_types_are_split_at_the_top_level_only() -> None:
+    assert split_types("uint8,(address,bytes[])[],bool") == ("uint8", "(address,bytes[])[]", "bool")
+    assert split_types("") == ()
+
+
+def test_addresses_come_out_checksummed() -> None:
+    mixed = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
+    word = bytes(12) + bytes.fromhex(mixed[2:])
+    assert compile_decoder(("address",))(word) == (mixed,)

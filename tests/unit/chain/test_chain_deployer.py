@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from chain_fakes import DEPLOYMENT, address
+from eth_utils.address import to_checksum_address
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from muster.chain import DeployParameters
+from muster.chain.abi import CONTRACTS, contract_abi
+from muster.chain.deployer import ORDER, constructor_arguments, created_address
+from muster.protocol.ids import to_address
+
+
+@pytest.mark.parametrize(
+    ("nonce", "expected"),
+    [
+        # The example of the yellow paper's community, checked on mainnet many times.
+        (0, "0xcd234a471b72ba2f1ccf0a70fcaba648a5eecd8d"),
+        (1, "0x343c43a37d37dff08ae8c4a11544c718abb4fcf8"),
+        (2, "0xf778b86fa74e846c4f0a1fbd1335fe81c00a0c91"),
+        (3, "0xfffd933a0bc612844eaf0c6fe3e5b8e9b6c1d19c"),
+    ],
+)
+def test_created_address_is_what_create_computes(nonce: int, expected: str) -> None:
+    deployer = to_address("0x6ac7ea33f8831ea9dcc53393aaa88b25a785dbf0")
+    assert created_address(deployer, nonce) == to_checksum_address(expected)
+
+
+@given(st.integers(0, 2**64 - 2))
+def test_created_address_agrees_with_the_rlp_library(nonce: int) -> None:
+    import rlp  # type: ignore[import-untyped]
+
+    from muster.protocol.encoding import keccak
+
+    encoded = rlp.encode([bytes.fromhex(address(7)[2:]), nonce])
+    assert created_address(address(7), nonce) == to_address(keccak(encoded)[12:])
+
+
+def test_every_contract_is_deployed_once_with_the_vault_last() -> None:
+    assert sorted(ORDER) == sorted(CONTRACTS)
+    assert ORDER[-1] == "StakeVault"
+
+
+def test_constructor_arguments_fit_the_contracts() -> None:
+    arguments = constructor_arguments(DEPLOYMENT.contracts, DeployParameters(), address(1))
+    for contract in CONTRACTS:
+        code = contract_abi(contract).creation_code(arguments[contract])
+        assert len(code) == len(contract_abi(contract).bytecode) + 32 * len(arguments[contract])
+
+
+def test_contracts_are_given_one_anothers_addresses() -> None:
+    at = DEPLOYMENT.contracts
+    arguments = constructor_arguments(at, DeployParameters(), address(1))
+    assert arguments["RunRegistry"][0] == at["StakeVault"]
+    assert arguments["WorkerRegistry"][1:4] == (
+        at["StakeVault"],
+        at["ContributionLedger"],
+        at["DisputeCourt"],
+    )
+    assert arguments["RewardEscrow"][3] == at["ContributionLedger"]
+
+
+@pytest.mark.parametrize(("given_", "expected"), [(None, address(1)), (address(2), address(2))])
+def test_insurance_goes_to_the_deployer_unless_given(given_: str, expected: str) -> None:
+    parameters = DeployParameters(insurance=given_)  # type: ignore[arg-type]
+    arguments = constructor_arguments(DEPLOYMENT.contracts, parameters, address(1))
+    assert arguments["StakeVault"][4] == expected
+
+
+def test_parameters_may_be_demo_friendly() -> None:
+    parameters = DeployParameters(
+        challenge_window_s=3, outcome_deadline_s=60, jury_time_s=10, unbonding_s=74
+    )
+    assert parameters.challenge_window_s == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (
+            {
+                "unbonding_s": 73,
+                "outcome_deadline_s": 60,
+                "challenge_window_s": 3,
+                "jury_time_s": 10,
+            },
+            "stake must outlast judgement",
+        ),
+        ({"insurance_ppm": 600_000, "reporter_ppm": 500_000}, "more than the whole"),
+        ({"insurance_ppm": 1_000_001}, "less than or equal"),
+        ({"required_worker_stake": -1}, "greater than or equal"),
+        ({"insurance": "0x12"}, "account address"),
+        ({"challenge_windows": 1}, "challenge_windows"),
+    ],
+)
+def test_parameters_that_no_deployment_survives_are_refused(
+    values: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        DeployParameters.model_validate(values)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chain_fakes import DEPLOYMENT, TX, Block, abi_entries, address, encode_log, placed
+from hypothesis import given
+from hypothesis import strategies as st
+from test_chain_codec import values_of
+
+from muster.chain import RunConfig
+from muster.chain.abi import CONTRACTS, canonical_type, snake_case
+from muster.chain.events import EventTable
+from muster.protocol.errors import EncodingError
+from muster.protocol.messages import Submission
+
+TABLE = EventTable(DEPLOYMENT.contracts)
+BLOCK = Block(7, b"\x07" * 32, 1234)
+EVENTS = [
+    (contract, entry)
+    for contract in CONTRACTS
+    for entry in abi_entries(contract, "event")
+    if entry["name"] != "EIP712DomainChanged"
+]
+STRUCTS: dict[str, Any] = {"config": RunConfig, "submission": Submission}
+
+
+@st.composite
+def emitted(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
+    """Draw one of our events with arguments."""
+    contract, entry = draw(st.sampled_from(EVENTS))
+    args = {}
+    for parameter in entry["inputs"]:
+        name = snake_case(parameter["name"])
+        value = draw(values_of(canonical_type(parameter)))
+        args[name] = STRUCTS[name](*value) if name in STRUCTS else value
+    return contract, entry["name"], args
+
+
+@given(emitted())
+def test_event_is_decoded_as_emitted(drawn: tuple[str, str, dict[str, Any]]) -> None:
+    contract, name, args = drawn
+    event = TABLE.decode(placed(encode_log(contract, name, args), BLOCK, 3))
+    assert event is not None
+    assert (event.contract, event.name, event.args) == (contract, name, args)
+    assert (event.block_number, event.block_hash) == (7, BLOCK.hash)
+    assert (event.block_timestamp, event.log_index, event.tx_hash) == (1234, 3, TX)
+
+
+def deposited() -> dict[str, Any]:
+    args = {"owner": address(1), "amount": 5, "active": 5}
+    return placed(encode_log("StakeVault", "Deposited", args), BLOCK, 0)
+
+
+def test_time_given_replaces_the_logs_own() -> None:
+    event = TABLE.decode(deposited(), 99)
+    assert event is not None
+    assert event.block_timestamp == 99
+
+
+def test_addresses_and_topics_may_be_in_any_case() -> None:
+    log = deposited()
+    log["address"] = DEPLOYMENT.contracts["StakeVault"]
+    log["topics"] = [topic.upper().replace("0X", "0x") for topic in log["topics"]]
+    assert TABLE.decode(log) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"address": address(99).lower()},
+        {"topics": ["0x" + "11" * 32]},
+        {"topics": []},
+        {"removed": True},
+    ],
+)
+def test_log_is_ignored_when_it_is_none_of_ours(change: dict[str, Any]) -> None:
+    assert TABLE.decode({**deposited(), **change}) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": "0x"},
+        {"data": "0x" + "ff" * 31},
+        {"data": "0xzz"},
+        {"data": None},
+        {"topics": None},
+        {"topics": deposited()["topics"][:1]},
+        {"topics": [*deposited()["topics"], "0x" + "00" * 32]},
+        {"topics": [deposited()["topics"][0], "0x" + "ff" * 32]},
+        {"topics": [deposited()["topics"][0], 5]},
+        {"blockNumber": None},
+        {"blockHash": 7},
+        {"logIndex": "x"},
+        {"blockTimestamp": None},
+    ],
+)
+def test_malformed_log_is_an_encoding_error(change: dict[str, Any]) -> None:
+    log = {**deposited(), **change}
+    if change.get("topics", "") is None:
+        assert TABLE.decode(log) is None
+        return
+    with pytest.raises(EncodingError):
+        TABLE.decode(log)
+
+
+def test_log_without_its_time_needs_one_given() -> None:
+    log = deposited()
+    del log["blockTimestamp"]
+    with pytest.raises(EncodingError, match="blockTimestamp"):
+        TABLE.decode(log)
+    assert TABLE.decode(log, 5) is not None
+
+
+def test_decode_all_keeps_order_and_drops_strangers() -> None:
+    stranger = {**deposited(), "address": address(1).lower()}
+    second = {**deposited(), "logIndex": "0x1"}
+    events = TABLE.decode_all([deposited(), stranger, second])
+    assert [event.log_index for event in events] == [0, 1]

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from chain_fakes import FakeNode, address
+from eth_abi.abi import encode
+from eth_account import Account
+from hexbytes import HexBytes
+
+from muster.chain import SendPolicy, TransactionSender
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import (
+    ChainError,
+    ChainUnreachable,
+    ContractRevert,
+    RpcError,
+    TransactionLost,
+)
+
+KEY = bytes([1]) * 32
+TO = address(5)
+POLICY = SendPolicy(bump_after_s=10, give_up_after_s=60)
+REVERT = keccak(b"LedgerPaused(uint64)")[:4] + encode(["uint64"], [7])
+
+
+class Pool(FakeNode):
+    """A node with a transaction pool; nothing is mined before `mines` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[dict[str, Any]] = []
+        self.mined: dict[str, dict[str, Any]] = {}
+        self.confirmed = 0
+        self.auto = True
+        self.status = 1
+        self.refusals: list[RpcError] = []
+        self.now = 0.0
+        self.methods |= {
+            "eth_estimateGas": lambda _call, _block: hex(100_000),
+            "eth_getTransactionCount": lambda _account, _block: hex(self.confirmed),
+            "eth_maxPriorityFeePerGas": lambda: hex(10**9),
+            "eth_sendRawTransaction": self._send,
+            "eth_getTransactionReceipt": lambda tx: self.mined.get(tx),
+            "eth_call": self._call,
+        }
+
+    def _send(self, raw: str) -> str:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        transaction = decoded(raw)
+        if transaction["nonce"] < self.confirmed:
+            raise RpcError("nonce too low", code=-32000)
+        self.sent.append(transaction)
+        if self.auto:
+            self.confirm(transaction)
+        return str(transaction["hash"])
+
+    def confirm(self, transaction: dict[str, Any]) -> None:
+        self.confirmed = transaction["nonce"] + 1
+        self.mined[transaction["hash"]] = {
+            "status": hex(self.status),
+            "transactionHash": transaction["hash"],
+            "blockNumber": "0x1",
+            "logs": [],
+        }
+
+    def _call(self, _call: Any, _block: str) -> str:
+        raise RpcError("execution reverted", code=3, data=REVERT)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    def sender(self, policy: SendPolicy = POLICY) -> TransactionSender:
+        return TransactionSender(
+            self.rpc, KEY, 31337, policy=policy, clock=lambda: self.now, sleep=self.sleep
+        )
+
+
+def decoded(raw: str) -> dict[str, Any]:
+    """Return what a signed transaction says; its signature must be the key's."""
+    data = HexBytes(raw)
+    assert Account.recover_transaction(data) == address_of(KEY)
+    from eth_account.typed_transactions import TypedTransaction
+
+    fields = TypedTransaction.from_bytes(data).as_dict()
+    return {**fields, "hash": "0x" + keccak(bytes(data)).hex()}
+
+
+async def test_send_returns_the_receipt() -> None:
+    pool = Pool()
+    receipt = await pool.sender().send(TO, b"\1\2")
+    assert receipt["transactionHash"] == pool.sent[0]["hash"]
+
+
+async def test_transaction_says_what_was_asked() -> None:
+    pool = Pool()
+    await pool.sender().send(TO, b"\1\2")
+    sent = pool.sent[0]
+    assert HexBytes(sent["to"]) == HexBytes(TO)
+    assert HexBytes(sent["data"]) == b"\1\2"
+    assert (sent["chainId"], sent["nonce"], sent["value"]) == (31337, 0, 0)
+    assert sent["gas"] == 125_000
+    # Twice the base fee of 1 gwei plus a tip of 1 gwei, rounded up by one wei.
+    assert sent["maxFeePerGas"] == 3 * 10**9 + 1
+    assert sent["maxPriorityFeePerGas"] == 10**9 + 1
+
+
+async def test_tip_has_a_default_when_the_endpoint_names_none() -> None:
+    pool = Pool()
+    del pool.methods["eth_maxPriorityFeePerGas"]
+    await pool.sender().send(TO, b"")
+    assert pool.sent[0]["maxPriorityFeePerGas"] == 10**9 + 1
+
+
+async def test_deployment_has_no_receiver() -> None:
+    pool = Pool()
+    await pool.sender().send(None, b"\1")
+    assert not pool.sent[0].get("to")
+
+
+async def test_nonces_follow_one_another() -> None:
+    pool = Pool()
+    sender = pool.sender()
+    for _ in range(3):
+        await sender.send(TO, b"")
+    assert [t["nonce"] for t in pool.sent] == [0, 1, 2]
+
+
+async def test_concurrent_sends_get_different_nonces_before_any_is_mined() -> None:
+    pool = Pool()
+    pool.auto = False
+    sender = pool.sender()
+    sends = [asyncio.create_task(sender.send(TO, bytes([i]))) for i in range(10)]
+    while len(pool.sent) < 10:
+        await asyncio.sleep(0)
+    for transaction in list(pool.sent):
+        pool.confirm(transaction)
+    await asyncio.gather(*sends)
+    assert [t["nonce"] for t in pool.sent[:10]] == list(range(10))
+
+
+async def test_revert_found_by_the_estimate_sends_nothing() -> None:
+    pool = Pool()
+
+    def estimate(_call: Any, _block: str) -> str:
+        raise RpcError("execution reverted", code=3, data=REVERT)
+
+    pool.methods["eth_estimateGas"] = estimate
+    with pytest.raises(ContractRevert, match=r"LedgerPaused\(7\)") as error:
+        await pool.sender().send(TO, b"")
+    assert error.value.tx is None
+    assert pool.sent == []
+
+
+async def test_mined_revert_is_decoded_with_its_transaction() -> None:
+    pool = Pool()
+    pool.status = 0
+    with pytest.raises(ContractRevert, match=r"LedgerPaused\(7\)") as error:
+        await pool.sender().send(TO, b"")
+    assert error.value.tx == pool.sent[0]["hash"]
+
+
+async def test_mined_revert_without_a_reason_is_reported() -> None:
+    pool = Pool()
+    pool.status = 0
+    pool.methods["eth_call"] = lambda _call, _block: "0x"
+    with pytest.raises(ContractRevert, match="without a reason"):
+        await pool.sender().send(TO, b"")
+
+
+async def test_missing_gas_money_has_a_hint() -> None:
+    pool = Pool()
+
+    def estimate(_call: Any, _block: str) -> str:
+        raise RpcError("Insufficient funds for gas * price + value", code=-32003)
+
+    pool.methods["eth_estimateGas"] = estimate
+    with pytest.raises(RpcError, match=r"(?i)insufficient funds") as error:
+        await pool.sender().send(TO, b"")
+    assert "gas" in str(error.value.hint)
+
+
+async def test_failed_side_questions_are_reported() -> None:
+    pool = Pool()
+    del pool.methods["eth_getTransactionCount"]
+    with pytest.raises(RpcError, match="eth_getTransactionCount failed"):
+        await pool.sender().send(TO, b"")
+
+
+async def test_nonce_taken_by_another_writer_is_skipped() -> None:
+    pool = Pool()
+    sender = pool.sender()
+    await sender.send(TO, b"")
+    # The endpoint still reports the count from before another program sent.
+    counts = iter([1, 5, 5, 5])
+    pool.methods["eth_getTransactionCount"] = lambda _account, _block: hex(next(counts))
+    pool.confirmed = 5
+    await sender.send(TO, b"")
+    assert [t["nonce"] for t in pool.sent] == [0, 5]
+
+
+async def test_nonce_that_stays_wrong_is_given_up() -> None:
+    pool = Pool()
+    pool.refusals = [RpcError("nonce too low", code=-32000)] * 50
+    with pytest.raises(ChainError, match="in 5 tries") as error:
+        await pool.sender().send(TO, b"")
+    assert "same key" in str(error.value.hint)
+
+
+async def test_underpriced_transaction_is_sent_dearer() -> None:
+    pool = Pool()
+    pool.refusals = [RpcError("replacement transaction underpriced", code=-32000)]
+    await pool.sender().send(TO, b"")
+    assert pool.sent[0]["maxFeePerGas"] >= 1.25 * 3 * 10**9
+
+
+async def test_known_transaction_counts_as_sent() -> None:
+    pool = Pool()
+    original = pool.methods["eth_sendRawTransaction"]
+
+    def send(raw: str) -> str:
+        original(raw)
+        raise RpcError("already known", code=-32000)
+
+    pool.methods["eth_sendRawTransaction"] = send
+    assert await pool.sender().send(TO, b"")
+    assert len(pool.sent) == 1
+
+
+async def test_transaction_mined_behind_a_lost_answer_is_found() -> None:
+    pool = Pool()
+    original = pool.methods["eth_sendRawTransaction"]
+
+    def send(raw: str) -> str:
+        original(raw)
+        # The repeated request meets a nonce that the first one used.
+        raise RpcError("nonce too low", code=-32000)
+
+    pool.methods["eth_sendRawTransaction"] = send
+    receipt = await pool.sender().send(TO, b"")
+    assert receipt["transactionHash"] == pool.sent[0]["hash"]
+    assert len(pool.sent) == 1
+
+
+async def test_other_refusals_are_raised() -> None:
+    pool = Pool()
+    pool.refusals = [RpcError("intrinsic gas too low", code=-32000)]
+    with pytest.raises(RpcError, match="intrinsic gas too low"):
+        await pool.sender().send(TO, b"")
+
+
+async def test_slow_transaction_is_sent_again_with_higher_fees() -> None:
+    pool = Pool()
+    pool.auto = False
+    sending = asyncio.create_task(pool.sender().send(TO, b""))
+    while len(pool.sent) < 3:
+        await asyncio.sleep(0)
+    first, second, third = pool.sent
+    assert first["nonce"] == second["nonce"] == third["nonce"]
+    assert second["maxFeePerGas"] >= 1.1 * first["maxFeePerGas"]
+    assert third["maxPriorityFeePerGas"] >= 1.1 * second["maxPriorityFeePerGas"]
+    pool.confirm(second)
+    receipt = await sending
+    assert receipt["transactionHash"] == second["hash"]
+
+
+async def test_transaction_that_is_never_mined_is_lost() -> None:
+    pool = Pool()
+    pool.auto = False
+    with pytest.raises(TransactionLost, match="not mined within 60 s") as error:
+        await pool.sender().send(TO, b"")
+    assert error.value.tx == pool.sent[-1]["hash"]
+    assert 60 <= pool.now < 65
+
+
+async def test_nonce_is_asked_again_after_a_lost_transaction() -> None:
+    pool = Pool()
+    pool.auto = False
+    sender = pool.sender()
+    with pytest.raises(TransactionLost):
+        await sender.send(TO, b"")
+    pool.auto = True
+    await sender.send(TO, b"")
+    assert pool.sent[-1]["nonce"] == 0
+
+
+async def test_outage_while_waiting_only_delays() -> None:
+    pool = Pool()
+    pool.auto = False
+    sending = asyncio.create_task(pool.sender().send(TO, b""))
+    while not pool.sent:
+        await asyncio.sleep(0)
+    pool.failures = [OSError(), OSError()]
+    pool.confirm(pool.sent[0])
+    assert await sending
+    assert pool.failures == []
+
+
+async def test_outage_before_sending_is_raised() -> None:
+    pool = Pool()
+    pool.failures = [OSError()]
+    with pytest.raises(ChainUnreachable):
+        await pool.sender().send(TO, b"")
+    await pool.sender().send(TO, b"")
+
+
+async def test_answer_lost_on_sending_is_waited_out() -> None:
+    pool = Pool()
+    original, lost = pool.methods["eth_sendRawTransaction"], [True]
+
+    def send(raw: str) -> Any:
+        original(raw)
+        if lost:
+            lost.pop()
+            raise ConnectionAbortedError
+        return None
+
+    pool.methods["eth_sendRawTransaction"] = send
+    receipt = await pool.sender().send(TO, b"")
+    assert receipt["transactionHash"] == pool.sent[0]["hash"]
+
+
+async def test_polling_starts_short_and_grows() -> None:
+    pool = Pool()
+    pool.auto = False
+    pauses: list[float] = []
+    original = pool.sleep
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await original(seconds)
+
+    pool.sleep = sleep  # type: ignore[method-assign]
+    with pytest.raises(TransactionLost):
+        await pool.sender().send(TO, b"")
+    assert pauses[0] == 0.05
+    assert pauses == sorted(pauses)
+    assert max(pauses) == 1.0
+
+
+async def test_cancelled_send_leaves_the_sender_usable() -> None:
+    pool = Pool()
+    pool.auto = False
+    sender = pool.sender()
+    sending = asyncio.create_task(sender.send(TO, b""))
+    while not pool.sent:
+        await asyncio.sleep(0)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    pool.confirm(pool.sent[0])
+    pool.auto = True
+    await sender.send(TO, b"")
+    assert pool.sent[-1]["nonce"] == 1
