@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chain_fakes import DEPLOYMENT, FakeNode, address, encode_log, placed
+from eth_abi.abi import encode
+
+from muster.chain import Chain, WorkerStatus
+from muster.protocol.errors import ChainError, ConfigError, ContractRevert, RpcError, WrongChain
+from muster.protocol.ids import RunId
+
+KEY = bytes([1]) * 32
+
+
+class CallNode(FakeNode):
+    """Answers every view with given bytes, and remembers what was asked."""
+
+    def __init__(self, answer: bytes = b"") -> None:
+        super().__init__()
+        self.answer = answer
+        self.asked: list[tuple[dict[str, Any], str]] = []
+        self.methods["eth_call"] = self._call
+
+    def _call(self, call: dict[str, Any], block: str) -> str:
+        self.asked.append((call, block))
+        return "0x" + self.answer.hex()
+
+    def chain(self) -> Chain:
+        return Chain(self.rpc, DEPLOYMENT)
+
+
+async def test_view_is_called_at_the_contracts_address() -> None:
+    node = CallNode(encode(["uint256"], [5]))
+    assert await node.chain().vault.active_stake(address(1)) == 5
+    (call, block) = node.asked[0]
+    assert (call["to"], block) == (DEPLOYMENT.contracts["StakeVault"], "latest")
+    assert call["data"].endswith(address(1)[2:].lower())
+
+
+async def test_earlier_block_is_read_when_asked_for() -> None:
+    node = CallNode(encode(["uint256", "uint256", "uint256"], [1, 2, 3]))
+    totals = await node.chain().at(17).vault.totals()
+    assert (totals.active_wei, totals.unbonding_wei, totals.escrowed_wei) == (1, 2, 3)
+    assert node.asked[0][1] == "0x11"
+
+
+async def test_struct_becomes_a_dataclass() -> None:
+    values = (address(2), 7, 2, 50, 60)
+    node = CallNode(encode(["(address,uint32,uint8,uint64,uint64)"], [values]))
+    worker = await node.chain().workers.worker_of(address(1))
+    assert (worker.node, worker.worker_id, worker.status) == (address(2), 7, WorkerStatus.JAILED)
+    assert (worker.active_from, worker.jailed_until) == (50, 60)
+
+
+@pytest.mark.parametrize(("exists", "expected"), [(True, 3), (False, None)])
+async def test_latest_version_may_be_none(exists: bool, expected: int | None) -> None:
+    node = CallNode(encode(["uint32", "bool"], [3, exists]))
+    assert await node.chain().runs.latest_version(RunId(1)) == expected
+
+
+@pytest.mark.parametrize(("stranger", "expected"), [(address(0), None), (address(9), address(9))])
+async def test_stranger_to_the_quorum_may_be_none(stranger: str, expected: str | None) -> None:
+    node = CallNode(encode(["uint8", "uint88", "address"], [2, 5, stranger]))
+    quorum = await node.chain().runs.quorum_among(RunId(1), [address(9)])
+    assert (quorum.quorum, quorum.seats, quorum.stranger) == (2, 5, expected)
+
+
+async def test_missing_case_is_none() -> None:
+    kinds = "(address,uint64,uint64,uint8,uint8,uint8,uint8,bool,bool,uint128)"
+    node = CallNode(encode([kinds], [(address(0), *[0] * 6, False, False, 0)]))
+    assert await node.chain().court.case_of(bytes(32)) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("answer", [b"", b"\1", bytes(31), b"\xff" * 32])
+async def test_answer_that_is_none_of_the_contracts_is_the_wrong_chain(answer: bytes) -> None:
+    chain = CallNode(answer).chain()
+    with pytest.raises(WrongChain, match=r"WorkerRegistry\.isActive"):
+        await chain.workers.is_active(address(1))
+
+
+async def test_other_rpc_errors_pass_through() -> None:
+    node = FakeNode()
+    with pytest.raises(RpcError, match="method not found"):
+        await Chain(node.rpc, DEPLOYMENT).token.decimals()
+
+
+async def test_view_revert_without_data_is_a_revert() -> None:
+    node = CallNode()
+
+    def call(_call: Any, _block: str) -> str:
+        raise RpcError("execution reverted", code=-32000)
+
+    node.methods["eth_call"] = call
+    with pytest.raises(ContractRevert, match="without a reason"):
+        await node.chain().token.decimals()
+
+
+async def test_head_is_read() -> None:
+    node = FakeNode()
+    node.mine()
+    chain = Chain(node.rpc, DEPLOYMENT)
+    assert await chain.block_number() == 1
+    assert await chain.now() == node.blocks[1].timestamp
+
+
+def test_domain_is_of_the_named_contract() -> None:
+    domain = Chain(FakeNode().rpc, DEPLOYMENT).domain("RunRegistry")
+    assert domain.chain_id == 31337
+    assert domain.verifying_contract == DEPLOYMENT.contracts["RunRegistry"]
+
+
+async def test_chain_without_key_has_no_account_and_cannot_write() -> None:
+    chain = Chain(FakeNode().rpc, DEPLOYMENT)
+    assert chain.account is None
+    with pytest.raises(ConfigError, match=r"MusterToken\.burn needs a key"):
+        await chain.token.burn(1)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+async def test_receipt_carries_the_events_of_our_contracts(timed: bool) -> None:
+    node = FakeNode()
+    block = node.mine()
+    args = {"batch_id": 4, "run_id": 1, "root": bytes(32), "count": 1, "units": 9}
+    log = placed(encode_log("ContributionLedger", "BatchCommitted", args), block, 0, timed=timed)
+    stranger = {**log, "address": address(1)}
+    node.methods |= {
+        "eth_estimateGas": lambda _call, _block: "0x5208",
+        "eth_getTransactionCount": lambda _account, _block: "0x0",
+        "eth_maxPriorityFeePerGas": lambda: "0x1",
+        "eth_sendRawTransaction": lambda _raw: "0x",
+        "eth_getTransactionReceipt": lambda tx: {
+            "status": "0x1",
+            "transactionHash": tx,
+            "blockNumber": hex(block.number),
+            "blockHash": "0x" + block.hash.hex(),
+            "gasUsed": "0x10",
+            "logs": [stranger, log],
+        },
+    }
+    chain = Chain(node.rpc, DEPLOYMENT, key=KEY)
+    batch_id, receipt = await chain.ledger.commit_batch(RunId(1), bytes(32), 1, 9)  # type: ignore[arg-type]
+    assert (batch_id, receipt.gas_used, len(receipt.events)) == (4, 16, 1)
+    assert receipt.events[0].block_timestamp == block.timestamp
+    with pytest.raises(ChainError, match="emitted no RunCreated"):
+        receipt.event("RunCreated")

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from chain_fakes import FakeNode, address
+from test_chain_reader import deposit
+
+from muster.chain import ChainView, Event, follow
+
+
+class Stopped(Exception):
+    """Ends a follower from inside its sleep."""
+
+
+class Naps:
+    """Counts pauses, does things in them, and stops after the last."""
+
+    def __init__(self, *between: object) -> None:
+        self.between = list(between)
+        self.pauses: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if not self.between:
+            raise Stopped
+        action = self.between.pop(0)
+        if callable(action):
+            action()
+
+
+async def followed(
+    node: FakeNode, view: ChainView, naps: Naps, seen: list[list[Event]] | None = None
+) -> None:
+    async def on_change(events: list[Event]) -> None:
+        assert seen is not None
+        seen.append(events)
+
+    with pytest.raises(Stopped):
+        await follow(
+            node, view, poll_s=1.0, on_change=None if seen is None else on_change, sleep=naps
+        )
+
+
+async def test_follower_fills_an_empty_view_and_keeps_it_current() -> None:
+    node, view, seen = FakeNode(), ChainView(), list[list[Event]]()
+    node.mine(deposit(1))
+    await followed(node, view, Naps(lambda: node.mine(deposit(2)), None), seen)
+    assert sorted(view.stakes) == [address(1), address(2)]
+    assert [len(events) for events in seen] == [1, 1]
+
+
+async def test_follower_says_nothing_when_nothing_changes() -> None:
+    node, seen = FakeNode(), list[list[Event]]()
+    await followed(node, ChainView(), Naps(None, None), seen)
+    assert seen == []
+
+
+async def test_follower_works_without_a_listener() -> None:
+    node, view = FakeNode(), ChainView()
+    node.mine(deposit(1))
+    await followed(node, view, Naps())
+    assert len(view.stakes) == 1
+
+
+async def test_follower_continues_a_view_that_was_read_before() -> None:
+    node, view, seen = FakeNode(), ChainView(), list[list[Event]]()
+    node.mine(deposit(1))
+    await followed(node, view, Naps())
+    node.mine(deposit(2))
+    await followed(node, view, Naps(), seen)
+    assert [len(events) for events in seen] == [1]
+    assert len(view.stakes) == 2
+
+
+async def test_follower_tells_of_events_that_were_taken_back() -> None:
+    node, view, seen = FakeNode(), ChainView(), list[list[Event]]()
+    node.mine(deposit(1))
+    node.mine(deposit(2))
+    await followed(node, view, Naps(lambda: node.reorganise(1), None), seen)
+    assert [len(events) for events in seen] == [2, 0]
+    assert list(view.stakes) == [address(1)]
+
+
+async def test_follower_lives_through_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    node, view = FakeNode(), ChainView()
+    node.failures = [OSError(), OSError(), OSError()]
+    node.mine(deposit(1))
+    naps = Naps(None, None, None, None)
+    with caplog.at_level(logging.INFO):
+        await followed(node, view, naps)
+    assert len(view.stakes) == 1
+    messages = [record.message for record in caplog.records]
+    assert messages == ["the chain is not available", "the chain is available again"]
+
+
+async def test_pauses_grow_in_an_outage_up_to_a_bound() -> None:
+    node, naps = FakeNode(), Naps(*[None] * 20)
+    node.failures = [OSError()] * 30
+    await followed(node, ChainView(), naps)
+    assert naps.pauses[0] <= 2
+    assert 7.5 <= naps.pauses[-1] <= 15
+
+
+async def test_error_of_the_listener_ends_the_follower() -> None:
+    node = FakeNode()
+    node.mine(deposit(1))
+
+    async def on_change(_events: list[Event]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await follow(node, ChainView(), poll_s=1.0, on_change=on_change)
+
+
+async def test_follower_can_be_cancelled() -> None:
+    task = asyncio.create_task(follow(FakeNode(), ChainView(), poll_s=60))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
