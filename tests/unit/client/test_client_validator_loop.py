@@ -50,7 +50,7 @@ from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.errors import ApiError, ConfigError, EncodingError
+from muster.protocol.errors import ApiError, ConfigError, EncodingError, EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import (
     OutcomeRecord,
@@ -369,6 +369,33 @@ async def test_outcomes_that_get_lost_are_handed_over_again(bench: Bench) -> Non
     await bench.loop.validate(batch)
     first, second = bench.orchestrator.outcomes
     assert first == second
+
+
+async def test_refused_outcomes_hold_up_nothing_and_are_offered_again(bench: Bench) -> None:
+    bench.commit_honest(1, 0)
+    bench.commit_honest(2, 1)
+    bench.orchestrator.fail("post_outcomes", ApiError("no", status=422, code="bad_records"))
+    await run_until(bench, lambda: bool(bench.orchestrator.outcomes))
+    assert bench.orchestrator.outcomes[0][0] == 2
+    bench.seconds = loops.REPOST_S
+    await bench.loop.validate(bench.view.batches[1])
+    assert bench.orchestrator.outcomes[-1][0] == 1
+
+
+async def test_policy_is_loaded_again_after_another_failed_to_load(bench: Bench) -> None:
+    batch = bench.commit_honest(1, 0)
+    await bench.loop.judge(batch)
+    load = bench.engine.load_policy
+
+    def failing(_folder: Path, _version: PolicyVersion) -> None:
+        bench.engine.policy_version = None
+        raise EngineError("no weights")
+
+    bench.engine.load_policy = failing  # type: ignore[method-assign]
+    with pytest.raises(EngineError):
+        await bench.loop.load(PolicyVersion(4), keccak(b"broken"))
+    bench.engine.load_policy = load  # type: ignore[method-assign]
+    assert await bench.judge(batch) == [ACCEPTED]
 
 
 # Never two outcomes for one batch

@@ -49,6 +49,9 @@ BATCH_PATIENCE_S = 60.0
 REPOST_S = 10.0
 """Signed outcomes that are not on chain are handed over again after this time."""
 _LASTINGLY_MISSING = frozenset({404, 410})
+"""Answers that say a file is not there."""
+_REFUSALS = frozenset({404, 409, 422})
+"""Answers that say outcomes are not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +281,8 @@ class ValidatorLoop:
         if self._loaded == (version, root):
             return
         folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+        # A load that fails leaves the engine without any policy.
+        self._loaded = None
         await self.compute.run(self.place.engine.load_policy, folder, version)
         self._loaded = (version, root)
 
@@ -290,7 +295,14 @@ class ValidatorLoop:
             return
         message = judged.message()
         signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
-        await self.place.api.post_outcomes(judged.batch_id, judged.packed(), signature)
+        try:
+            await self.place.api.post_outcomes(judged.batch_id, judged.packed(), signature)
+        except ApiError as error:
+            if error.status not in _REFUSALS:
+                raise
+            # Repeating it at once changes nothing, and must not hold up other batches.
+            fields = {"batch_id": judged.batch_id, "code": error.code, "error": str(error)}
+            logger.warning("outcomes refused", extra=fields)
         self._handed_over[judged.batch_id] = now
 
 

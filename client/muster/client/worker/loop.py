@@ -24,6 +24,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from muster.api import Lease, NoWork
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SOFTWARE = "muster-rl 0.1.0"
+SOFTWARE = f"muster-rl {metadata.version('muster-rl')}"
 """What the worker says it runs."""
 TICKET_PAUSE_S = 1.0
 """Pause after a ticket that is not worked on: the same one comes again until its deadline."""
@@ -139,6 +140,8 @@ class WorkerLoop:
             return
         self.state = "fetching"
         folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+        # A load that fails leaves the engine without any policy.
+        self._loaded = None
         await self.compute.run(self.place.engine.load_policy, folder, version)
         self._loaded = (version, root)
 
@@ -299,10 +302,10 @@ class WorkerLoop:
 
     async def _heartbeat(self) -> None:
         while True:
-            version = self._loaded[0] if self._loaded else None
+            loaded = self._loaded[0] if self._loaded else None
             try:
                 await self.place.api.heartbeat(
-                    self.place.run_id, policy_version=version, state=self.state, software=SOFTWARE
+                    self.place.run_id, policy_version=loaded, state=self.state, software=SOFTWARE
                 )
             except ApiError as error:
                 # Leasing reports outages; a missed sign of life changes nothing.
