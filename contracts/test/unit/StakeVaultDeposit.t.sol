@@ -17,7 +17,8 @@ contract StakeVaultDepositTest is BaseTest {
 
     function testFuzz_constructor_reverts_whenStakeCouldLeaveUnjudged(uint256 unbonding) public {
         uint256 judged = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
-        unbonding = bound(unbonding, 0, judged);
+        // Often the longest period that is too short.
+        unbonding = unbonding % 2 == 0 ? judged : bound(unbonding, 0, judged);
         vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultUnbondingTooShort.selector, unbonding, judged));
         _newVault(insurance, unbonding, INSURANCE_PPM, REPORTER_PPM);
     }

@@ -206,6 +206,9 @@ contract StakeVaultSlashTest is BaseTest {
         assertEq(activeAfter, activeLeft + amount, "active");
         assertEq(unbondingAfter, unbondingLeft, "unbonding");
         assertEq(activeAfter + unbondingAfter, active + unbonding, "nothing is lost");
+        (uint256 totalActive,, uint256 escrowed) = vault.totals();
+        assertEq(totalActive, activeAfter, "total active");
+        assertEq(escrowed, 0, "nothing in escrow");
     }
 
     function test_restore_leavesTheOffenceFiled() public {
