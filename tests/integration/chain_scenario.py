@@ -98,12 +98,18 @@ class Scenario:
         chain, node = self.of(worker), node_of(worker)
         await chain.token.faucet(worker.address, stake)
         deadline = await chain.now() + 3600
-        consent = NodeRegistration(worker.address, node.address, 0, deadline)
-        consent_digest = digest(chain.domain("WorkerRegistry"), consent.struct_hash())
+        consent = await self.consent(worker, node, deadline)
         v, r, s = await self.permit(worker, stake, deadline)
         await chain.workers.register_with_permit(
-            stake, node.address, deadline, sign(consent_digest, node.key), deadline, v, r, s
+            stake, node.address, deadline, consent, deadline, v, r, s
         )
+
+    async def consent(self, worker: Person, node: Person, deadline: int) -> bytes:
+        chain = self.of(worker)
+        nonce = await chain.workers.nonces(worker.address)
+        message = NodeRegistration(worker.address, node.address, nonce, deadline)
+        hashed = digest(chain.domain("WorkerRegistry"), message.struct_hash())
+        return sign(hashed, node.key)
 
     async def permit(self, owner: Person, wei: int, deadline: int) -> tuple[int, Hash32, Hash32]:
         chain = self.of(owner)
@@ -179,6 +185,17 @@ class Scenario:
         signatures = [sign(hashed, signer.key) for signer in ordered]
         await self.of(ORCHESTRATOR).ledger.post_outcomes(batch_id, packed, signatures)
 
+    async def dispute(self, proof: OutcomeProof, claimed: Verdict) -> None:
+        chain, bond = self.of(CHALLENGER), PARAMETERS.challenge_bond
+        await chain.token.faucet(CHALLENGER.address, bond)
+        await chain.token.approve(self.deployment.contracts["DisputeCourt"], bond)
+        opened = await chain.court.challenge(proof, claimed)
+        leaf = opened.event("CaseOpened").args["leaf"]
+        assert await chain.court.is_open(leaf)
+        # The third validator did not sign: it is the jury.
+        await self.of(VALIDATORS[2]).court.vote(leaf, True)
+        await chain.court.close(proof)
+
     def node_signature(self, submission: Submission, worker: Person) -> bytes:
         domain = self.of(OWNER).domain("ContributionLedger")
         return sign(digest(domain, submission.struct_hash()), node_of(worker).key)
@@ -206,6 +223,10 @@ def accepted(worker_id: int, submission: Submission) -> OutcomeRecord:
 
 def fraud(worker_id: int, submission: Submission) -> OutcomeRecord:
     return record(worker_id, submission, Verdict.FRAUD, Reason.WRONG_SEED)
+
+
+def rejected(worker_id: int, submission: Submission) -> OutcomeRecord:
+    return record(worker_id, submission, Verdict.REJECTED, Reason.LATE)
 
 
 def outcome_proof(batch_id: int, records: list[OutcomeRecord], position: int) -> OutcomeProof:

@@ -23,7 +23,6 @@ from chain_scenario import (
     TRAINER,
     VALIDATORS,
     WINDOW_S,
-    Scenario,
     accepted,
     fraud,
     network,
@@ -33,6 +32,7 @@ from chain_scenario import (
 )
 
 from muster.chain import (
+    ZERO_ADDRESS,
     Anvil,
     Chain,
     ChainView,
@@ -353,7 +353,7 @@ async def test_overturned_fraud_gives_stake_and_status_back() -> None:
         await net.of(ORCHESTRATOR).ledger.execute_fraud(
             proof, submission, net.node_signature(submission, CHEATER)
         )
-        await dispute(net, proof, Verdict.ACCEPTED)
+        await net.dispute(proof, Verdict.ACCEPTED)
         view = await net.view()
         assert view.contradictions == []
         worker = view.workers[CHEATER.address]
@@ -366,18 +366,6 @@ async def test_overturned_fraud_gives_stake_and_status_back() -> None:
         assert (case.closed, case.overturned, case.votes_to_overturn) == (True, True, 1)
         court = net.of(OWNER).court
         assert await court.effective_verdict(leaf, Verdict.FRAUD) is Verdict.ACCEPTED
-
-
-async def dispute(net: Scenario, proof: object, claimed: Verdict) -> None:
-    chain, bond = net.of(CHALLENGER), PARAMETERS.challenge_bond
-    await chain.token.faucet(CHALLENGER.address, bond)
-    await chain.token.approve(net.deployment.contracts["DisputeCourt"], bond)
-    opened = await chain.court.challenge(proof, claimed)  # type: ignore[arg-type]
-    leaf = opened.event("CaseOpened").args["leaf"]
-    assert await chain.court.is_open(leaf)
-    # The third validator did not sign: it is the jury.
-    await net.of(VALIDATORS[2]).court.vote(leaf, True)
-    await chain.court.close(proof)  # type: ignore[arg-type]
 
 
 async def test_life_of_a_worker_is_followed_from_jail_to_exit() -> None:
@@ -401,6 +389,99 @@ async def test_life_of_a_worker_is_followed_from_jail_to_exit() -> None:
         assert [status for _, status in worker.standings] == [
             *("Active", "Jailed", "Active", "Exiting")
         ]
+
+
+async def test_token_does_what_tokens_do() -> None:
+    async with network(with_run=False) as net:
+        owner, other = net.of(OWNER).token, net.of(CHALLENGER).token
+        supply = await owner.total_supply()
+        assert (await owner.name(), await owner.symbol(), await owner.decimals()) == (
+            *("Muster", "MUSTER"),
+            18,
+        )
+        await owner.transfer(CHALLENGER.address, 10)
+        await owner.approve(CHALLENGER.address, 5)
+        assert await owner.allowance(OWNER.address, CHALLENGER.address) == 5
+        await other.transfer_from(OWNER.address, CHALLENGER.address, 5)
+        await other.burn(3)
+        assert await other.balance_of(CHALLENGER.address) == 12
+        assert await owner.total_supply() == supply - 3
+
+
+async def test_permit_is_used_without_registering() -> None:
+    async with network(with_run=False) as net:
+        chain = net.of(HONEST)
+        await chain.token.faucet(HONEST.address, 20)
+        deadline = await chain.now() + 60
+        v, r, s = await net.permit(HONEST, 8, deadline)
+        vault = net.deployment.contracts["StakeVault"]
+        # Anybody may hand the owner's permit in.
+        await net.of(OWNER).token.permit(HONEST.address, vault, 8, deadline, v, r, s)
+        await chain.vault.deposit(OWNER.address, 8)
+        v, r, s = await net.permit(HONEST, 12, deadline)
+        await chain.vault.deposit_with_permit(12, deadline, v, r, s)
+        assert await chain.vault.active_stake(OWNER.address) == 8
+        assert (await chain.vault.account_of(HONEST.address)).active_wei == 12
+
+
+async def test_worker_registers_with_an_allowance_and_rotates_its_node() -> None:
+    async with network(with_run=False) as net:
+        chain, workers = net.of(HONEST), net.of(HONEST).workers
+        await chain.token.faucet(HONEST.address, STAKE)
+        await chain.token.approve(net.deployment.contracts["StakeVault"], STAKE)
+        first, second = node_of(HONEST), node_of(CHEATER)
+        deadline = await chain.now() + 60
+        consent = await net.consent(HONEST, first, deadline)
+        await workers.register(STAKE, first.address, deadline, consent)
+        consent = await net.consent(HONEST, second, deadline)
+        await workers.rotate_node(second.address, deadline, consent)
+        assert await workers.worker_of_node(first.address) == ZERO_ADDRESS
+        assert await workers.worker_by_id(1) == HONEST.address
+        assert await workers.was_node_of(first.address, HONEST.address, 1)
+        assert await workers.nonces(HONEST.address) == 2
+        await workers.jail_for_low_stake(HONEST.address)
+        await net.rpc.call("evm_mine")
+        assert await workers.is_active(HONEST.address)
+        view = await net.view()
+        assert view.worker_by_node[second.address].address == HONEST.address
+        assert first.address not in view.worker_by_node
+
+
+async def test_run_is_paused_and_its_validators_rotated() -> None:
+    async with network() as net:
+        runs, old = net.of(OWNER).runs, VALIDATORS[0].address
+        await runs.set_submissions_paused(net.run_id, True)
+        assert await runs.is_paused(net.run_id)
+        with pytest.raises(ContractRevert, match="LedgerPaused"):
+            await net.commit([net.submission(HONEST, 0)])
+        await net.bond(CHALLENGER)
+        await runs.rotate_validator(net.run_id, old, CHALLENGER.address)
+        assert not await runs.is_validator(net.run_id, old)
+        assert await runs.seats_of(net.run_id) == 0b1110
+        among = await runs.quorum_among(net.run_id, [CHALLENGER.address, old])
+        assert (among.quorum, among.seats, among.stranger) == (2, 0b1000, old)
+        assert await runs.owner_of(net.run_id) == OWNER.address
+        assert (await runs.run_count(), await runs.price_of(net.run_id)) == (1, PRICE)
+        run = (await net.view()).runs[net.run_id]
+        assert run.paused
+        assert run.validators == [CHALLENGER.address, *(v.address for v in VALIDATORS[1:])]
+
+
+async def test_escrow_of_a_slash_is_readable() -> None:
+    async with network() as net:
+        submission = net.submission(CHEATER, 0)
+        records = [fraud(2, submission)]
+        batch_id = await net.commit([submission])
+        await net.post(batch_id, [submission], records)
+        await net.of(ORCHESTRATOR).ledger.execute_fraud(
+            outcome_proof(batch_id, records, 0),
+            submission,
+            net.node_signature(submission, CHEATER),
+        )
+        escrow = await net.of(OWNER).vault.escrow_of(records[0].leaf(batch_id, 0))
+        assert (escrow.owner, escrow.reporter) == (CHEATER.address, ZERO_ADDRESS)
+        assert escrow.amount_wei == STAKE * FRAUD_PPM // 10**6
+        assert (await net.of(OWNER).vault.totals()).escrowed_wei == escrow.amount_wei
 
 
 # ------------------------------------------------------------------------ reorg

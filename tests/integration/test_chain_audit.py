@@ -14,12 +14,15 @@ from chain_scenario import (
     CHEATER,
     HONEST,
     ORCHESTRATOR,
+    VALIDATORS,
+    WINDOW_S,
     Scenario,
     accepted,
     fraud,
     network,
     outcome_proof,
     play,
+    rejected,
 )
 from click.testing import CliRunner
 
@@ -29,6 +32,7 @@ from muster.client.audit_report import AuditReport, build_report
 from muster.protocol.eip712 import sign
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
+from muster.protocol.messages import Verdict
 
 
 @dataclasses.dataclass
@@ -333,3 +337,67 @@ async def test_audit_of_a_chain_without_runs_passes(tmp_path: Path) -> None:
         report = await read_report(net.anvil.rpc_url, tmp_path)
         assert report.passed
         assert (report.runs, report.workers, report.batches) == ((), (), 0)
+
+
+# --------------------------------------------------------------------- disputes
+
+
+async def disputed(net: Scenario) -> Recording:
+    """A rejection that a challenger turned into fraud: slashed with a reporter, and final."""
+    submission = net.submission(CHEATER, 0)
+    records = [rejected(2, submission)]
+    batch_id = await net.commit([submission])
+    await net.post(batch_id, [submission], records)
+    proof, ledger = outcome_proof(batch_id, records, 0), net.of(ORCHESTRATOR).ledger
+    await net.dispute(proof, Verdict.FRAUD)
+    evidence = net.node_signature(submission, CHEATER)
+    await ledger.execute_fraud(proof, submission, evidence)
+    await net.pass_time(WINDOW_S)
+    await ledger.finalise_fraud(proof)
+    return await record(net)
+
+
+async def test_audit_follows_a_fraud_that_a_challenger_found() -> None:
+    async with network() as net:
+        report = await (await disputed(net)).report()
+        assert failed(report) == set()
+        (slash,) = report.slashes
+        assert (slash.amount_wei, slash.state) == (str(25 * 10**18), "released")
+        assert {w.address: w.fraud for w in report.workers}[CHEATER.address] == 1
+
+
+CASES = "disputes were decided by validators that had not signed"
+DISPUTE_TAMPERINGS: list[Tampering] = [
+    ("CaseVoted", set_to(juror=VALIDATORS[0].address), CASES),
+    ("CaseVoted", set_to(overturn=False), EVENTS),
+    ("CaseVoted", set_to(leaf=bytes(32)), EVENTS),
+    ("CaseOpened", set_to(position=5), CASES),
+    ("CaseOpened", set_to(batch_id=8), CASES),
+    ("CaseOpened", set_to(leaf=bytes(32)), CASES),
+    ("CaseOpened", set_to(claimed_verdict=2), SLASHES),
+    ("CaseOpened", set_to(challenger=HONEST.address), SLASHES),
+    ("CaseClosed", set_to(verdict=3), CASES),
+    ("CaseClosed", set_to(overturned=False, verdict=3), SLASHES),
+    ("Slashed", set_to(reporter=HONEST.address), SLASHES),
+    ("SlashReleased", set_to(burned=0, rewarded=10**30), SPLITS),
+]
+
+
+async def test_audit_rejects_every_tampered_dispute() -> None:
+    async with network() as net:
+        recording = await disputed(net)
+        for name, change, expected in DISPUTE_TAMPERINGS:
+            at = next(i for i, event in enumerate(recording.events) if event.name == name)
+            twin = list(recording.events)
+            twin[at] = dataclasses.replace(twin[at], args=change(twin[at].args))
+            report = await recording.report(twin)
+            assert expected in failed(report), (name, failed(report))
+
+
+async def test_audit_of_a_late_start_does_not_stop() -> None:
+    """Whatever part of the events is missing, the report is made and fails."""
+    async with network() as net:
+        await play(net)
+        recording = await record(net)
+        for start in range(1, len(recording.events), 3):
+            assert not (await recording.report(recording.events[start:])).passed

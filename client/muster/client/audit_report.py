@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from muster.chain import ChainView, Deployment, RunView, SlashView, WorkerView
-from muster.client.audit_checks import Check, Judged, Observed, judged_outcomes, run_checks
+from muster.client import audit_money, audit_work
+from muster.client.audit_checks import Check, Judged, Observed, judged_outcomes, parameter
+from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.messages import Verdict
@@ -209,6 +211,28 @@ def build_report(
         ),
         checks=tuple(run_checks(view, deployment, observed)),
     )
+
+
+def run_checks(
+    view: ChainView, deployment: Deployment, observed: Observed | None = None
+) -> list[Check]:
+    """Return every check; the contracts' own sums are compared only when they were observed."""
+    domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
+    window_s = parameter(deployment, "challenge_window_s")
+    checks = [
+        audit_work.events_follow(view),
+        audit_work.batch_roots(view),
+        audit_work.direct_submissions(view, domain),
+        audit_work.outcomes_roots(view),
+        audit_work.signatures(view, domain),
+        audit_work.accepted_records(view),
+        audit_money.slots(view),
+        audit_money.payments(view, window_s),
+        audit_money.slashes(view, window_s),
+        audit_money.slash_splits(view, deployment),
+        audit_work.cases(view, domain),
+    ]
+    return checks if observed is None else [*checks, audit_money.sums(view, observed)]
 
 
 def _counts(outcomes: Sequence[Judged]) -> dict[str, int]:

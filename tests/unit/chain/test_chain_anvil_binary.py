@@ -70,6 +70,19 @@ async def test_anvil_that_ends_at_once_is_reported(
     assert "anvil.log" in str(error.value.hint)
 
 
+async def test_anvil_that_never_answers_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = program(tmp_path / "anvil")
+    deaf.write_text(f"#!/bin/sh\ntrap '' INT\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    monkeypatch.setenv("MUSTER_ANVIL", str(deaf))
+    monkeypatch.setattr(anvil, "READY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(anvil, "STOP_TIMEOUT_S", 0.1)
+    with pytest.raises(ConfigError, match=r"did not answer within 0\.3 s"):
+        await Anvil().__aenter__()
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
 def test_development_keys_are_the_well_known_ones() -> None:
     assert address_of(Anvil.key(0)) == "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266"
     assert address_of(Anvil.key(9)) == "0xa0Ee7A142d267C1f36714E4a8F75612F20a79720"

@@ -6,10 +6,12 @@ from eth_utils.address import to_checksum_address
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from test_chain_sender import KEY, Pool
 
-from muster.chain import DeployParameters
+from muster.chain import DeployParameters, deploy_contracts, deployer
 from muster.chain.abi import CONTRACTS, contract_abi
 from muster.chain.deployer import ORDER, constructor_arguments, created_address
+from muster.protocol.errors import ChainError
 from muster.protocol.ids import to_address
 
 
@@ -100,3 +102,17 @@ def test_parameters_that_no_deployment_survives_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=problem):
         DeployParameters.model_validate(values)
+
+
+async def test_deployment_at_an_unexpected_address_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Pool()
+    pool.methods["eth_getTransactionReceipt"] = lambda tx: {
+        **pool.mined[tx],
+        "contractAddress": address(99),
+    }
+    monkeypatch.setattr(deployer, "Rpc", lambda _url: pool.rpc)
+    with pytest.raises(ChainError, match="MusterToken was deployed at") as error:
+        await deploy_contracts("http://node", KEY, DeployParameters())
+    assert "same key" in str(error.value.hint)

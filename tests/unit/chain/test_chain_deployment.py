@@ -55,6 +55,12 @@ def test_deployment_of_another_chain_is_refused(tmp_path: Path) -> None:
         load_deployment(tmp_path, 5)
 
 
+def test_malformed_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "5.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"5\.json is malformed: not JSON"):
+        load_deployment(tmp_path, 5)
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

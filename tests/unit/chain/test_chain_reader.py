@@ -9,7 +9,7 @@ from chain_fakes import DEPLOYMENT, FakeNode, address, encode_log
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain import ChainView, Event, EventReader, Poll, apply_poll
+from muster.chain import ChainView, Event, EventReader, Poll, apply_poll, reader
 from muster.protocol.errors import ChainUnreachable, RpcError
 
 
@@ -113,6 +113,54 @@ async def test_smaller_ranges_are_asked_when_the_endpoint_limits_them() -> None:
     node.mine(deposit(50))
     await reader.poll()
     assert node.calls.count("eth_getLogs") == 1
+
+
+def ranges(node: FakeNode) -> list[int]:
+    """Let a node note how many blocks each request for logs asks for."""
+    logs, spans = node.methods["eth_getLogs"], list[int]()
+
+    def noting(query: dict[str, Any]) -> Any:
+        spans.append(int(query["toBlock"], 16) - int(query["fromBlock"], 16) + 1)
+        return logs(query)
+
+    node.methods["eth_getLogs"] = noting
+    return spans
+
+
+async def test_full_answers_make_ranges_shorter_and_thin_ones_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "FULL_ANSWER", 8)
+    monkeypatch.setattr(reader, "FIRST_SPAN", 4)
+    node = FakeNode()
+    for owner in range(8):
+        node.mine(*(deposit(3 * owner + i + 1) for i in range(3)))
+    for _ in range(14):
+        node.mine()
+    spans = ranges(node)
+    assert len((await EventReader(node).poll()).events) == 24
+    assert spans == [4, 2, 2, 2, 4, 8]
+
+
+async def test_unanswered_range_is_shorter_in_the_next_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "FIRST_SPAN", 8)
+    node = FakeNode()
+    for owner in range(8):
+        node.mine(deposit(owner + 1))
+    events, logs = EventReader(node), node.methods["eth_getLogs"]
+
+    def silent(_query: Any) -> Any:
+        raise ConnectionAbortedError
+
+    node.methods["eth_getLogs"] = silent
+    with pytest.raises(ChainUnreachable):
+        await events.poll()
+    node.methods["eth_getLogs"] = logs
+    spans = ranges(node)
+    assert owners((await events.poll()).events) == list(range(1, 9))
+    assert spans[0] == 4
 
 
 async def test_single_block_that_is_refused_is_an_error() -> None:

@@ -172,6 +172,19 @@ async def test_mined_revert_without_a_reason_is_reported() -> None:
         await pool.sender().send(TO, b"")
 
 
+async def test_mined_revert_is_reported_when_its_reason_cannot_be_asked_for() -> None:
+    pool = Pool()
+    pool.status = 0
+
+    def call(_call: Any, _block: str) -> str:
+        raise ConnectionAbortedError
+
+    pool.methods["eth_call"] = call
+    with pytest.raises(ContractRevert, match="without a reason") as error:
+        await pool.sender().send(TO, b"")
+    assert error.value.tx == pool.sent[0]["hash"]
+
+
 async def test_missing_gas_money_has_a_hint() -> None:
     pool = Pool()
 
