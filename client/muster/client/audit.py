@@ -66,7 +66,7 @@ def audit(run: int | None, rpc: str, deployments: Path, as_json: bool) -> None:
     """
     import asyncio
 
-    report = asyncio.run(read_report(rpc, deployments, RunId(run) if run else None))
+    report = asyncio.run(read_report(rpc, deployments, None if run is None else RunId(run)))
     if as_json:
         click.echo(json.dumps(report.to_json()))
     else:
