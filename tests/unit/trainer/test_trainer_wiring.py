@@ -1,0 +1,305 @@
+"""What joins the flow to the chain, the orchestrator, the engine and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from trainer_fakes import KEY, Feed, make_recipe
+
+from muster.inference import Completion, Request
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, ContractRevert, EncodingError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.recipe import ProofRecipe
+from muster.tasks import Problem, TaskSet
+from muster.trainer.chain_ports import ChainAnchor, ChainLedger
+from muster.trainer.cli import _plan, run
+from muster.trainer.config import TrainerSettings
+from muster.trainer.evaluate import Evaluator
+from muster.trainer.process import _announce, _Assembly, _load_recipe, _run_config
+
+RUN = RunId(2)
+V0, V1 = PolicyVersion(0), PolicyVersion(1)
+ADDRESS = "0x" + "11" * 20
+
+
+# ------------------------------------------------------------------------ chain
+
+
+@dataclass
+class FakeRuns:
+    """RunRegistry with some versions."""
+
+    roots: dict[int, Hash32] = field(default_factory=dict)
+    revert: str = "RunVersionUnknown"
+    published: list[tuple[int, int, Hash32]] = field(default_factory=list)
+    trainer: str = address_of(KEY)
+
+    async def checkpoint_of(self, _run: int, version: int) -> Any:
+        if version not in self.roots:
+            raise ContractRevert(self.revert)
+        return SimpleNamespace(manifest_root=self.roots[version])
+
+    async def latest_version(self, _run: int) -> int | None:
+        return max(self.roots, default=None)
+
+    async def publish_checkpoint(self, run_id: int, version: int, root: Hash32) -> None:
+        self.published.append((run_id, version, root))
+
+    async def config_of(self, run_id: int) -> Any:
+        if run_id != RUN:
+            raise ContractRevert("RunUnknown", (run_id,))
+        return SimpleNamespace(trainer=self.trainer)
+
+
+def _chain(runs: FakeRuns) -> Any:
+    return SimpleNamespace(runs=runs, chain_id=31337)
+
+
+async def test_anchor_reads_and_publishes_roots() -> None:
+    runs = FakeRuns({0: keccak(b"0")})
+    anchor = ChainAnchor(_chain(runs), RUN)
+    assert await anchor.root_of(V0) == keccak(b"0")
+    assert await anchor.root_of(V1) is None
+    assert await anchor.newest() == 0
+    await anchor.publish(V1, keccak(b"1"))
+    assert runs.published == [(2, 1, keccak(b"1"))]
+
+
+async def test_anchor_takes_a_zero_root_for_none() -> None:
+    assert await ChainAnchor(_chain(FakeRuns({0: Hash32(bytes(32))})), RUN).root_of(V0) is None
+
+
+async def test_anchor_passes_other_reverts_on() -> None:
+    with pytest.raises(ContractRevert, match="RunUnknown"):
+        await ChainAnchor(_chain(FakeRuns(revert="RunUnknown")), RUN).root_of(V0)
+
+
+async def test_recent_roots_are_those_rollouts_may_come_from() -> None:
+    roots = {v: keccak(bytes([v])) for v in range(6) if v != 4}
+    anchor = ChainAnchor(_chain(FakeRuns(roots)), RUN)
+    assert await anchor.recent_roots(2) == {v: roots[v] for v in (3, 5)}
+    assert await ChainAnchor(_chain(FakeRuns()), RUN).recent_roots(2) == {}
+
+
+async def test_ledger_follows_the_view() -> None:
+    feed, calls = Feed(), list[int]()
+
+    def training_stream(run_id: RunId) -> Sequence[Any]:
+        calls.append(run_id)
+        return list(feed.ledger.items)
+
+    view: Any = SimpleNamespace(runs={}, training_stream=training_stream)
+    ledger = ChainLedger(view, RUN)
+    assert list(ledger.stream()) == []
+    waiting = asyncio.create_task(ledger.changed())
+    await asyncio.sleep(0)
+    view.runs[RUN] = object()
+    feed.submit_many([1])
+    await ledger.on_change([])
+    await asyncio.wait_for(waiting, 1)
+    assert list(ledger.stream()) == feed.ledger.items
+    assert ledger.stream() is ledger.stream()
+    assert calls == [RUN]
+
+
+async def test_trainer_of_another_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="this key is"):
+        await _run_config(_chain(FakeRuns(trainer=ADDRESS)), RUN, KEY)
+
+
+async def test_unknown_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no run 9 on chain 31337") as caught:
+        await _run_config(_chain(FakeRuns()), RunId(9), KEY)
+    assert "muster run create" in (caught.value.hint or "")
+
+
+async def test_run_s_own_trainer_is_let_in() -> None:
+    assert (await _run_config(_chain(FakeRuns()), RUN, KEY)).trainer == address_of(KEY)
+
+
+# -------------------------------------------------------------------- documents
+
+
+def _settings(folder: Path, **changes: Any) -> TrainerSettings:
+    values = {"run": 1, "keystore": folder / "k", "orchestrator": "http://x", **changes}
+    return TrainerSettings.model_validate(values)
+
+
+async def test_recipe_comes_from_the_documents_folder(tmp_path: Path) -> None:
+    recipe = make_recipe()
+    (tmp_path / recipe.hash().hex()).write_bytes(recipe.to_bytes())
+    settings = _settings(tmp_path, documents=tmp_path)
+    assert await _load_recipe(settings, recipe.hash(), SimpleNamespace()) == recipe  # type: ignore[arg-type]
+
+
+async def test_recipe_comes_from_the_orchestrator_without_a_folder(tmp_path: Path) -> None:
+    recipe = make_recipe()
+
+    async def document(pinned: Hash32) -> bytes:
+        assert pinned == recipe.hash()
+        return recipe.to_bytes()
+
+    api: Any = SimpleNamespace(document=document)
+    assert await _load_recipe(_settings(tmp_path), recipe.hash(), api) == recipe
+
+
+@pytest.mark.parametrize(("data", "reason"), [(None, "is not in"), (b"{}", "is not the recipe")])
+async def test_recipe_that_is_not_the_pinned_one_is_refused(
+    tmp_path: Path, data: bytes | None, reason: str
+) -> None:
+    if data is not None:
+        (tmp_path / make_recipe().hash().hex()).write_bytes(data)
+    with pytest.raises(ConfigError, match=reason):
+        await _load_recipe(
+            _settings(tmp_path, documents=tmp_path),
+            make_recipe().hash(),
+            SimpleNamespace(),  # type: ignore[arg-type]
+        )
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}\n"])
+def test_unusable_evaluation_set_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "held-out.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    settings = _settings(tmp_path, eval_set=path)
+    nothing: Any = None
+    assembly = _Assembly(settings, RUN, make_recipe(), nothing, nothing, KEY)
+    with pytest.raises((ConfigError, EncodingError)):
+        assembly._evaluator()
+
+
+def test_ready_file_has_the_origin_s_url(tmp_path: Path) -> None:
+    _announce("http://127.0.0.1:1", tmp_path / "ready")
+    assert (tmp_path / "ready").read_text() == "http://127.0.0.1:1\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["ready"]
+
+
+# ------------------------------------------------------------------- evaluation
+
+
+@dataclass
+class FakeEngine:
+    """Answers every prompt with the same text."""
+
+    answer: str
+    asked: list[Request] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+
+    def load_policy(self, _folder: Path, _version: PolicyVersion) -> None:
+        self.asked, self.prompts = [], []
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        self.prompts.append(text)
+        return tuple(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode()
+
+    def generate(self, requests: Sequence[Request], **_: ProofRecipe) -> list[Completion]:
+        self.asked = list(requests)
+        return [Completion(tuple(self.answer.encode()), []) for _ in requests]
+
+
+def _task_set(*golds: str | None) -> TaskSet:
+    return TaskSet.of(
+        "t",
+        "1",
+        [
+            Problem(
+                problem_id=str(i), task_type="exact_match", prompt="?", gold_standard_solution=gold
+            )
+            for i, gold in enumerate(golds)
+        ],
+    )
+
+
+def test_evaluation_is_the_mean_score() -> None:
+    engine: Any = FakeEngine("a")
+    found = Evaluator(_task_set("a", "b", "a", "c"), engine, make_recipe()).evaluate(Path(), V1)
+    assert (found.policy_version, found.reward, found.problems) == (1, 0.5, 4)
+    assert len({request.seed for request in engine.asked}) == 4
+    assert {request.temperature for request in engine.asked} == {1.0}
+
+
+def test_problems_without_verdict_do_not_count_as_wrong() -> None:
+    engine: Any = FakeEngine("a")
+    found = Evaluator(_task_set("a", None), engine, make_recipe()).evaluate(Path(), V1)
+    assert (found.reward, found.problems) == (1.0, 1)
+
+
+def test_target_lengths_are_evaluated_in_turn() -> None:
+    recipe = make_recipe()
+    sampling = recipe.sampling.model_copy(update={"target_lengths": (10, 20)})
+    engine: Any = FakeEngine("a")
+    evaluator = Evaluator(
+        _task_set("a", "a", "a"), engine, recipe.model_copy(update={"sampling": sampling})
+    )
+    evaluator.evaluate(Path(), V1)
+    assert ["10" in prompt for prompt in engine.prompts] == [True, False, True]
+
+
+# ------------------------------------------------------------------ command line
+
+
+def test_base_model_command_writes_disjoint_task_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[tuple[Path, int]] = []
+    monkeypatch.setattr(
+        "muster.trainer.base_model.build_base_model",
+        lambda folder, *, seed: built.append((folder, seed)),
+    )
+    words = ["base-model", "--out", str(tmp_path / "m"), "--seed", "4", "--problems", "30"]
+    words += [
+        "--held-out",
+        "10",
+        "--task-set",
+        str(tmp_path / "a"),
+        "--eval-set",
+        str(tmp_path / "b"),
+    ]
+    result = CliRunner().invoke(run, words)
+    assert result.exit_code == 0, result.output
+    assert result.output == f"{tmp_path / 'm'}\n"
+    assert built == [(tmp_path / "m", 4)]
+    first, second = (TaskSet.from_bytes((tmp_path / name).read_bytes()) for name in "ab")
+    assert (len(first), len(second)) == (30, 10)
+    assert not {p.prompt for p in first} & {p.prompt for p in second}
+
+
+def _flags(**changes: Any) -> dict[str, Any]:
+    paths = {
+        name: Path(name) for name in ("model", "task_set", "calibration", "store", "documents")
+    }
+    values = {"orchestrator": ADDRESS, "validators": (ADDRESS,), "quorum": 1}
+    return {**paths, **values, "price": 5, "fund": 7, "fraud_ppm": 1, **changes}
+
+
+def test_plan_is_what_the_flags_say() -> None:
+    plan = _plan(make_recipe(), address_of(KEY), _flags())
+    assert (plan.price_wei, plan.fund_wei, plan.quorum) == (5, 7, 1)
+    assert plan.validators == (ADDRESS,)
+    assert plan.trainer == address_of(KEY)
+
+
+@pytest.mark.parametrize("quorum", [0, 2])
+def test_impossible_quorum_is_refused(quorum: int) -> None:
+    with pytest.raises(ConfigError, match=f"a quorum of {quorum} of 1 validators"):
+        _plan(make_recipe(), address_of(KEY), _flags(quorum=quorum))
+
+
+@pytest.mark.parametrize("name", ["orchestrator", "validators"])
+def test_mistyped_address_is_refused(name: str) -> None:
+    wrong = "0x123" if name == "orchestrator" else ("0x123",)
+    with pytest.raises(EncodingError, match="not an account address"):
+        _plan(make_recipe(), address_of(KEY), _flags(**{name: wrong}))
