@@ -20,9 +20,10 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[model,dev]'
 	@touch $@
 
+# Not `npm ci`: it wants lock entries for every platform's binaries, which not every registry has.
 node_modules/.installed: package.json package-lock.json
 	@command -v npm >/dev/null || { echo "error: npm is not installed (it brings Anvil, Forge and solc)"; echo "hint: install Node.js 20 or newer with npm, then run make $(MAKECMDGOALS) again"; exit 1; } >&2
-	npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 check: setup
