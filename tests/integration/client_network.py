@@ -16,7 +16,6 @@ from muster.client.rewards import read_view
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.client.stake import add_stake, register_worker, take_from_faucet
 from muster.client.validator.process import run_validator
-from muster.client.wallet import Wallet
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
 from muster.orchestrator.process import serve
@@ -26,6 +25,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, ShardServer
+from muster.wallet import Wallet
 
 # The unit tests' run of a model that is a hash function.
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "client"))

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from muster.chain import Anvil
-from muster.client.wallet import create_wallet
 from muster.devnet import demo
 from muster.devnet.demo import prepare_folder
 from muster.protocol.errors import ConfigError, StorageError
+from muster.wallet import create_wallet
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "right"

@@ -13,10 +13,10 @@ import pytest
 from chain_scenario import OWNER, TRAINER, network
 from trainer_network import PASSWORD, RECIPE, Files, TrainerNetwork
 
-from muster.client.wallet import save_wallet
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore
+from muster.wallet import save_wallet
 
 LAST = RECIPE.training.steps
 

@@ -17,7 +17,6 @@ from aiohttp import web
 from chain_scenario import HONEST, ORCHESTRATOR, OWNER, TRAINER, VALIDATORS, Scenario, accepted
 
 from muster.chain import save_deployment
-from muster.client.wallet import save_wallet
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.protocol.messages import Submission
@@ -28,6 +27,7 @@ from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
 from muster.trainer.base_model import WarmStart, build_base_model
 from muster.trainer.create import RunPlan, create_run
+from muster.wallet import save_wallet
 
 PASSWORD = "test"
 RECIPE = Recipe(

@@ -17,7 +17,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId, to_address
 
 if TYPE_CHECKING:
-    from muster.client.wallet import Wallet
+    from muster.wallet import Wallet
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,7 +77,7 @@ def wallet() -> None:
 @click.option("--light", is_flag=True, help="Weak, fast encryption: for development chains only.")
 def wallet_new(file: Path, password_file: Path | None, light: bool) -> None:
     """Create an account; FILE becomes its encrypted keystore. Prints the address."""
-    from muster.client.wallet import create_wallet, read_password
+    from muster.wallet import create_wallet, read_password
 
     password = read_password(password_file, confirm=True, what="new keystore")
     created = create_wallet(file, password, light=light)
@@ -89,7 +89,7 @@ def wallet_new(file: Path, password_file: Path | None, light: bool) -> None:
 @click.argument("file", type=FILE)
 def wallet_show(file: Path) -> None:
     """Print the address of a keystore; needs no password."""
-    from muster.client.wallet import keystore_address
+    from muster.wallet import keystore_address
 
     click.echo(keystore_address(file))
 
@@ -168,7 +168,7 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
     if worker is None:
         if keystore is None:
             raise ConfigError("whose rewards?", hint="give --worker ADDRESS or --keystore FILE")
-        from muster.client.wallet import keystore_address
+        from muster.wallet import keystore_address
 
         worker = keystore_address(keystore)
     asyncio.run(_rewards(sender, to_address(worker), options))
@@ -204,8 +204,8 @@ def worker_run(
     config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
 ) -> None:
     """Lease tickets, generate, sign and upload until stopped; --keystore is the node's."""
-    from muster.client.process import run_until_stopped
     from muster.client.settings import WorkerSettings
+    from muster.lifecycle import run_until_stopped
     from muster.settings import load_settings
     from muster.telemetry import setup_logging
 
@@ -231,8 +231,8 @@ def validator_run(
     config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
 ) -> None:
     """Judge the run's batches until stopped; --keystore is the validator's."""
-    from muster.client.process import run_until_stopped
     from muster.client.settings import ValidatorSettings
+    from muster.lifecycle import run_until_stopped
     from muster.settings import load_settings
     from muster.telemetry import setup_logging
 
@@ -297,9 +297,9 @@ def _flags(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:
-    from muster.client.wallet import load_wallet, read_password
+    from muster.wallet import open_wallet
 
-    return load_wallet(keystore, read_password(password_file, what=f"{what} {keystore}"))
+    return open_wallet(keystore, password_file, what=f"{what} {keystore}")
 
 
 def _endpoint(options: dict[str, Any]) -> tuple[str, Path]:

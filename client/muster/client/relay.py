@@ -90,7 +90,7 @@ def run(config: Path | None, upstream: tuple[str, ...], **flags: object) -> None
     Example:
       muster relay run --run 1 --upstream http://origin:8800 --store ./relay --port 8700
     """
-    from muster.client.process import run_until_stopped
+    from muster.lifecycle import run_until_stopped
     from muster.telemetry import setup_logging
 
     settings = load_settings(

@@ -13,13 +13,13 @@ from muster.api import OrchestratorApi
 from muster.chain import Chain, EventReader, RunView, apply_poll
 from muster.client.documents import await_orchestrator
 from muster.client.facts import HistoryView
-from muster.client.process import ComputeThread
 from muster.client.settings import NodeSettings
-from muster.client.wallet import Wallet
 from muster.inference import InferenceEngine
+from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
 from muster.shardcast import Fetcher
+from muster.wallet import Wallet
 
 EngineFactory = Callable[[NodeSettings], InferenceEngine]
 """Makes the engine; called off the event loop, because it imports torch."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation, localcontext
 
 from muster.chain import Chain, Receipt
-from muster.client.wallet import Wallet
 from muster.protocol.eip712 import digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import NodeRegistration
+from muster.wallet import Wallet
 
 WEI_PER_TOKEN = 10**18
 """The token has 18 decimals."""

@@ -148,16 +148,16 @@ def adversary_command() -> click.Command:
 def _run(
     kind: str, config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
 ) -> None:
-    from muster.client.process import run_until_stopped
     from muster.client.settings import WorkerSettings
-    from muster.client.wallet import load_wallet, read_password
     from muster.client.worker.process import run_worker
+    from muster.lifecycle import run_until_stopped
     from muster.settings import load_settings
     from muster.telemetry import setup_logging
+    from muster.wallet import open_wallet
 
     given = {name: value for name, value in flags.items() if value != ()}
     settings = load_settings(WorkerSettings, file=config, flags=given, env_prefix="MUSTER_WORKER_")
-    node = load_wallet(keystore, read_password(password_file))
+    node = open_wallet(keystore, password_file)
     setup_logging("adversary")
     run_until_stopped(lambda: run_worker(settings, node, loop_class=KINDS[kind]))
 

@@ -34,7 +34,7 @@ def devnet(context: click.Context, port: int, deployments: Path, state: Path | N
     """Start a local chain with the contracts. Its accounts are publicly known test accounts."""
     if context.invoked_subcommand is not None:
         return
-    from muster.client.process import run_until_stopped
+    from muster.lifecycle import run_until_stopped
 
     run_until_stopped(lambda: _serve(port, deployments, state))
 
@@ -62,7 +62,7 @@ def fund(keystores: tuple[Path, ...], rpc: str, deployments: Path) -> None:
     """Give the accounts of KEYSTORES gas money and tokens. Works on a development chain only."""
     import asyncio
 
-    from muster.client.wallet import keystore_address
+    from muster.wallet import keystore_address
 
     asyncio.run(_fund(rpc, deployments, [keystore_address(path) for path in keystores]))
 

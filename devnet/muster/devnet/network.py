@@ -21,11 +21,11 @@ from typing import Any, Self
 
 from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts, save_deployment
 from muster.client.stake import add_stake, register_worker, take_from_faucet
-from muster.client.wallet import Wallet, save_wallet
 from muster.devnet.keys import Account, Cast, Member, Role
 from muster.devnet.processes import Child, Processes
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
+from muster.wallet import Wallet, save_wallet
 
 PASSWORD = "devnet"
 """Password of all devnet keystores; they guard nothing of value."""

@@ -36,16 +36,16 @@ def run(config: Path | None, **flags: Any) -> None:
     """Serve one run until SIGTERM or SIGINT."""
     import asyncio
 
-    from muster.orchestrator.keys import open_keystore
     from muster.orchestrator.process import serve
     from muster.orchestrator.settings import OrchestratorSettings
     from muster.settings import load_settings
     from muster.telemetry import setup_logging
+    from muster.wallet import open_wallet
 
     setup_logging("orchestrator")
     flags["relays"] = flags["relays"] or None
     settings = load_settings(
         OrchestratorSettings, file=config, flags=flags, env_prefix="MUSTER_ORCHESTRATOR_"
     )
-    key = open_keystore(settings.keystore, settings.password_file)
+    key = open_wallet(settings.keystore, settings.password_file).key
     asyncio.run(serve(settings, key))

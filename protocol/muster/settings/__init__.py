@@ -1,6 +1,6 @@
 """Process settings: one frozen model per process, from defaults < TOML < environment < flags.
 
-Secrets are never settings: they come from a file or the environment, see muster.client.wallet.
+Secrets are never settings: they come from a file or the environment, see muster.wallet.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
-from muster.client.wallet import LIGHT_SCRYPT_N, load_wallet
 from muster.inference import calibrate as calibrating
 from muster.protocol.errors import ConfigError, WalletError
 from muster.protocol.ids import to_address
 from muster.toploc import Calibration
+from muster.wallet import LIGHT_SCRYPT_N, load_wallet
 
 CHAIN = {"--rpc", "--deployments"}
 KEY = {"--keystore", "--password-file"}

@@ -27,13 +27,13 @@ from muster.client.stake import (
     stake_offer,
     take_from_faucet,
 )
-from muster.client.wallet import Wallet
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, PolicyVersion, RunId, Step, to_address
 from muster.protocol.merkle import merkle_root, verify_merkle_proof
 from muster.protocol.messages import NodeRegistration, OutcomeRecord, Reason, Verdict
+from muster.wallet import Wallet
 
 OWNER = Wallet(address_of(OTHER_KEY), OTHER_KEY)
 NODE = Wallet(address_of(NODE_KEY), NODE_KEY)

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.client.outage import SURVIVED, Outage, Outages
-from muster.client.process import ComputeThread, run_together
 from muster.client.settings import WorkerSettings
+from muster.lifecycle import ComputeThread, run_together
 from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
@@ -123,7 +123,7 @@ async def test_first_error_ends_all_and_is_raised_alone() -> None:
 
 PROGRAM = """
 import asyncio, sys, time
-from muster.client.process import ComputeThread, run_until_stopped
+from muster.lifecycle import ComputeThread, run_until_stopped
 
 async def main():
     thread = ComputeThread()

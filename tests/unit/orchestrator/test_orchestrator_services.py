@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from orchestrator_bench import open_bench
 from orchestrator_fakes import Network
 
-from muster.orchestrator.keys import open_keystore
 from muster.orchestrator.services.clock import Backoff, ChainClock, wait_for
 from muster.orchestrator.services.documents import load_documents
 from muster.orchestrator.services.files import FileStore
 from muster.orchestrator.services.ratelimit import RateLimit
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ApiError, ConfigError, StorageError, WalletError
+from muster.protocol.errors import ApiError, ConfigError, StorageError
 
 
 class Ticking:
@@ -176,29 +175,6 @@ def keystore(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "key.json"
     path.write_text(json.dumps(Account.encrypt(b"\x07" * 32, "secret", kdf="scrypt", iterations=2)))
     return path
-
-
-def test_keystore_opens_with_either_source_of_its_password(keystore: Path, tmp_path: Path) -> None:
-    (tmp_path / "password").write_text("secret\n")
-    assert open_keystore(keystore, tmp_path / "password", {}) == b"\x07" * 32
-    assert open_keystore(keystore, None, {"MUSTER_PASSWORD": "secret"}) == b"\x07" * 32
-
-
-def test_keystore_is_refused_with_a_reason_and_without_its_content(
-    keystore: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(WalletError, match="wrong password"):
-        open_keystore(keystore, None, {"MUSTER_PASSWORD": "guess"})
-    with pytest.raises(WalletError, match="no keystore password"):
-        open_keystore(keystore, None, {})
-    with pytest.raises(WalletError, match="cannot read"):
-        open_keystore(keystore, tmp_path / "missing", {})
-    with pytest.raises(WalletError, match="cannot read the keystore"):
-        open_keystore(tmp_path / "missing", None, {"MUSTER_PASSWORD": "x"})
-    for text in ("", "[]", "{}", '{"version": 9}'):
-        (tmp_path / "bad").write_text(text)
-        with pytest.raises(WalletError, match="is not a keystore"):
-            open_keystore(tmp_path / "bad", None, {"MUSTER_PASSWORD": "x"})
 
 
 async def test_start_is_refused_when_the_key_is_not_the_runs_orchestrator(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from trainer_fakes import KEY, FakeAnchor, FakeSink, Feed, make_recipe, no_sleep
 
 from muster.inference.transformers_engine import TransformersEngine
+from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
@@ -20,7 +21,6 @@ from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore
 from muster.tasks.sort_digits import make_task_set
 from muster.trainer.checkpoint import CheckpointFile, Identity
-from muster.trainer.compute import ComputeThread
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.learner import Learner
 from muster.trainer.loop import Parts, Trainer

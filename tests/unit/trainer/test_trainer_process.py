@@ -2,102 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from eth_keyfile.keyfile import create_keyfile_json
-from trainer_fakes import KEY, make_recipe
+from trainer_fakes import make_recipe
 
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, EncodingError, StorageError, TaskError, WalletError
+from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Address
 from muster.tasks import Problem, TaskSet
 from muster.tasks.sort_digits import make_task_set
 from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
-from muster.trainer.compute import ComputeThread
 from muster.trainer.create import RunPlan, _write_documents
-from muster.trainer.keys import open_keystore
-from muster.trainer.process import first_error
 
 ACCOUNT = Address("0x" + "11" * 20)
-
-
-@pytest.fixture
-def keystore(tmp_path: Path) -> Path:
-    """A keystore whose password is `secret`."""
-    path = tmp_path / "key.json"
-    document = create_keyfile_json(KEY, b"secret", kdf="scrypt", iterations=2)
-    path.write_text(json.dumps(document))
-    return path
-
-
-def test_keystore_opens_with_its_password(keystore: Path, tmp_path: Path) -> None:
-    (tmp_path / "password").write_text("secret\n")
-    assert open_keystore(keystore, tmp_path / "password", {}) == KEY
-    assert open_keystore(keystore, None, {"MUSTER_PASSWORD": "secret"}) == KEY
-
-
-@pytest.mark.parametrize(
-    ("password", "reason"), [("wrong", "wrong password"), (None, "no keystore password")]
-)
-def test_keystore_stays_closed(keystore: Path, password: str | None, reason: str) -> None:
-    environ = {} if password is None else {"MUSTER_PASSWORD": password}
-    with pytest.raises(WalletError, match=reason) as caught:
-        open_keystore(keystore, None, environ)
-    assert KEY.hex() not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"crypto": 1, "version": 3}', "\x00"])
-def test_file_that_is_no_keystore_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "key.json").write_text(text)
-    with pytest.raises(WalletError, match="is not a version 3 keystore"):
-        open_keystore(tmp_path / "key.json", None, {"MUSTER_PASSWORD": "x"})
-
-
-def test_missing_files_are_named(tmp_path: Path, keystore: Path) -> None:
-    with pytest.raises(WalletError, match="cannot read the keystore"):
-        open_keystore(tmp_path / "none", None, {"MUSTER_PASSWORD": "x"})
-    with pytest.raises(WalletError, match="cannot read"):
-        open_keystore(keystore, tmp_path / "none", {})
-
-
-def test_first_error_is_the_one_that_was_raised_on_purpose() -> None:
-    meant = StorageError("disk full")
-    inner = ExceptionGroup("tasks", [RuntimeError("x"), meant])
-    assert first_error(ExceptionGroup("outer", [ValueError("y"), inner])) is meant
-    other = ValueError("y")
-    assert first_error(ExceptionGroup("outer", [other])) is other
-
-
-async def test_compute_thread_runs_one_function_at_a_time() -> None:
-    compute, running, most = ComputeThread(), 0, 0
-
-    def work() -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        running -= 1
-
-    await asyncio.gather(*(compute.run(work) for _ in range(20)))
-    compute.close()
-    assert (most, compute.is_busy) == (1, False)
-
-
-async def test_compute_thread_passes_errors_on() -> None:
-    compute = ComputeThread()
-
-    def work() -> None:
-        raise StorageError("disk full")
-
-    with pytest.raises(StorageError, match="disk full"):
-        await compute.run(work)
-    compute.close()
-    assert not compute.is_busy
 
 
 def _calibration(**changes: Any) -> Calibration:

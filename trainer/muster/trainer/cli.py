@@ -63,19 +63,18 @@ def trainer_run(config: Path | None, **flags: Any) -> None:
     from muster.settings import load_settings
     from muster.telemetry import setup_logging
     from muster.trainer.config import TrainerSettings
-    from muster.trainer.keys import open_keystore
+    from muster.wallet import open_wallet
 
     settings = load_settings(
         TrainerSettings, file=config, flags=flags, env_prefix="MUSTER_TRAINER_"
     )
     setup_logging("trainer")
-    key = open_keystore(settings.keystore, settings.password_file)
+    key = open_wallet(settings.keystore, settings.password_file).key
 
-    from muster.trainer.compute import ComputeThread
-    from muster.trainer.process import run_process, serve
+    from muster.lifecycle import run_until_stopped
+    from muster.trainer.process import serve
 
-    compute = ComputeThread()
-    run_process(lambda: serve(settings, key, compute), compute)
+    run_until_stopped(lambda: serve(settings, key))
 
 
 @click.group()
@@ -152,12 +151,12 @@ def run_create(
     from muster.protocol.eip712 import address_of
     from muster.telemetry import setup_logging
     from muster.trainer.config import load_recipe
-    from muster.trainer.keys import open_keystore
+    from muster.wallet import open_wallet
 
     setup_logging("run")
-    owner = open_keystore(keystore, password_file)
+    owner = open_wallet(keystore, password_file).key
     trainer_key = (
-        open_keystore(trainer_keystore, trainer_password_file or password_file)
+        open_wallet(trainer_keystore, trainer_password_file or password_file).key
         if trainer_keystore
         else owner
     )

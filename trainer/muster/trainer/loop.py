@@ -36,11 +36,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from muster.lifecycle import ComputeThread
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.trainer.checkpoint import CheckpointFile, TrainerState
-from muster.trainer.compute import ComputeThread
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.learner import Learner, StepFigures
 from muster.trainer.metrics import (

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -18,16 +14,16 @@ from transformers.utils import logging as transformers_logging
 from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, RunConfig, follow
 from muster.inference.transformers_engine import TransformersEngine
+from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, ContractRevert, MusterError
+from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
 from muster.tasks import TaskSet, check_task_set
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.checkpoint import CheckpointFile, Identity
-from muster.trainer.compute import ComputeThread
 from muster.trainer.config import TrainerSettings
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.learner import Learner
@@ -41,61 +37,14 @@ from muster.trainer.stream import StreamReader
 logger = logging.getLogger(__name__)
 
 
-def run_process(main: Callable[[], Coroutine[Any, Any, None]], compute: ComputeThread) -> None:
-    """Run until the coroutine ends, or SIGTERM or SIGINT stops it.
-
-    A computation cannot be interrupted: when one still runs after a stop, the interpreter is left
-    at once. What is on disk is complete at every moment.
-    """
-    try:
-        asyncio.run(_supervised(main))
-    except BaseExceptionGroup as group:
-        raise first_error(group) from group
-    finally:
-        compute.close()
-    if compute.is_busy:
-        logging.shutdown()
-        os._exit(0)
-
-
-async def _supervised(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(main())
-    asked = asyncio.Event()
-
-    def stop() -> None:
-        asked.set()
-        task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not asked.is_set():
-            raise
-        logger.info("stopped")
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first MusterError of tasks that failed together, else their first error."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        error = pending.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            pending = [*error.exceptions, *pending]
-        else:
-            leaves.append(error)
-    return next((error for error in leaves if isinstance(error, MusterError)), leaves[0])
-
-
-async def serve(settings: TrainerSettings, key: bytes, compute: ComputeThread) -> None:
+async def serve(settings: TrainerSettings, key: bytes) -> None:
     """Train the run until it is complete; raises MusterError when it cannot."""
     torch.set_num_threads(settings.threads)
     transformers_logging.disable_progress_bar()
     run_id = RunId(settings.run)
+    compute = ComputeThread()
     async with AsyncExitStack() as stack:
+        stack.callback(compute.close)
         chain = await stack.enter_async_context(
             await Chain.connect(settings.rpc, settings.deployments, key=key)
         )

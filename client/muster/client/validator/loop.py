@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from muster.api import BatchEntry, OrchestratorApi
 from muster.client.facts import HistoryView, ticket_terms
 from muster.client.outage import SURVIVED, Outages
-from muster.client.process import ComputeThread
 from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
@@ -32,6 +31,7 @@ from muster.client.validator.journal import JudgedBatch, OutcomeJournal
 from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
 from muster.client.validator.slots import KnownBatch, SlotIndex, slot_of_record
 from muster.inference import InferenceEngine
+from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.errors import ApiError, ConfigError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId

@@ -6,7 +6,6 @@ import asyncio
 
 from muster.chain import follow
 from muster.client.documents import fetch_calibration, fetch_recipe, fetch_task_set
-from muster.client.process import run_together
 from muster.client.seat import EngineFactory, Seat, load_engine, take_seat, transformers_engine
 from muster.client.settings import ValidatorSettings
 from muster.client.validator.decoding import FileDecoder
@@ -14,9 +13,10 @@ from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Rules
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
-from muster.client.wallet import Wallet
+from muster.lifecycle import run_together
 from muster.protocol.errors import ConfigError
 from muster.tasks import check_task_set
+from muster.wallet import Wallet
 
 
 async def run_validator(

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING
 from muster.api import Lease, NoWork
 from muster.client.facts import ticket_terms
 from muster.client.outage import SURVIVED, Outage, Outages
-from muster.client.process import ComputeThread, run_together
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.worker.generation import build_submission, count_units
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
+from muster.lifecycle import ComputeThread, run_together
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError, ConfigError, MusterError, TaskError

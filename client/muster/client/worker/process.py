@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from muster.chain import follow
 from muster.client.documents import fetch_recipe, fetch_task_set
-from muster.client.process import run_together
 from muster.client.seat import EngineFactory, load_engine, take_seat, transformers_engine
 from muster.client.settings import WorkerSettings
-from muster.client.wallet import Wallet
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.place import WorkerPlace
+from muster.lifecycle import run_together
+from muster.wallet import Wallet
 
 
 async def run_worker(

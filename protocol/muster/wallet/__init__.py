@@ -99,6 +99,17 @@ def load_wallet(path: Path, password: str) -> Wallet:
     return wallet
 
 
+def open_wallet(
+    keystore: Path,
+    password_file: Path | None,
+    *,
+    what: str = "keystore",
+    environ: Mapping[str, str] = os.environ,
+) -> Wallet:
+    """Return the account of a keystore, with the password from wherever there is one."""
+    return load_wallet(keystore, read_password(password_file, what=what, environ=environ))
+
+
 def keystore_address(path: Path) -> Address:
     """Return the account a keystore states, without its password; raises WalletError."""
     try:

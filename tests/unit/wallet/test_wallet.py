@@ -13,16 +13,16 @@ from eth_keyfile.keyfile import create_keyfile_json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.client import wallet as wallets
-from muster.client.wallet import (
+from muster import wallet as wallets
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import SignatureError, WalletError
+from muster.wallet import (
     create_wallet,
     keystore_address,
     load_wallet,
     read_password,
     save_wallet,
 )
-from muster.protocol.encoding import keccak
-from muster.protocol.errors import SignatureError, WalletError
 
 KEY = keccak(b"a key")
 

@@ -1,4 +1,4 @@
-"""The life of a client process: one main coroutine, one thread that computes, clean stops."""
+"""The life of a process: one main coroutine, one thread that computes, clean stops."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+
+from muster.protocol.errors import MusterError
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,20 @@ async def run_together(*mains: Coroutine[Any, Any, None]) -> None:
                 tasks.create_task(main)
     except BaseExceptionGroup as group:
         # One cause ended them all: callers handle that, not a group.
-        raise group.exceptions[0] from None
+        raise first_error(group) from None
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first MusterError of tasks that failed together, else their first error."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending = [*error.exceptions, *pending]
+        else:
+            leaves.append(error)
+    return next((error for error in leaves if isinstance(error, MusterError)), leaves[0])
 
 
 def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -64,7 +79,10 @@ def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     A stop cancels the coroutine, which closes what it opened. Threads cannot be cancelled: if one
     still computes after that, the interpreter is left at once rather than at its leisure.
     """
-    asyncio.run(_supervised(main))
+    try:
+        asyncio.run(_supervised(main))
+    except BaseExceptionGroup as group:
+        raise first_error(group) from group
     if _computing:
         logging.shutdown()
         sys.stdout.flush()
