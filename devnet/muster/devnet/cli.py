@@ -1,6 +1,6 @@
 """The `muster` command: one lazy group over every component's commands.
 
-Nothing is imported until its command is chosen, so `muster --help` needs neither torch nor web3.
+Nothing is imported until its command is chosen, so `muster --help` needs neither torch nor a chain.
 """
 
 from __future__ import annotations

@@ -1,27 +1,18 @@
 """The recipe: everything about a run that workers, validators and the trainer must agree on.
 
-A recipe is canonical JSON; its Keccak-256 is pinned on chain (`RunRegistry.recipeHash`), so whoever
-hands it over need not be trusted.
+Its Keccak-256 is pinned on chain as `RunRegistry.recipeHash`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
-from muster.protocol.errors import EncodingError
-from muster.protocol.ids import Hash32
-
-MAX_RECIPE_BYTES = 64 * 1024
+from muster.protocol.documents import Document, DocumentPart
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class SamplingRecipe(_Part):
+class SamplingRecipe(DocumentPart):
     """How rollouts are generated."""
 
     problems_per_submission: Annotated[int, Field(ge=1, le=4096)]
@@ -36,7 +27,7 @@ class SamplingRecipe(_Part):
     """Length budgets in tokens from which one is derived per problem; empty for none."""
 
 
-class ProofRecipe(_Part):
+class ProofRecipe(DocumentPart):
     """TOPLOC parameters."""
 
     chunk_tokens: Annotated[int, Field(ge=1, le=1024)] = 32
@@ -45,7 +36,7 @@ class ProofRecipe(_Part):
     """Values per proof."""
 
 
-class TrainingRecipe(_Part):
+class TrainingRecipe(DocumentPart):
     """The GRPO step. Defaults are INTELLECT-2's."""
 
     steps: Annotated[int, Field(ge=0)] = 0
@@ -86,8 +77,11 @@ class TrainingRecipe(_Part):
         return self
 
 
-class Recipe(_Part):
+class Recipe(Document):
     """A run's recipe."""
+
+    NAME: ClassVar[str] = "recipe"
+    MAX_BYTES: ClassVar[int] = 64 * 1024
 
     schema_version: Annotated[int, Field(ge=1, le=1)] = 1
     """Version of this document's form."""
@@ -99,24 +93,3 @@ class Recipe(_Part):
     """How generation is proven."""
     training: TrainingRecipe
     """How the policy learns."""
-
-    def to_bytes(self) -> bytes:
-        """Return the canonical JSON."""
-        return canonical_json(self.model_dump(mode="json"))
-
-    def hash(self) -> Hash32:
-        """Return the Keccak-256 that is pinned on chain."""
-        return keccak(self.to_bytes())
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Parse canonical JSON; raises EncodingError on oversized, unknown or invalid content."""
-        parse_canonical_json(data, max_bytes=MAX_RECIPE_BYTES)
-        try:
-            # JSON has no tuples and may write 1.0 as 1, so strictness is pydantic's JSON kind.
-            recipe = cls.model_validate_json(data)
-        except ValidationError as error:
-            raise EncodingError(f"malformed recipe: {error}") from error
-        if recipe.to_bytes() != data:
-            raise EncodingError("recipe does not re-encode to the same bytes")
-        return recipe

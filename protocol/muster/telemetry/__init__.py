@@ -58,5 +58,5 @@ def setup_logging(process: str) -> None:
     level = os.environ.get("MUSTER_LOG_LEVEL", "INFO").upper()
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Third parties log every request at INFO.
-    for name in ("httpx", "httpcore", "aiohttp", "uvicorn", "alembic", "web3", "asyncio"):
+    for name in ("httpx", "httpcore", "aiohttp", "uvicorn", "alembic", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)

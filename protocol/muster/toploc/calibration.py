@@ -7,28 +7,20 @@ Canonical JSON whose Keccak-256 is pinned on chain (`RunRegistry.calibrationHash
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
-from muster.protocol.errors import EncodingError
-from muster.protocol.ids import Hash32
+from muster.protocol.documents import Document, DocumentPart
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc.proofs import ChunkResult
-
-MAX_CALIBRATION_BYTES = 256 * 1024
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class CalibratedModel(_Part):
+class CalibratedModel(DocumentPart):
     """What the limits were measured on."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
@@ -43,7 +35,7 @@ class CalibratedModel(_Part):
     """Engines and number formats measured; others may be outside the limits."""
 
 
-class ChunkLimits(_Part):
+class ChunkLimits(DocumentPart):
     """Largest errors of an accepted chunk. The counts are for a proof of `topk` points; proofs with
     fewer points get their share, rounded down.
     """
@@ -58,7 +50,7 @@ class ChunkLimits(_Part):
     """Points whose exponent matches and whose sign differs."""
 
 
-class SamplerLimits(_Part):
+class SamplerLimits(DocumentPart):
     """How far a replayed choice may be from the maximum."""
 
     margin: Annotated[float, Field(ge=0)]
@@ -67,7 +59,7 @@ class SamplerLimits(_Part):
     """Tokens of a sample that may exceed the margin."""
 
 
-class Measurement(_Part):
+class Measurement(DocumentPart):
     """One row of the calibration's table: how one way to make rollouts fared."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
@@ -98,8 +90,11 @@ class Measurement(_Part):
         return self
 
 
-class Calibration(_Part):
+class Calibration(Document):
     """Validation limits of one base model under one recipe."""
+
+    NAME: ClassVar[str] = "calibration"
+    MAX_BYTES: ClassVar[int] = 256 * 1024
 
     schema_version: Annotated[int, Field(ge=1, le=1)] = 1
     """Version of this document's form."""
@@ -132,24 +127,3 @@ class Calibration(_Part):
         """Return whether a sample's margins are inside the limits; NaN is outside."""
         inside = np.asarray(margins_T) <= self.sampler.margin
         return int((~inside).sum()) <= self.sampler.max_outside_per_sample
-
-    def to_bytes(self) -> bytes:
-        """Return the canonical JSON."""
-        return canonical_json(self.model_dump(mode="json"))
-
-    def hash(self) -> Hash32:
-        """Return the Keccak-256 that is pinned on chain."""
-        return keccak(self.to_bytes())
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Parse canonical JSON; raises EncodingError on oversized, unknown or invalid content."""
-        parse_canonical_json(data, max_bytes=MAX_CALIBRATION_BYTES)
-        try:
-            # JSON has no tuples and may write 1.0 as 1, so strictness is pydantic's JSON kind.
-            calibration = cls.model_validate_json(data)
-        except ValidationError as error:
-            raise EncodingError(f"malformed calibration: {error}") from error
-        if calibration.to_bytes() != data:
-            raise EncodingError("calibration does not re-encode to the same bytes")
-        return calibration
