@@ -33,7 +33,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 STATUS_S = 0.5
 """Seconds between two looks at the orchestrator."""
-KILL_AT, ABSENT_S = 0.15, 1.0
+KILL_AT, ABSENT_S = 0.1, 1.0
 """The restarted worker is killed at this share of the steps, and away this long."""
 SETTLE_TIMEOUT_S = 60.0
 """Everything submitted must be judged, final and paid within this after the last step."""
@@ -167,9 +167,9 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     async with Network(network_options) as network:
         with Progress(console, names) as progress:
             run_id = await start(network, progress)
-            await train(network, run_id, steps, progress)
+            returned_at = await train(network, run_id, steps, progress)
             await settle(network, run_id, progress)
-            facts = await gather_facts(network, run_id, steps, began)
+            facts = await gather_facts(network, run_id, steps, began, returned_at)
         report = write_report(options.folder, facts)
         show_report(console, options.folder, facts, report)
         if as_json:
@@ -231,13 +231,16 @@ async def start(network: Network, progress: Progress) -> RunId:
 # ---------------------------------------------------------------------- train
 
 
-async def train(network: Network, run_id: RunId, steps: int, progress: Progress) -> None:
-    """Watch until the trainer has made its steps; kill one worker on the way and bring it back."""
+async def train(network: Network, run_id: RunId, steps: int, progress: Progress) -> int | None:
+    """Watch until the trainer has made its steps; kill one worker on the way and bring it back.
+
+    Returns the block in which it came back, None if the steps were over before.
+    """
     trainer = network.processes.children["trainer"]
     kill_at = max(1, int(steps * KILL_AT))
     victim = next(m for m in network.cast.members if m.role == "restarted")
     async with asyncio.timeout(RUN_TIMEOUT_S):
-        killed: asyncio.Task[None] | None = None
+        killed: asyncio.Task[int] | None = None
         while trainer.exit_code is None:
             _require_alive(network)
             status = await _status(network)
@@ -248,15 +251,15 @@ async def train(network: Network, run_id: RunId, steps: int, progress: Progress)
                         _kill_and_return(network, run_id, victim, progress)
                     )
             await asyncio.sleep(STATUS_S)
-        if killed:
-            await killed
+        returned_at = await killed if killed else None
     if trainer.exit_code != 0:
         network.processes.require_running(trainer)
+    return returned_at
 
 
 async def _kill_and_return(
     network: Network, run_id: RunId, victim: Member, progress: Progress
-) -> None:
+) -> int:
     child = network.processes.children[victim.name]
     child.kill()
     await child.wait()
@@ -264,6 +267,8 @@ async def _kill_and_return(
     await asyncio.sleep(ABSENT_S)
     await network.start_worker(run_id, victim)
     progress.say(f"{victim.name} is back")
+    async with await network.connect() as chain:
+        return await chain.block_number()
 
 
 def _require_alive(network: Network) -> None:

@@ -14,7 +14,9 @@ from muster.devnet.report import DemoFacts, StoredSubmission, TrainedStep
 from muster.protocol.ids import Address, Hash32, RunId
 
 
-async def gather_facts(network: Network, run_id: RunId, steps: int, began: float) -> DemoFacts:
+async def gather_facts(
+    network: Network, run_id: RunId, steps: int, began: float, returned_at: int | None
+) -> DemoFacts:
     """Collect what each source says: chain, trainer, database, balances, audit."""
     trained, evaluations = read_metrics(network.trainer_state / "metrics.jsonl")
     earned: dict[Address, int] = {}
@@ -28,6 +30,7 @@ async def gather_facts(network: Network, run_id: RunId, steps: int, began: float
         run_id=run_id,
         view=view,
         steps=steps,
+        returned_at=returned_at,
         wall_s=time.monotonic() - began,
         evaluations=evaluations,
         trained=trained,

@@ -55,6 +55,8 @@ class DemoFacts:
     """The chain, rebuilt from its events."""
     steps: int
     """Training steps that were asked for."""
+    returned_at: int | None
+    """Block in which the killed worker was started again, if it was."""
     wall_s: float
     """Seconds from the first process to the last payment."""
     evaluations: Sequence[tuple[int, float]]
@@ -194,6 +196,7 @@ def run_checks(facts: DemoFacts, workers: Sequence[WorkerReport]) -> list[Check]
         Check("every training step was made", len(facts.trained) == facts.steps),
         Check("every cheater was slashed and banned", _cheaters_punished(facts, workers)),
         Check("no honest worker was slashed", _honest_unharmed(facts, workers)),
+        Check("the killed worker came back and worked", _came_back(facts)),
         Check("every honest worker was paid what the ledger says", _paid_exactly(facts, workers)),
         Check("no accepted file was trained twice or lost", _trained_once(facts)),
         Check("chain and database agree", _database_agrees(facts)),
@@ -219,6 +222,20 @@ def _honest_unharmed(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
     slashed = {slash.worker for slash in facts.view.slashes}
     honest = [w for w in workers if w.role != Role.CHEATER]
     return all(w.status == "active" and w.address not in slashed for w in honest)
+
+
+def _came_back(facts: DemoFacts) -> bool:
+    """A submission of the restarted worker was accepted in a batch committed after its return."""
+    if facts.returned_at is None:
+        return False
+    members = [m.wallet.address for m in facts.cast.members if m.role is Role.RESTARTED]
+    ids = {facts.view.workers[address].worker_id for address in members}
+    return any(
+        record.worker_id in ids and record.verdict is Verdict.ACCEPTED
+        for batch in facts.view.batches.values()
+        if batch.block_number > facts.returned_at
+        for record in batch.records or []
+    )
 
 
 def _paid_exactly(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:

@@ -49,7 +49,7 @@ class View(SimpleNamespace):
 
 
 def make_view() -> Any:
-    batch = SimpleNamespace(run_id=RUN, root=ROOT, records=list(RECORDS))
+    batch = SimpleNamespace(run_id=RUN, root=ROOT, block_number=9, records=list(RECORDS))
     slash = SimpleNamespace(
         worker=CHEATER, amount_wei=500, tx_hash="0x1", batch_id=1, position=4, state="released"
     )
@@ -99,6 +99,7 @@ def make_facts() -> DemoFacts:
         run_id=RUN,
         view=make_view(),
         steps=2,
+        returned_at=7,
         wall_s=12.34,
         evaluations=[(0, 0.3), (2, 0.8)],
         trained=[TrainedStep(0, 2, 0.4), TrainedStep(2, 4, 0.7)],
@@ -118,7 +119,7 @@ def broken(facts: DemoFacts) -> list[str]:
 def test_an_honest_story_keeps_every_promise() -> None:
     report = build_report(make_facts())
     assert all(check["passed"] for check in report["checks"])
-    assert len(report["checks"]) == 9
+    assert len(report["checks"]) == 10
 
 
 def test_the_report_has_the_documented_form() -> None:
@@ -153,6 +154,12 @@ def test_the_report_has_the_documented_form() -> None:
 )
 def test_learning_is_denied(evaluations: list[tuple[int, float]], reason: str) -> None:
     assert broken(replace(make_facts(), evaluations=evaluations)) == ["the policy learned"], reason
+
+
+@pytest.mark.parametrize("returned_at", [None, 9, 10])
+def test_a_worker_that_did_nothing_after_its_return_is_noticed(returned_at: int | None) -> None:
+    facts = replace(make_facts(), returned_at=returned_at)
+    assert broken(facts) == ["the killed worker came back and worked"]
 
 
 def test_a_missing_step_is_noticed() -> None:

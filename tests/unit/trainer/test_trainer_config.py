@@ -147,7 +147,7 @@ def test_commands_import_nothing_heavy() -> None:
     [
         (["--orchestrator", "http://x", "--keystore", "k"], "setting 'run': Field required"),
         (["--run", "0", "--orchestrator", "http://x", "--keystore", "k"], "setting 'run'"),
-        (["--run", "1", "--orchestrator", "x", "--keystore", "none"], "cannot read the keystore"),
+        (["--run", "1", "--orchestrator", "x", "--keystore", "none"], "there is no keystore"),
     ],
 )
 def test_wrong_settings_are_named_before_anything_is_loaded(
