@@ -10,13 +10,15 @@ from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from muster.devnet.drawing import terminal_curve
 from muster.devnet.report import DemoFacts
 from muster.protocol.ids import Address
+
+
+BAR_WIDTH = 60
 
 
 class Progress:
@@ -77,7 +79,8 @@ class Progress:
             f"{self._elapsed()}  step {status['step']} of {status['steps']}  "
             f"policy {status['policy_version']}  reward {_latest(status)}"
         )
-        bar = ProgressBar(total=steps, completed=done, width=60)
+        filled = BAR_WIDTH * done // steps
+        bar = Text("━" * filled, style="green").append("━" * (BAR_WIDTH - filled), style="dim")
         curve = Text(terminal_curve([r for _, r in status["reward"]], width=54, height=6))
         return Group(head, bar, self._table(status), curve)
 
