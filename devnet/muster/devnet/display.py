@@ -17,7 +17,6 @@ from muster.devnet.drawing import terminal_curve
 from muster.devnet.report import DemoFacts
 from muster.protocol.ids import Address
 
-
 BAR_WIDTH = 60
 
 
