@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from muster.api import Lease, NoWork
 from muster.client.worker.loop import WorkerLoop
 from muster.inference import Request
 from muster.protocol.ids import Hash32, PolicyVersion
@@ -20,6 +21,8 @@ from muster.protocol.messages import Ticket
 from muster.protocol.rollouts import Rollout
 
 TOPLOC_MODULUS = 65_497
+STALE_BY = 4
+"""Versions; a policy one warm-up step old differs too little for fraud, and is rejected instead."""
 TYPICAL_PATTERN = 0x4030
 """The bfloat16 pattern of 2.75, which is near the cut of the largest values of a normed row."""
 
@@ -36,7 +39,14 @@ class OtherModel(WorkerLoop):
 
 
 class StalePolicy(WorkerLoop):
-    """Never loads a second policy: saves the downloads."""
+    """Never loads a second policy: saves the downloads. Works only once that is dishonest."""
+
+    async def lease(self) -> Lease | NoWork:
+        """Ask for work when the loaded policy is `STALE_BY` versions old."""
+        if (self.place.view.runs[self.place.run_id].latest_version or 0) >= STALE_BY:
+            return await super().lease()
+        await self._prefetch()
+        return NoWork(retry_after_s=self.place.poll_s)
 
     async def fetch(self, version: PolicyVersion, root: Hash32) -> None:
         """Load the first policy only."""

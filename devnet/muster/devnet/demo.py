@@ -33,8 +33,8 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 STATUS_S = 0.5
 """Seconds between two looks at the orchestrator."""
-KILL_AT, ABSENT_S = 0.1, 1.0
-"""The restarted worker is killed at this share of the steps, and away this long."""
+ABSENT_S = 1.0
+"""The restarted worker is killed once its first submission is accepted, and away this long."""
 SETTLE_TIMEOUT_S = 60.0
 """Everything submitted must be judged, final and paid within this after the last step."""
 RUN_TIMEOUT_S = 1800.0
@@ -167,7 +167,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     async with Network(network_options) as network:
         with Progress(console, names) as progress:
             run_id = await start(network, progress)
-            returned_at = await train(network, run_id, steps, progress)
+            returned_at = await train(network, run_id, progress)
             await settle(network, run_id, progress)
             facts = await gather_facts(network, run_id, steps, began, returned_at)
         report = write_report(options.folder, facts)
@@ -231,13 +231,12 @@ async def start(network: Network, progress: Progress) -> RunId:
 # ---------------------------------------------------------------------- train
 
 
-async def train(network: Network, run_id: RunId, steps: int, progress: Progress) -> int | None:
+async def train(network: Network, run_id: RunId, progress: Progress) -> int | None:
     """Watch until the trainer has made its steps; kill one worker on the way and bring it back.
 
     Returns the block in which it came back, None if the steps were over before.
     """
     trainer = network.processes.children["trainer"]
-    kill_at = max(1, int(steps * KILL_AT))
     victim = next(m for m in network.cast.members if m.role == "restarted")
     async with asyncio.timeout(RUN_TIMEOUT_S):
         killed: asyncio.Task[int] | None = None
@@ -246,7 +245,7 @@ async def train(network: Network, run_id: RunId, steps: int, progress: Progress)
             status = await _status(network)
             if status:
                 progress.show(status)
-                if killed is None and (status["policy_version"] or 0) >= kill_at:
+                if killed is None and _has_worked(status, victim):
                     killed = asyncio.create_task(
                         _kill_and_return(network, run_id, victim, progress)
                     )
@@ -269,6 +268,11 @@ async def _kill_and_return(
     progress.say(f"{victim.name} is back")
     async with await network.connect() as chain:
         return await chain.block_number()
+
+
+def _has_worked(status: dict[str, Any], member: Member) -> bool:
+    rows = [row for row in status["workers"] if row["worker"] == member.wallet.address]
+    return any(row["accepted"] > 0 for row in rows)
 
 
 def _require_alive(network: Network) -> None:

@@ -17,6 +17,8 @@ from muster.protocol.messages import OutcomeRecord, Verdict
 
 END_REWARD, REWARD_GAIN = 0.7, 0.3
 """The policy must reach this held-out reward, and gain this much."""
+TIME_TO_RETURN = 16
+"""Training steps in which a killed worker is back at work; shorter runs do not promise it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,18 +193,20 @@ def _slash_reason(facts: DemoFacts, slash: SlashView) -> str:
 
 def run_checks(facts: DemoFacts, workers: Sequence[WorkerReport]) -> list[Check]:
     """Return every promise of the demo with whether it held."""
-    return [
+    checks = [
         Check("the policy learned", _learned(facts)),
         Check("every training step was made", len(facts.trained) == facts.steps),
         Check("every cheater was slashed and banned", _cheaters_punished(facts, workers)),
         Check("no honest worker was slashed", _honest_unharmed(facts, workers)),
-        Check("the killed worker came back and worked", _came_back(facts)),
         Check("every honest worker was paid what the ledger says", _paid_exactly(facts, workers)),
         Check("no accepted file was trained twice or lost", _trained_once(facts)),
         Check("chain and database agree", _database_agrees(facts)),
         Check("the auditor finds no contradiction", _audit_passes(facts)),
         Check("the auditor's figures equal the report's", _audit_agrees(facts, workers)),
     ]
+    if _steps_after_return(facts) >= TIME_TO_RETURN:
+        checks.append(Check("the killed worker came back and worked", _came_back(facts)))
+    return checks
 
 
 def _learned(facts: DemoFacts) -> bool:
@@ -224,16 +228,21 @@ def _honest_unharmed(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
     return all(w.status == "active" and w.address not in slashed for w in honest)
 
 
+def _steps_after_return(facts: DemoFacts) -> int:
+    if facts.returned_at is None:
+        return 0
+    checkpoints = facts.view.runs[facts.run_id].checkpoints.values()
+    return sum(checkpoint.block_number > facts.returned_at for checkpoint in checkpoints)
+
+
 def _came_back(facts: DemoFacts) -> bool:
     """A submission of the restarted worker was accepted in a batch committed after its return."""
-    if facts.returned_at is None:
-        return False
     members = [m.wallet.address for m in facts.cast.members if m.role is Role.RESTARTED]
     ids = {facts.view.workers[address].worker_id for address in members}
     return any(
         record.worker_id in ids and record.verdict is Verdict.ACCEPTED
         for batch in facts.view.batches.values()
-        if batch.block_number > facts.returned_at
+        if facts.returned_at is not None and batch.block_number > facts.returned_at
         for record in batch.records or []
     )
 

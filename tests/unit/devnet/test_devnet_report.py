@@ -65,7 +65,12 @@ def make_view() -> Any:
             SimpleNamespace(worker=HONEST, amount_wei=800),
             SimpleNamespace(worker=RESTARTED, amount_wei=800),
         ],
-        runs={RUN: SimpleNamespace(config=SimpleNamespace(price_per_unit=PRICE))},
+        runs={
+            RUN: SimpleNamespace(
+                config=SimpleNamespace(price_per_unit=PRICE),
+                checkpoints={v: SimpleNamespace(block_number=v) for v in range(30)},
+            )
+        },
     )
 
 
@@ -156,10 +161,16 @@ def test_learning_is_denied(evaluations: list[tuple[int, float]], reason: str) -
     assert broken(replace(make_facts(), evaluations=evaluations)) == ["the policy learned"], reason
 
 
-@pytest.mark.parametrize("returned_at", [None, 9, 10])
-def test_a_worker_that_did_nothing_after_its_return_is_noticed(returned_at: int | None) -> None:
+@pytest.mark.parametrize("returned_at", [9, 13])
+def test_a_worker_that_did_nothing_after_its_return_is_noticed(returned_at: int) -> None:
     facts = replace(make_facts(), returned_at=returned_at)
     assert broken(facts) == ["the killed worker came back and worked"]
+
+
+@pytest.mark.parametrize("returned_at", [None, 14])
+def test_a_return_is_not_promised_when_there_was_no_time_for_it(returned_at: int | None) -> None:
+    report = build_report(replace(make_facts(), returned_at=returned_at))
+    assert "the killed worker came back and worked" not in [c["name"] for c in report["checks"]]
 
 
 def test_a_missing_step_is_noticed() -> None:
