@@ -113,7 +113,7 @@ def test_a_port_in_use_is_named(command: str, tmp_path: Path) -> None:
 
 def test_an_unknown_cheat_lists_the_known_ones(tmp_path: Path) -> None:
     said = muster("demo", "--cheat", "nonsense", "--out", str(tmp_path / "out"))
-    assert "unknown kind of cheater 'nonsense'" in said
+    assert "'nonsense' is not one of" in said
     assert "other-model" in said
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.devnet.keys import CHEATS
 from muster.protocol.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ class DemoOptions:
 @click.option(
     "--cheat",
     multiple=True,
-    metavar="KIND",
-    help="Kind of a cheater; repeatable. [default: other-model]",
+    type=click.Choice(CHEATS),
+    default=CHEATS[:1],
+    show_default=True,
+    help="A cheater of this kind; repeatable.",
 )
 @click.option("--keep", is_flag=True, help="Leave the network up until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -113,14 +116,7 @@ def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
     workers, one that is killed and comes back, and one that cheats. Writes report.json and
     reward.png. Exits with 1 when a promise is not kept.
     """
-    from muster.devnet.adversary import KINDS
-
-    for kind in cheat:
-        if kind not in KINDS:
-            raise ConfigError(
-                f"unknown kind of cheater {kind!r}", hint=f"known are: {', '.join(KINDS)}"
-            )
-    chosen = DemoOptions(cheats=cheat or ("other-model",), **options)
+    chosen = DemoOptions(cheats=cheat, **options)
     report = asyncio.run(_supervised(chosen, as_json))
     if not all(check["passed"] for check in report["checks"]):
         raise SystemExit(1)

@@ -9,6 +9,17 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address
 
+CHEATS = (
+    "other-model",
+    "stale-policy",
+    "constant-proof",
+    "forged-reward",
+    "own-problem",
+    "best-of-many",
+    "greedy-decoder",
+)
+"""Kinds of cheaters; `muster.devnet.adversary` has the program of each."""
+
 
 class Role(StrEnum):
     """What a worker of the demo is."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from muster.devnet.keys import Role, account, cast
+from muster.devnet.adversary import KINDS
+from muster.devnet.keys import CHEATS, Role, account, cast
 
 
 def test_the_same_seed_gives_the_same_cast() -> None:
@@ -24,6 +25,11 @@ def test_roles_are_as_asked() -> None:
     members = cast(1, honest=2, cheats=("other-model",)).members
     assert [m.role for m in members] == [Role.HONEST, Role.HONEST, Role.RESTARTED, Role.CHEATER]
     assert [m.cheat for m in members] == [None, None, None, "other-model"]
+
+
+def test_every_kind_of_cheater_has_a_program() -> None:
+    assert tuple(KINDS) == CHEATS
+    assert len(set(KINDS.values())) == len(CHEATS)
 
 
 def test_a_printed_account_hides_its_key() -> None:
