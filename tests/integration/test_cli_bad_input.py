@@ -130,10 +130,19 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_the_last_demo_is_emptied(tmp_path: Path) -> None:
-    prepare_folder(tmp_path / "demo")
-    (tmp_path / "demo" / "report.json").write_text("{}")
-    prepare_folder(tmp_path / "demo")
-    assert not (tmp_path / "demo" / "report.json").exists()
+    with prepare_folder(tmp_path / "demo"):
+        (tmp_path / "demo" / "report.json").write_text("{}")
+        (tmp_path / "demo" / "logs").mkdir()
+    with prepare_folder(tmp_path / "demo"):
+        assert [path.name for path in (tmp_path / "demo").iterdir()] == [demo.LOCK]
+
+
+def test_the_folder_of_a_running_demo_is_left_alone(tmp_path: Path) -> None:
+    with prepare_folder(tmp_path / "demo"):
+        (tmp_path / "demo" / "report.json").write_text("{}")
+        with pytest.raises(ConfigError, match="a demo is running in"):
+            prepare_folder(tmp_path / "demo")
+        assert (tmp_path / "demo" / "report.json").exists()
 
 
 def test_a_full_disk_is_said_before_anything_starts(

@@ -11,9 +11,10 @@ import json
 import logging
 import shutil
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -40,6 +41,8 @@ SETTLE_TIMEOUT_S = 60.0
 """Everything submitted must be judged, final and paid within this after the last step."""
 RUN_TIMEOUT_S = 1800.0
 """A demo that has not trained its steps by then has failed."""
+LOCK = ".demo"
+"""File that marks a demo's folder and is locked while the demo runs."""
 FREE_BYTES = 500 * 1024 * 1024
 """Disk space a demo wants."""
 
@@ -146,7 +149,6 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     from muster.devnet.network import Network, NetworkOptions
 
     began = time.monotonic()
-    prepare_folder(options.folder)
     people = cast(options.seed, honest=options.honest, cheats=options.cheats)
     steps = options.steps or _recipe_steps(options.recipe)
     network_options = NetworkOptions(
@@ -160,7 +162,9 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     )
     names = {member.wallet.address: member.name for member in people.members}
     console = Console(stderr=as_json)
-    async with Network(network_options) as network:
+    async with AsyncExitStack() as stack:
+        stack.enter_context(prepare_folder(options.folder))
+        network = await stack.enter_async_context(Network(network_options))
         with Progress(console, names) as progress:
             run_id = await start(network, progress)
             returned_at = await train(network, run_id, progress)
@@ -180,22 +184,46 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
 # ---------------------------------------------------------------------- start
 
 
-def prepare_folder(folder: Path) -> None:
-    """Empty the folder of the last demo; raises StorageError when the disk is nearly full."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / ".demo").exists():
+def prepare_folder(folder: Path) -> IO[bytes]:
+    """Empty the folder of the last demo, and return a lock on it to hold while this one runs.
+
+    Raises ConfigError when the folder holds something else or a running demo, and StorageError
+    when the disk is nearly full.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / LOCK).exists():
         raise ConfigError(
             f"{folder} is not empty and not a demo's folder",
             hint="choose another with --out; nothing was touched",
         )
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / ".demo").touch()
+    folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < FREE_BYTES:
         raise StorageError(
             f"only {free >> 20} MiB are free at {folder}, a demo wants {FREE_BYTES >> 20}",
             hint="free some space, or choose another disk with --out",
         )
+    lock = _lock(folder)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != LOCK:
+            path.unlink()
+    return lock
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    import fcntl
+
+    lock = (folder / LOCK).open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise ConfigError(
+            f"a demo is running in {folder}",
+            hint="end it with Ctrl-C, or choose another folder with --out and another --port",
+        ) from error
+    return lock
 
 
 def _recipe_steps(path: Path) -> int:
