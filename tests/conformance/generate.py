@@ -1,10 +1,11 @@
-"""Writes the golden vectors on which Python and Solidity must agree, computed by `muster.protocol`.
+"""Writes the golden vectors on which Python and Solidity must agree, computed by the project.
 
     python tests/conformance/generate.py
 
 The vectors are committed. `test_vectors.py` fails when regenerating changes them, and
 `contracts/test/Conformance.t.sol` runs the same files against the contracts, with the signatures
-made here. A changed vector is a changed protocol.
+made here; `contracts/test/Sampling.t.sol` recomputes the sampling hashes. A changed vector is a
+changed protocol.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from muster.inference.sampling import token_hashes
 from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, file_hash, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
@@ -74,6 +76,7 @@ def documents() -> dict[str, Any]:
         "seeds": {"cases": [seed_case(**case) for case in SEED_CASES]},
         "eip712": eip712(),
         "batch": batch(),
+        "sampling": {"cases": [sampling_case(*case) for case in SAMPLING_CASES]},
         "merkle": {"trees": [tree(size) for size in TREE_SIZES]},
     }
 
@@ -81,6 +84,26 @@ def documents() -> dict[str, Any]:
 def render(document: Any) -> str:
     """Return the text of a vector file."""
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+# ------------------------------------------------------------------------- sampling
+
+SAMPLING_CASES = (
+    (0, 0, 0),
+    (2**64 - 1, 2**32 - 1, 151_935),
+    (0x0123456789ABCDEF, 5, 1),
+    (0x0123456789ABCDEF, 6, 1),
+    (0xFEDCBA9876543210, 5, 1),
+    (1 << 32, 1, 31),
+    (1, 1 << 20, 128_255),
+)
+"""(seed, position, token id)."""
+
+
+def sampling_case(seed: int, position: int, token: int) -> dict[str, Any]:
+    """Return the integer that a token's noise is made of."""
+    word = int(token_hashes([seed], [position], token + 1)[0, token])
+    return {"seed": uint(seed), "position": position, "token": token, "hash": word}
 
 
 # ---------------------------------------------------------------------------- seeds

@@ -5,14 +5,15 @@ Importing the package does not import torch; `muster.inference.transformers_engi
 """
 
 from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
-from muster.inference.sampling import gumbel_noise, replay, replay_many
+from muster.inference.replaying import ReplayResult, replay
+from muster.inference.sampling import gumbel_noise
 
 __all__ = [
     "Completion",
     "InferenceEngine",
     "Prefill",
+    "ReplayResult",
     "Request",
     "gumbel_noise",
     "replay",
-    "replay_many",
 ]

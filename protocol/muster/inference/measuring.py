@@ -16,7 +16,7 @@ import torch
 
 from muster.inference.engine import Completion, Prefill, Request
 from muster.inference.forgers import Chunks
-from muster.inference.sampling import replay_many
+from muster.inference.replaying import replay
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.recipe import Recipe
 from muster.toploc import ChunkResult, verify_proofs_many
@@ -112,13 +112,13 @@ class Bench:
             chunk_tokens=proof.chunk_tokens,
             topk=proof.topk,
         )
-        margins = replay_many(
+        replayed = replay(
             [prefill.logits_TV for prefill in prefills],
             tokens,
             [request.seed for request in work.requests],
             self.recipe.sampling.temperature,
         )
-        return Errors(chunks, margins)
+        return Errors(chunks, list(replayed.margins))
 
     def chunks(self, work: Work, prefills: Sequence[Prefill]) -> list[Chunks]:
         """Return recomputed chunks by shape, where prompts of both halves have some."""

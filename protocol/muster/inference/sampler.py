@@ -37,20 +37,18 @@ class Sampler:
     ) -> npt.NDArray[np.int64]:
         """Return the token at `position` of every row in `rows`, given their float32 logits."""
         if self._on_cpu:
-            noise = self._noise(rows, position)
-            return sampling.choose(logits.numpy(), noise, self._temperature_R[rows])
+            return self._choose_on_cpu(rows, logits.numpy(), position)
         temperature = torch.from_numpy(self._temperature_R[rows]).to(logits.device)
-        positions = [position] * len(rows)
-        seeds = self._seeds_R[rows].tolist()
-        drawn = device_sampling.gumbel_noise(seeds, positions, self._vocab, device=logits.device)
-        choice: npt.NDArray[np.int64] = (
-            device_sampling.choose(logits, drawn, temperature).cpu().numpy()
-        )
+        seeds, positions = self._seeds_R[rows].tolist(), [position] * len(rows)
+        chosen, _ = device_sampling.winners(logits, seeds, positions, temperature)
+        choice: npt.NDArray[np.int64] = chosen.cpu().numpy()
         return choice
 
-    def _noise(self, rows: npt.NDArray[np.int64], position: int) -> npt.NDArray[np.float32]:
+    def _choose_on_cpu(
+        self, rows: npt.NDArray[np.int64], logits_RV: npt.NDArray[np.float32], position: int
+    ) -> npt.NDArray[np.int64]:
+        temperature_R = self._temperature_R[rows]
         if self._block is not None:
-            precomputed: npt.NDArray[np.float32] = self._block[rows, position]
-            return precomputed
+            return sampling.choose(logits_RV, self._block[rows, position], temperature_R)
         positions = np.full(len(rows), position, np.uint64)
-        return sampling.gumbel_noise(self._seeds_R[rows], positions, self._vocab)
+        return sampling.winners(logits_RV, self._seeds_R[rows], positions, temperature_R)[0]

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from muster.inference.engine import Request
-from muster.inference.sampling import gumbel_noise, replay_many
+from muster.inference.replaying import replay
+from muster.inference.sampling import gumbel_noise
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
@@ -122,10 +123,10 @@ def test_decoding_agrees_with_prefill(folder: Path) -> None:
     hidden, proofs = [p.hidden_TH for p in prefills], [c.proofs for c in made]
     for results in verify_proofs_many(hidden, proofs):
         assert all(r.exponent_mismatches <= 2 and r.mantissa_error_mean < 0.1 for r in results)
-    margins = replay_many(
+    replayed = replay(
         [p.logits_TV for p in prefills], [c.tokens for c in made], [r.seed for r in asked()], 1.0
     )
-    assert max(m.max() for m in margins) < 1e-4
+    assert max(m.max() for m in replayed.margins) < 1e-4
 
 
 def test_weights_swap_in_place(folder: Path) -> None:

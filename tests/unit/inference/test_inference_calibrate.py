@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from muster.inference.calibrate import CalibrationRun, calibrate_model
 from muster.inference.engine import Completion, Request
 from muster.inference.limits import FLOORS, Floors
-from muster.inference.sampling import replay_many
+from muster.inference.replaying import replay
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -56,7 +56,7 @@ def strikes(
     samples = [(r.prompt_tokens, c.tokens) for r, c in zip(requests, completions, strict=True)]
     prefills = engine.prefill(samples)
     chunks = verify_proofs_many([p.hidden_TH for p in prefills], [c.proofs for c in completions])
-    margins = replay_many(
+    replayed = replay(
         [p.logits_TV for p in prefills],
         [c.tokens for c in completions],
         [r.seed for r in requests],
@@ -64,7 +64,7 @@ def strikes(
     )
     return sum(
         not (all(map(calibration.chunk_passes, results)) and calibration.sampler_passes(m))
-        for results, m in zip(chunks, margins, strict=True)
+        for results, m in zip(chunks, replayed.margins, strict=True)
     )
 
 

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
 from muster.inference.policy_files import require_supported
-from muster.inference.sampling import gumbel_noise, replay_many
+from muster.inference.replaying import replay
+from muster.inference.sampling import gumbel_noise
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -99,10 +100,10 @@ def test_prefill_agrees_with_decoding(
     prefills = engine.prefill(pairs(asked, made))
     for results in verify_proofs_many([p.hidden_TH for p in prefills], [c.proofs for c in made]):
         assert all(r.exponent_mismatches <= 2 and r.mantissa_error_mean < 0.1 for r in results)
-    margins = replay_many(
+    replayed = replay(
         [p.logits_TV for p in prefills], [c.tokens for c in made], [r.seed for r in asked], 1.0
     )
-    assert max(m.max() for m in margins) < 1e-4
+    assert max(m.max() for m in replayed.margins) < 1e-4
 
 
 def test_prefill_rows_predict_the_completion_tokens(
@@ -124,8 +125,8 @@ def test_replay_catches_tokens_of_another_seed(engine: TransformersEngine) -> No
     made = engine.generate(asked, proof=PROOF)
     prefills = engine.prefill(pairs(asked, made))
     others = [request.seed ^ 1 for request in asked]
-    margins = replay_many([p.logits_TV for p in prefills], [c.tokens for c in made], others, 1.0)
-    assert sum(m.max() > 0.001 for m in margins) > len(asked) / 4
+    replayed = replay([p.logits_TV for p in prefills], [c.tokens for c in made], others, 1.0)
+    assert sum(m.max() > 0.001 for m in replayed.margins) > len(asked) / 4
 
 
 def test_completion_ends_with_the_first_eos_or_at_the_limit(engine: TransformersEngine) -> None:

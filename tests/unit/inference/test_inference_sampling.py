@@ -1,4 +1,4 @@
-"""Verifiable sampling: the noise, the choice, the replay."""
+"""Verifiable sampling: the noise and the choice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.inference import device_sampling, sampling
-from muster.inference.sampling import gumbel_noise, noise_block, replay, replay_many, token_hashes
-
-Logits = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+from muster.inference.sampling import gumbel_noise, noise_block, token_hashes
 
 MASK = 0xFFFFFFFF
 seeds_64 = st.integers(0, 2**64 - 1)
@@ -69,7 +67,7 @@ def test_noise_in_torch_agrees_to_the_last_bit_or_one_beside_it() -> None:
 
 def test_noise_of_a_row_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gumbel_noise(range(10), range(10), 33)
-    monkeypatch.setattr(sampling, "_BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(sampling, "BLOCK_ELEMENTS", 100)
     assert (gumbel_noise(range(10), range(10), 33) == whole).all()
     assert (gumbel_noise([7], [7], 33)[0] == whole[7]).all()
 
@@ -86,27 +84,6 @@ def test_noise_has_the_moments_of_a_gumbel_distribution() -> None:
     assert noise.var() == pytest.approx(math.pi**2 / 6, abs=0.02)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_choices_follow_the_softmax(temperature: float) -> None:
-    logits = np.array([0.0, 1.0, -1.0, 0.5, 2.0, -3.0], np.float32)
-    draws = 20_000
-    noise = gumbel_noise(range(draws), [11] * draws, len(logits))
-    temperatures = np.full(draws, temperature, np.float32)
-    chosen = sampling.choose(np.tile(logits, (draws, 1)), noise, temperatures)
-    weights = np.exp(logits / temperature)
-    expected = draws * weights / weights.sum()
-    counts = np.bincount(chosen, minlength=len(logits))
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    assert chi_square < 20.5  # 99.9 % quantile at 5 degrees of freedom
-
-
-def test_choices_at_neighbouring_positions_are_independent() -> None:
-    draws = 20_000
-    first, second = (gumbel_noise(range(draws), [p] * draws, 2).argmax(axis=1) for p in (0, 1))
-    agreement = (first == second).mean()
-    assert agreement == pytest.approx(0.5, abs=0.015)
-
-
 def test_smallest_id_wins_a_tie_in_numpy_and_torch() -> None:
     scores = np.array([[1, 3, 3, 3], [2, 2, 0, 2]], np.float32)
     none = np.zeros_like(scores)
@@ -116,63 +93,20 @@ def test_smallest_id_wins_a_tie_in_numpy_and_torch() -> None:
     assert on_device.tolist() == [1, 0]
 
 
-def sampled(seed: int, tokens: int = 12, vocab: int = 19) -> tuple[Logits, list[int]]:
-    logits = np.random.default_rng(0).standard_normal((tokens, vocab)).astype(np.float32)
-    noise = gumbel_noise([seed] * tokens, range(tokens), vocab)
-    return logits, sampling.choose(logits, noise, np.full(tokens, 0.7, np.float32)).tolist()
+@pytest.mark.parametrize("vocab", [1, 19, 700])
+def test_winners_are_the_choices_under_the_rows_noise(
+    vocab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = np.random.default_rng(1).standard_normal((40, vocab)).astype(np.float32)
+    temperatures = np.linspace(0.2, 2, 40, dtype=np.float32)
+    noise = gumbel_noise(range(40), range(40), vocab)
+    scores = logits / temperatures[:, None] + noise
+    monkeypatch.setattr(sampling, "BLOCK_ELEMENTS", 1000)
+    ids, best = sampling.winners(logits, range(40), range(40), temperatures)
+    assert ids.tolist() == sampling.choose(logits, noise, temperatures).tolist()
+    assert best.tolist() == scores.max(axis=1).tolist()
 
 
-@given(seeds_64)
-def test_replay_of_the_right_seed_has_no_margin(seed: int) -> None:
-    logits, tokens = sampled(seed)
-    assert replay(logits, tokens, seed, 0.7).tolist() == [0.0] * len(tokens)
-
-
-@given(seeds_64)
-def test_replay_of_another_seed_shows(seed: int) -> None:
-    logits, tokens = sampled(seed)
-    assert replay(logits, tokens, seed ^ 1, 0.7).max() > 0.1
-
-
-def test_replay_of_a_changed_token_shows_where_it_was_changed() -> None:
-    logits, tokens = sampled(5)
-    tokens[3] = (tokens[3] + 1) % 19
-    margins = replay(logits, tokens, 5, 0.7)
-    assert margins[3] > 0
-    assert np.flatnonzero(margins).tolist() == [3]
-
-
-def test_margin_is_the_distance_in_scaled_logits() -> None:
-    logits, tokens = sampled(5)
-    scores = logits[2] / np.float32(0.7) + gumbel_noise([5], [2], 19)[0]
-    tokens[2] = int(scores.argmin())
-    expected = scores.max() - scores.min()
-    assert replay(logits, tokens, 5, 0.7)[2] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("token", [-1, 19, 2**31 - 1])
-def test_replay_of_an_unknown_token_is_infinitely_far(token: int) -> None:
-    logits, tokens = sampled(5)
-    tokens[0] = token
-    assert replay(logits, tokens, 5, 0.7)[0] == np.inf
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_replay_of_broken_logits_is_infinitely_far(bad: float) -> None:
-    logits, tokens = sampled(5)
-    logits[4, 1] = bad
-    margins = replay(logits, tokens, 5, 0.7)
-    assert margins[4] == np.inf
-    assert margins[:4].tolist() == [0, 0, 0, 0]
-
-
-def test_replay_of_many_equals_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = [(*sampled(seed, tokens=seed + 1), seed) for seed in range(5)]
-    monkeypatch.setattr(sampling, "_BLOCK_ELEMENTS", 50)
-    together = replay_many(*(list(column) for column in zip(*samples, strict=True)), 0.7)
-    for margins, (logits, tokens, seed) in zip(together, samples, strict=True):
-        assert margins.tolist() == replay(logits, tokens, seed, 0.7).tolist()
-
-
-def test_replay_of_no_samples_is_empty() -> None:
-    assert replay_many([], [], [], 1.0) == []
+def test_noise_of_single_tokens_is_that_of_the_row() -> None:
+    rows = gumbel_noise([8, 9], [0, 3], 50)
+    assert sampling.token_noise([8, 9], [0, 3], [7, 49]).tolist() == [rows[0, 7], rows[1, 49]]

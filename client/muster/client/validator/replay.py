@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference import InferenceEngine, replay_many
+from muster.inference import InferenceEngine, replay
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.protocol.rollouts import Rollout
 from muster.toploc import ChunkResult, split_proofs, verify_proofs_many
@@ -42,13 +42,13 @@ def replay_rows(rows: Sequence[Rollout], engine: InferenceEngine, recipe: Recipe
             chunk_tokens=recipe.proof.chunk_tokens,
             topk=recipe.proof.topk,
         )
-        margins = replay_many(
+        replayed = replay(
             [prefill.logits_TV for prefill in prefills],
             [row.completion_tokens for row in part],
             [row.sampling_seed for row in part],
             recipe.sampling.temperature,
         )
-        replays += map(Replay, map(tuple, chunks), margins)
+        replays += map(Replay, map(tuple, chunks), replayed.margins)
     return replays
 
 

@@ -1,0 +1,140 @@
+"""The replay of verifiable sampling: what it measures, on every path, within bounded memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.inference import device_sampling, sampling
+from muster.inference.replaying import ReplayResult, replay
+from muster.inference.sampling import gumbel_noise
+
+Logits = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+VOCAB, T = 19, 0.7
+seeds_64 = st.integers(0, 2**64 - 1)
+
+
+def sampled(seed: int, tokens: int = 12, vocab: int = VOCAB) -> tuple[Logits, list[int]]:
+    logits = np.random.default_rng(0).standard_normal((tokens, vocab)).astype(np.float32)
+    noise = gumbel_noise([seed] * tokens, range(tokens), vocab)
+    return logits, sampling.choose(logits, noise, np.full(tokens, T, np.float32)).tolist()
+
+
+def margins_of(logits: Logits, tokens: list[int], seed: int) -> Logits:
+    return replay([logits], [tokens], [seed], T).margins[0]
+
+
+@given(seeds_64)
+def test_right_seed_has_no_margin(seed: int) -> None:
+    logits, tokens = sampled(seed)
+    result = replay([logits], [tokens], [seed], T)
+    assert result.margins[0].tolist() == [0.0] * len(tokens)
+    assert result.expected[0].tolist() == tokens
+    assert result.outside(0.0) == [0]
+
+
+@given(seeds_64)
+def test_another_seed_shows(seed: int) -> None:
+    logits, tokens = sampled(seed)
+    assert margins_of(logits, tokens, seed ^ 1).max() > 0.1
+
+
+def test_changed_token_shows_where_it_was_changed() -> None:
+    logits, tokens = sampled(5)
+    honest, tokens[3] = tokens[3], (tokens[3] + 1) % VOCAB
+    result = replay([logits], [tokens], [5], T)
+    assert np.flatnonzero(result.margins[0]).tolist() == [3]
+    assert result.expected[0][3] == honest
+    assert result.outside(0.0) == [1]
+
+
+def test_margin_is_the_distance_in_scaled_logits() -> None:
+    logits, tokens = sampled(5)
+    scores = logits[2] / np.float32(T) + gumbel_noise([5], [2], VOCAB)[0]
+    tokens[2] = int(scores.argmin())
+    expected = scores.max() - scores.min()
+    assert margins_of(logits, tokens, 5)[2] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("token", [-1, 19, 2**31 - 1, -(2**63)])
+def test_unknown_token_is_infinitely_far(token: int) -> None:
+    logits, tokens = sampled(5)
+    tokens[0] = token
+    assert margins_of(logits, tokens, 5)[0] == np.inf
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_broken_logits_are_infinitely_far(bad: float) -> None:
+    logits, tokens = sampled(5)
+    logits[4, 1] = bad
+    margins = margins_of(logits, tokens, 5)
+    assert margins[4] == np.inf
+    assert margins[:4].tolist() == [0, 0, 0, 0]
+
+
+def test_impossible_token_is_infinitely_far_and_excludes_no_other() -> None:
+    logits, tokens = sampled(5)
+    logits[4, tokens[4]] = -np.inf
+    margins = margins_of(logits, tokens, 5)
+    assert margins[4] == np.inf
+    tokens[4] = int(replay([logits], [tokens], [5], T).expected[0][4])
+    assert margins_of(logits, tokens, 5)[4] == 0
+
+
+@pytest.mark.parametrize("block", [1, 50, 64, 1 << 20])
+def test_many_samples_are_replayed_as_one_by_one(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [(*sampled(seed, tokens=seed + 1), seed ^ (seed & 1)) for seed in range(9)]
+    alone = [replay([logits], [tokens], [seed], T) for logits, tokens, seed in samples]
+    monkeypatch.setattr(sampling, "BLOCK_ELEMENTS", block)
+    together = replay(*(list(column) for column in zip(*samples, strict=True)), T)
+    for i, one in enumerate(alone):
+        assert together.margins[i].tolist() == one.margins[0].tolist()
+        assert together.expected[i].tolist() == one.expected[0].tolist()
+    assert sum(together.outside(0.0)) > 0
+
+
+def test_no_samples_give_an_empty_result() -> None:
+    result = replay([], [], [], 1.0)
+    assert (result.margins, result.expected, result.outside(0)) == ((), (), [])
+
+
+def test_nan_counts_as_outside() -> None:
+    result = ReplayResult((np.array([np.nan, 0.1, 0.3], np.float32),), (np.zeros(3, np.int64),))
+    assert result.outside(0.2) == [2]
+
+
+def test_memory_beyond_the_logits_is_bounded_at_a_vocabulary_of_151936() -> None:
+    tokens = 48
+    logits = np.zeros((tokens, 151_936), np.float32)
+    chosen = np.zeros(tokens, np.int64)
+    tracemalloc.start()
+    try:
+        result = replay([logits[:20], logits[20:]], [chosen[:20], chosen[20:]], [1, 2], 1.0)
+        peak_mib = tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+    assert result.margins[1].min() > 0
+    # One pass over all 48 rows would hold 28 MiB of float32 logits and 56 MiB of float64 noise.
+    assert peak_mib < 28
+
+
+@given(seed=seeds_64, temperature=st.sampled_from([0.3, 1.0, 1.7]), block=st.sampled_from([7, 999]))
+def test_torch_replays_the_same(seed: int, temperature: float, block: int) -> None:
+    logits, tokens = sampled(seed, tokens=8)
+    claimed = [*tokens[:5], -1, 2**80, 3]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_sampling, "BLOCK_ELEMENTS", block)
+        margins, expected = device_sampling.replay_rows(
+            torch.from_numpy(logits), claimed, [seed] * 8, range(8), temperature
+        )
+    ours = replay([logits], [[*tokens[:5], -1, 99, 3]], [seed], temperature)
+    assert margins.tolist() == pytest.approx(ours.margins[0].tolist(), abs=1e-5)
+    assert expected.tolist() == ours.expected[0].tolist()
