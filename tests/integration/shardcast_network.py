@@ -174,7 +174,7 @@ class TwistedRelay:
         parts = path.split("?")[0].strip("/").split("/")
         if parts[1] == "chunks":
             found = self._store.find(Hash32(bytes.fromhex(parts[2])))
-            return found.read_bytes() if found else None
+            return found.read() if found else None
         if parts[2] == "versions":
             return b'{"versions": %s}' % str(self._store.versions(RUN)).encode()
         version = PolicyVersion(int(parts[2]))

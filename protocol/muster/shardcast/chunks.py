@@ -7,20 +7,23 @@ a process, so neither a crash, a lost write nor a flipped bit can make the folde
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
+import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from blake3 import blake3
 
 from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Hash32
-from muster.shardcast.digests import file_digest
+from muster.shardcast.digests import region_digest
 from muster.shardcast.manifest import parse_digest
 
 logger = logging.getLogger(__name__)
@@ -30,7 +33,26 @@ TEMPORARY_PREFIX = ".tmp-"
 STALE_AFTER_S = 3600.0
 """A temporary file untouched for this long belongs to a process that died."""
 
+COPY_BYTES = 64 << 20
+"""Bytes that the kernel is asked to copy at a time."""
+
 _counter = itertools.count()
+
+
+class Region(NamedTuple):
+    """Where a chunk's bytes lie."""
+
+    path: Path
+    """The file."""
+    offset: int
+    """The chunk's first byte in it."""
+    size: int
+    """Bytes of the chunk."""
+
+    def read(self) -> bytes:
+        """Return the bytes; raises OSError."""
+        with self.path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), self.size, self.offset)
 
 
 def temporary_name() -> str:
@@ -149,20 +171,23 @@ class ChunkFolder:
         with self._lock:
             return digest in self._checked
 
-    def find(self, digest: Hash32) -> Path | None:
-        """Return the path of a chunk whose bytes match, hashing it on first use; else None.
+    def find(self, digest: Hash32) -> Region | None:
+        """Return where a chunk whose bytes match lies, hashing it on first use; else None.
 
         A chunk that does not match is deleted, so that it can be fetched again.
         """
         path = self.path_of(digest)
         try:
+            region = Region(path, 0, os.stat(path).st_size)
             if self.is_checked(digest):
-                return path if path.exists() else None
-            if file_digest(path) == digest:
-                self._remember(digest)
-                return path
+                return region
+            with path.open("rb", buffering=0) as file:
+                found = region_digest(file.fileno(), 0, region.size)
         except OSError:
             return None
+        if found == digest:
+            self._remember(digest)
+            return region
         logger.error("chunk on disk was corrupt", extra={"chunk": digest.hex()})
         path.unlink(missing_ok=True)
         return None
@@ -204,6 +229,23 @@ def write_all(fd: int, pieces: Iterable[bytes | memoryview]) -> None:
             view = view[os.write(fd, view) :]
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file within the kernel, sharing its disk space where the file system can.
+
+    Raises OSError; the target must not exist.
+    """
+    with source.open("rb", buffering=0) as file, target.open("xb", buffering=0) as copy:
+        try:
+            while os.copy_file_range(file.fileno(), copy.fileno(), COPY_BYTES):
+                pass
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            file.seek(0)
+            copy.truncate(0)
+            shutil.copyfileobj(file, copy, COPY_BYTES >> 6)
+
+
 def sync_path(path: Path) -> None:
     """Flush a file or folder to the disk."""
     fd = os.open(path, os.O_RDONLY)
@@ -226,6 +268,8 @@ def _size(entry: os.DirEntry[str]) -> int:
 
 
 def _is_stale(entry: os.DirEntry[str]) -> bool:
+    if entry.name.startswith(f"{TEMPORARY_PREFIX}{os.getpid()}-"):
+        return False  # ours, however wrong a clock is
     try:
         age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
     except FileNotFoundError:

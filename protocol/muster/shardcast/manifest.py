@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.digests import STATE_BLOCK_BYTES, digest_of_blocks, joined_digest
 
 MAX_MANIFEST_BYTES = 1 << 20
 """Manifests above this are refused unread; it also bounds files and chunks."""
@@ -22,7 +23,7 @@ MAX_TOTAL_BYTES = 1 << 40
 """Size of all files together above which a manifest is refused."""
 MAX_FILES = 4096
 """Files in one version."""
-DEFAULT_CHUNK_BYTES = 8 << 20
+DEFAULT_CHUNK_BYTES = STATE_BLOCK_BYTES
 """Chunk size of a publisher that says nothing else."""
 MIN_CHUNK_BYTES = 1 << 10
 """Smaller chunks are refused: each costs a request."""
@@ -85,7 +86,7 @@ class Manifest:
     files: tuple[ManifestFile, ...]
     """Sorted by name, no name twice."""
     state_hash: Hash32
-    """BLAKE3 of the files' BLAKE3 digests joined in order."""
+    """BLAKE3 of the files' digests joined in order; see `muster.shardcast.digests`."""
     stream_from: int
     """First position in the training stream that this version's step consumed."""
     stream_to: int
@@ -107,6 +108,12 @@ class Manifest:
     def total_bytes(self) -> int:
         """Size of all files together."""
         return sum(file.size for file in self.files)
+
+    def derived_state_hash(self) -> Hash32 | None:
+        """Return the state hash that the chunk digests imply; None for other chunk sizes."""
+        if self.chunk_bytes != STATE_BLOCK_BYTES:
+            return None
+        return joined_digest({file.name: digest_of_blocks(file.chunks) for file in self.files})
 
     def spans(self) -> Iterator[ChunkSpan]:
         """Yield every chunk of every file in order; a digest may come more than once."""

@@ -11,14 +11,11 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
-
-from blake3 import blake3
 
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32
 from muster.shardcast.chunks import VerifyingSink, storage_error
-from muster.shardcast.digests import BLOCK_BYTES
+from muster.shardcast.digests import digest_of, region_digest
 from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
 
 
@@ -80,7 +77,8 @@ class PartFolder:
         """Return those chunks of a file whose bytes are there; hashes them all."""
         try:
             with (self.path / file.name).open("rb", buffering=0) as source:
-                return [s for s in spans if _region_digest(source, s) == s.digest]
+                fd = source.fileno()
+                return [s for s in spans if region_digest(fd, s.offset, s.size) == s.digest]
         except OSError as error:
             raise storage_error(error, f"read {file.name} of the version") from error
 
@@ -101,7 +99,7 @@ class PartFolder:
             with source.open("rb", buffering=0) as file:
                 file.seek(offset)
                 data = file.read(sink.size)
-            if blake3(data).digest() != sink.digest:
+            if digest_of(data) != sink.digest:
                 return False
             sink.write([data])
             return True
@@ -146,13 +144,3 @@ def group_by_digest(spans: Iterable[ChunkSpan]) -> list[list[ChunkSpan]]:
     for span in spans:
         places.setdefault(span.digest, []).append(span)
     return list(places.values())
-
-
-def _region_digest(source: BinaryIO, span: ChunkSpan) -> bytes:
-    hasher = blake3()
-    source.seek(span.offset)
-    left = span.size
-    while left and (data := source.read(min(left, BLOCK_BYTES))):
-        hasher.update(data)
-        left -= len(data)
-    return hasher.digest()

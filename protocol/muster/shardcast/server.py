@@ -15,7 +15,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from aiohttp import web
@@ -23,6 +22,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast.chunks import Region
 from muster.shardcast.limits import RequestRates, ServerLimits
 from muster.shardcast.manifest import parse_digest
 from muster.shardcast.store import ChunkStore
@@ -203,32 +203,32 @@ class ShardServer:
         return web.Response(body=data, content_type=kind)
 
     async def _chunk(self, request: web.BaseRequest, digest: Hash32) -> web.StreamResponse:
-        path = await self._locate(digest)
-        if path is None:
+        region = await self._locate(digest)
+        if region is None:
             return _not_found()
         try:
-            file = path.open("rb", buffering=0)
+            file = region.path.open("rb", buffering=0)
         except OSError:
             return _not_found()  # dropped since it was located
         with file:
-            return await self._send_chunk(request, digest, file)
+            return await self._send_chunk(request, digest, file, region)
 
-    async def _locate(self, digest: Hash32) -> Path | None:
-        if self._store.chunks.is_checked(digest):
-            path = self._store.find(digest)
+    async def _locate(self, digest: Hash32) -> Region | None:
+        if self._store.is_checked(digest):
+            region = self._store.find(digest)
         else:
-            path = await asyncio.to_thread(self._store.find, digest)
-        if path is None and self._store.expects(digest):
+            region = await asyncio.to_thread(self._store.find, digest)
+        if region is None and self._store.expects(digest):
             return await self._until(lambda: self._arrived(digest), self._limits.wait_s)
-        return path
+        return region
 
-    def _arrived(self, digest: Hash32) -> Path | None:
-        return self._store.find(digest) if self._store.chunks.is_checked(digest) else None
+    def _arrived(self, digest: Hash32) -> Region | None:
+        return self._store.find(digest) if self._store.is_checked(digest) else None
 
     async def _send_chunk(
-        self, request: web.BaseRequest, digest: Hash32, file: Any
+        self, request: web.BaseRequest, digest: Hash32, file: BinaryIO, region: Region
     ) -> web.StreamResponse:
-        size = os.fstat(file.fileno()).st_size
+        size = region.size
         headers = {
             "ETag": f'"{digest.hex()}"',
             "Cache-Control": "public, max-age=31536000, immutable",
@@ -241,7 +241,8 @@ class ShardServer:
             return web.Response(status=416, headers={"Content-Range": f"bytes */{size}"})
         if "Range" in request.headers:
             headers["Content-Range"] = f"bytes {window.start}-{window.stop - 1}/{size}"
-        return await self._send_range(request, file, window, headers)
+        shifted = range(region.offset + window.start, region.offset + window.stop)
+        return await self._send_range(request, file, shifted, headers)
 
     async def _send_range(
         self, request: web.BaseRequest, file: BinaryIO, window: range, headers: dict[str, str]

@@ -2,9 +2,10 @@
 
 Owns a folder; knows nothing of the network. Layout:
 
-    chunks/<blake3 hex>                       one file per chunk
+    chunks/<blake3 hex>                       one file per chunk that came from an upstream
     runs/<run>/<version>/manifest.json        the canonical manifest; its folder appears atomically
     runs/<run>/<version>/signature            the trainer's 65-byte Checkpoint signature
+    runs/<run>/<version>/files/<name>         the files of a version published here
 
 Safe to use from several threads and processes: readers see whole versions only, and publishing and
 dropping exclude each other by a lock file.
@@ -27,12 +28,14 @@ from muster.shardcast.chunks import (
     TEMPORARY_PREFIX,
     ChunkFolder,
     ChunkSink,
+    Region,
     storage_error,
     sync_path,
     temporary_name,
 )
 from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, ChunkSpan, Manifest
-from muster.shardcast.split import split_files
+from muster.shardcast.originals import Originals, sync_files
+from muster.shardcast.split import Edition, split_files
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class ChunkStore:
         self.keep = keep
         self.max_bytes = max_bytes
         self.chunks = ChunkFolder(folder / "chunks")
+        self._originals = Originals()
         self._runs = folder / "runs"
         self._writer = threading.Lock()
         self._state = threading.Lock()
@@ -68,34 +72,36 @@ class ChunkStore:
         sign: Callable[[Hash32], bytes],
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         replace: bool = False,
+        link: bool = False,
     ) -> Manifest:
         """Store a version and return its manifest; readers see all of it or nothing.
 
-        The files are copied, so they may change afterwards. Publishing the same content again
-        returns the same manifest; other content under a published version raises StorageError
-        unless `replace` is set. Also raises EncodingError for names the format refuses. Blocks:
-        call it in a thread.
+        The files are copied, so they may change afterwards; with `link` they share their disk space
+        with the store where the file system can, and must be replaced, never rewritten in place.
+        Readers see the version as soon as it is signed; the call returns when it would also survive
+        a power cut. Publishing the same content again returns the same manifest; other content
+        under a published version raises StorageError unless `replace` is set. Also raises
+        EncodingError for names the format refuses. Blocks: call it in a thread.
         """
+        edition = Edition(run_id, version, stream_from, stream_to, chunk_bytes)
         with self._exclusive(), self._sweeping_after_failure():
-            manifest = split_files(
-                files,
-                self.chunks,
-                run_id=run_id,
-                version=version,
-                stream_from=stream_from,
-                stream_to=stream_to,
-                chunk_bytes=chunk_bytes,
-            )
+            fresh = self._fresh_folder(run_id)
+            (fresh / "files").mkdir()
+            manifest, stamps = split_files(files, fresh / "files", edition, link=link)
             stored = self.manifest(run_id, version)
             if stored is not None and stored != manifest and not replace:
                 raise StorageError(
                     f"run {run_id} version {version} was published with other content",
                     hint="publish under the next version",
                 )
-            if stored != manifest:
-                self._write_version(manifest, sign(manifest.root()), durable=True)
+            if stored != manifest or not self.is_complete(run_id, version):
+                self._install(fresh, manifest, sign(manifest.root()))
+                for digest, stamp in stamps.items():
+                    self._originals.trust(digest, stamp)
             self._mark_complete((run_id, version))
+            self._changed()
             self._drop_old()
+            self._sync_version(run_id, version)
         self._changed()
         return manifest
 
@@ -109,7 +115,7 @@ class ChunkStore:
         with self._exclusive():
             self._make_room(manifest)
             if self.manifest(*key) != manifest:
-                self._write_version(manifest, signature, durable=False)
+                self._install(self._fresh_folder(manifest.run_id), manifest, signature)
             self._drop_old()
             missing = self.missing(manifest)
             with self._state:
@@ -143,18 +149,38 @@ class ChunkStore:
 
     def missing(self, manifest: Manifest) -> list[ChunkSpan]:
         """Return the chunks that are not stored, each digest once, in order."""
+        self._learn_originals()
         spans = {span.digest: span for span in manifest.spans()}
-        return [span for span in spans.values() if not self.chunks.has(span.digest, span.size)]
+        return [span for span in spans.values() if not self._has(span)]
 
-    def find(self, digest: Hash32) -> Path | None:
-        """Return the path of a verified chunk, or None. May hash the chunk: see `ChunkFolder`."""
-        was_stored = self.chunks.path_of(digest).exists()
-        path = self.chunks.find(digest)
-        if path is None and was_stored:
+    def _has(self, span: ChunkSpan) -> bool:
+        return self._originals.has(span.digest) or self.chunks.has(span.digest, span.size)
+
+    def is_checked(self, digest: Hash32) -> bool:
+        """Tell whether this process has verified the chunk, so that `find` is instant."""
+        return self._originals.is_checked(digest) or self.chunks.is_checked(digest)
+
+    def find(self, digest: Hash32) -> Region | None:
+        """Return where a verified chunk lies, or None. May hash it: see `is_checked`."""
+        was_stored = self._originals.is_indexed(digest) or self.chunks.path_of(digest).exists()
+        region = self._originals.find(digest) or self.chunks.find(digest)
+        if region is None and not was_stored and self._learn_originals():
+            return self.find(digest)
+        if region is None and was_stored:
             with self._state:
                 self._complete.clear()
             self._changed()
-        return path
+        return region
+
+    def unpack(self, manifest: Manifest, folder: Path) -> None:
+        """Write a version's files into a folder; raises StorageError when a chunk is missing."""
+        for file in manifest.files:
+            with (folder / file.name).open("wb") as target:
+                for digest in file.chunks:
+                    region = self.find(digest)
+                    if region is None:
+                        raise StorageError(f"chunk {digest.hex()} is missing in {self.folder}")
+                    target.write(region.read())
 
     def versions(self, run_id: RunId) -> list[PolicyVersion]:
         """Return the versions that are complete or being received, newest first."""
@@ -245,28 +271,43 @@ class ChunkStore:
             self._sweep()
             raise
 
-    def _write_version(self, manifest: Manifest, signature: bytes, *, durable: bool) -> None:
+    def _learn_originals(self) -> bool:
+        """Index versions that this or another process published; tells whether any was new."""
+        found = False
+        for key in self._stored():
+            folder = self._version_folder(*key) / "files"
+            if not self._originals.knows(folder) and (manifest := self.manifest(*key)):
+                found = self._originals.learn(folder, manifest) or found
+        return found
+
+    def _fresh_folder(self, run_id: RunId) -> Path:
+        fresh = self._runs / str(int(run_id)) / temporary_name()
+        fresh.mkdir(parents=True)
+        return fresh
+
+    def _install(self, fresh: Path, manifest: Manifest, signature: bytes) -> None:
+        """Complete a version's fresh folder and give it its name."""
         if len(signature) != SIGNATURE_BYTES:
             raise EncodingError(f"a signature has {SIGNATURE_BYTES} bytes, got {len(signature)}")
-        target = self._version_folder(manifest.run_id, manifest.version)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = target.parent / temporary_name()
-        fresh.mkdir()
         (fresh / "manifest.json").write_bytes(manifest.to_bytes())
         (fresh / "signature").write_bytes(signature)
-        if durable:
-            for path in [self.chunks.path, *fresh.iterdir(), fresh]:
-                sync_path(path)
-        self._discard_version((manifest.run_id, manifest.version))
-        fresh.rename(target)
-        if durable:
-            sync_path(target.parent)
+        key = (manifest.run_id, manifest.version)
+        self._discard_version(key)
+        fresh.rename(self._version_folder(*key))
+
+    def _sync_version(self, run_id: RunId, version: PolicyVersion) -> None:
+        folder = self._version_folder(run_id, version)
+        if (folder / "files").is_dir():
+            sync_files(folder / "files")
+        for path in [folder / "manifest.json", folder / "signature", folder, folder.parent]:
+            sync_path(path)
 
     def _discard_version(self, key: VersionKey) -> None:
         with self._state:
             self._receiving.pop(key, None)
             self._complete.discard(key)
         folder = self._version_folder(*key)
+        self._originals.forget(folder / "files")
         if folder.exists():
             trash = folder.parent / temporary_name()
             folder.rename(trash)

@@ -46,16 +46,21 @@ def read_back(store: ChunkStore, manifest: Manifest) -> dict[str, bytes]:
     """Return the version's files, put together from the store's chunks."""
     files = {file.name: b"" for file in manifest.files}
     for span in manifest.spans():
-        path = store.find(span.digest)
-        assert path is not None
-        files[span.name] += path.read_bytes()
+        files[span.name] += chunk(store, span.digest)
     return files
+
+
+def chunk(store: ChunkStore, digest: Hash32) -> bytes:
+    """Return a chunk's bytes as the store holds them."""
+    region = store.find(digest)
+    assert region is not None
+    return region.read()
 
 
 def fill(store: ChunkStore, source: ChunkStore, manifest: Manifest) -> None:
     """Copy the chunks that a begun version lacks from another store."""
     for span in store.missing(manifest):
         sink = store.sink(span)
-        sink.write([source.chunks.path_of(span.digest).read_bytes()])
+        sink.write([chunk(source, span.digest)])
         sink.commit()
         sink.close()

@@ -1,9 +1,14 @@
 """Publishing is atomic and idempotent; what a kept version needs is never dropped."""
 
+import errno
 import os
 import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +17,7 @@ from shardcast_policies import (
     CHUNK_BYTES,
     RUN,
     SIGNATURE,
+    chunk,
     fake_signature,
     fill,
     publish,
@@ -22,7 +28,8 @@ from shardcast_policies import (
 from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest, state_hash
-from muster.shardcast.chunks import STALE_AFTER_S, TEMPORARY_PREFIX, VerifyingSink
+from muster.shardcast.chunks import STALE_AFTER_S, TEMPORARY_PREFIX, VerifyingSink, temporary_name
+from muster.shardcast.originals import hash_file
 
 POLICY = {"config.json": b"{}", "model.safetensors": os.urandom(3 * CHUNK_BYTES + 5), "empty": b""}
 V1 = PolicyVersion(1)
@@ -32,12 +39,30 @@ def chunk_names(store: ChunkStore) -> set[str]:
     return set(os.listdir(store.chunks.path))
 
 
+def stored_files(store: ChunkStore) -> set[tuple[str, str]]:
+    """Version and name of every published file on disk."""
+    return {(p.parts[-3], p.name) for p in store.folder.glob(f"runs/{RUN}/*/files/*")}
+
+
 def write_whole(sink: VerifyingSink, pieces: list[bytes]) -> None:
     try:
         sink.write(pieces)
         sink.commit()
     finally:
         sink.close()
+
+
+def publish_linked(store: ChunkStore, files: Mapping[str, Path]) -> Manifest:
+    return store.publish(
+        files,
+        run_id=RUN,
+        version=V1,
+        stream_from=0,
+        stream_to=0,
+        sign=fake_signature,
+        chunk_bytes=CHUNK_BYTES,
+        link=True,
+    )
 
 
 def policy(seed: int, size: int = 2 * CHUNK_BYTES) -> dict[str, bytes]:
@@ -113,7 +138,7 @@ def test_publish_replaces_other_content_when_told_to(store: ChunkStore) -> None:
     second = publish(store, policy(2), replace=True)
     assert store.manifest(RUN, V1) == second
     assert read_back(store, second) == policy(2)
-    assert chunk_names(store) == {span.digest.hex() for span in second.spans()}
+    assert stored_files(store) == {("1", name) for name in policy(2)}
 
 
 def test_published_files_may_change_afterwards(store: ChunkStore) -> None:
@@ -175,8 +200,21 @@ def test_publish_refuses_a_signature_of_another_length(store: ChunkStore, tmp_pa
         )
 
 
-def test_store_keeps_the_newest_versions_and_their_chunks_only(store: ChunkStore) -> None:
+def test_store_keeps_the_newest_published_versions_only(store: ChunkStore) -> None:
     manifests = [publish(store, policy(seed), seed) for seed in range(1, 9)]
+    assert store.versions(RUN) == [8, 7, 6, 5, 4]
+    kept = manifests[3:]
+    assert stored_files(store) == {(str(m.version), name) for m in kept for name in policy(1)}
+    assert all(read_back(store, m) == policy(m.version) for m in kept)
+
+
+def test_store_keeps_the_newest_versions_and_their_chunks_only(
+    store: ChunkStore, origin: ChunkStore
+) -> None:
+    manifests = [publish(origin, policy(seed), seed) for seed in range(1, 9)]
+    for manifest in manifests[3:5] + manifests[3:]:
+        store.begin(manifest, SIGNATURE)
+        fill(store, origin, manifest)
     assert store.versions(RUN) == [8, 7, 6, 5, 4]
     kept = manifests[3:]
     assert chunk_names(store) == {s.digest.hex() for m in kept for s in m.spans()}
@@ -209,8 +247,12 @@ def test_remove_keeps_a_chunk_that_another_version_shares(store: ChunkStore) -> 
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 5, b"\0" * CHUNK_BYTES])
-def test_corrupt_chunk_is_dropped_before_it_is_served(store: ChunkStore, damage: bytes) -> None:
-    manifest = publish(store, POLICY)
+def test_corrupt_chunk_is_dropped_before_it_is_served(
+    store: ChunkStore, origin: ChunkStore, damage: bytes
+) -> None:
+    manifest = publish(origin, POLICY)
+    store.begin(manifest, SIGNATURE)
+    fill(store, origin, manifest)
     digest = next(s.digest for s in manifest.spans() if s.size == CHUNK_BYTES)
     restarted = ChunkStore(store.folder)
     assert restarted.versions(RUN) == [1]
@@ -219,6 +261,94 @@ def test_corrupt_chunk_is_dropped_before_it_is_served(store: ChunkStore, damage:
     assert not restarted.chunks.path_of(digest).exists()
     assert restarted.versions(RUN) == []
     assert [s.digest for s in restarted.missing(manifest)] == [digest]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 5, b"\0" * 4 * CHUNK_BYTES])
+@pytest.mark.parametrize("restart", [False, True])
+def test_published_file_that_was_changed_is_not_served(
+    store: ChunkStore, damage: bytes, restart: bool
+) -> None:
+    manifest = publish(store, POLICY)
+    store.folder.joinpath(f"runs/{RUN}/1/files/model.safetensors").write_bytes(damage)
+    reader = ChunkStore(store.folder) if restart else store
+    digest = next(s.digest for s in manifest.spans() if s.size == CHUNK_BYTES)
+    assert reader.find(digest) is None
+    assert digest in {span.digest for span in reader.missing(manifest)}
+    assert reader.versions(RUN) == []
+    assert publish(reader, POLICY) == manifest
+    assert read_back(reader, manifest) == POLICY
+
+
+def test_linked_file_shares_its_disk_space(store: ChunkStore, tmp_path: Path) -> None:
+    files = write_files(tmp_path / "s", POLICY)
+    manifest = publish_linked(store, files)
+    stored = store.folder / f"runs/{RUN}/1/files/model.safetensors"
+    assert stored.samefile(files["model.safetensors"])
+    files["model.safetensors"].unlink()
+    assert read_back(store, manifest) == POLICY
+
+
+def test_linked_file_rewritten_in_place_is_not_served(store: ChunkStore, tmp_path: Path) -> None:
+    files = write_files(tmp_path / "s", POLICY)
+    manifest = publish_linked(store, files)
+    files["model.safetensors"].write_bytes(b"\0" * len(POLICY["model.safetensors"]))
+    assert [store.find(s.digest) for s in manifest.spans() if s.name != "config.json"] == [None] * 4
+    assert store.versions(RUN) == []
+
+
+def test_linked_symbolic_link_keeps_its_targets_bytes(store: ChunkStore, tmp_path: Path) -> None:
+    target = write_files(tmp_path / "s", {"blob": b"weights"})["blob"]
+    (tmp_path / "model").symlink_to(target)
+    manifest = publish_linked(store, {"model": tmp_path / "model"})
+    (tmp_path / "model").unlink()
+    target.unlink()
+    assert read_back(store, manifest) == {"model": b"weights"}
+
+
+def test_link_across_file_systems_becomes_a_copy(
+    store: ChunkStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    files = write_files(tmp_path / "s", POLICY)
+    assert read_back(store, publish_linked(store, files)) == POLICY
+
+
+def test_copy_falls_back_where_the_kernel_cannot(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "not here")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    assert read_back(store, publish(store, POLICY)) == POLICY
+
+
+class _Meddler(ThreadPoolExecutor):
+    """Rewrites a file while it is being hashed."""
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        super().__init__(1)
+        self._write = lambda: path.write_bytes(data)
+
+    def map(self, *args: Any, **kwargs: Any) -> Any:
+        found = list(super().map(*args, **kwargs))
+        self._write()
+        return found
+
+
+@pytest.mark.parametrize(("data", "accepted"), [(None, True), (b"other", False)])
+def test_file_that_changes_while_it_is_hashed_is_refused(
+    tmp_path: Path, data: bytes | None, accepted: bool
+) -> None:
+    path = write_files(tmp_path, {"model": bytes(5000), "elsewhere": b""})["model"]
+    target = path if data is not None else tmp_path / "elsewhere"
+    expected = nullcontext() if accepted else pytest.raises(StorageError, match="changed while")
+    with _Meddler(target, data or b"1") as hashers, expected:
+        entry, _, _ = hash_file(path, CHUNK_BYTES, hashers)
+        assert entry.size == 5000
 
 
 def test_corrupt_manifest_is_not_offered(store: ChunkStore) -> None:
@@ -248,7 +378,7 @@ def test_abandoned_version_keeps_its_chunks_for_the_next_attempt(
     manifest = publish(origin, POLICY)
     first = store.begin(manifest, SIGNATURE)[0]
     sink = store.sink(first)
-    sink.write([origin.chunks.path_of(first.digest).read_bytes()])
+    sink.write([chunk(origin, first.digest)])
     sink.commit()
     sink.close()
     store.abandon(RUN, V1)
@@ -324,6 +454,14 @@ def test_sweep_spares_fresh_temporary_files_and_takes_stale_ones(store: ChunkSto
     os.utime(stale, (long_ago, long_ago))
     store.drop_old()
     assert chunk_names(store) == {fresh.name}
+
+
+def test_sweep_spares_our_own_unfinished_files_however_wrong_the_clock(store: ChunkStore) -> None:
+    ours = store.chunks.path / temporary_name()
+    ours.write_bytes(b"1")
+    os.utime(ours, (1, 1))
+    store.drop_old()
+    assert chunk_names(store) == {ours.name}
 
 
 def test_leftovers_of_a_killed_publisher_are_not_listed(store: ChunkStore) -> None:

@@ -7,7 +7,6 @@ or none survived) goes on from the newest published version, read from the origi
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,12 +105,5 @@ def _unpack(store: ChunkStore, manifest: Manifest, shelf: PolicyShelf) -> None:
     """Write a version's files to the shelf from their chunks."""
     with tempfile.TemporaryDirectory(dir=shelf.path(manifest.version).parent) as name:
         folder = Path(name)
-        for file in manifest.files:
-            with (folder / file.name).open("wb") as target:
-                for digest in file.chunks:
-                    chunk = store.find(digest)
-                    if chunk is None:
-                        raise StorageError(f"chunk {digest.hex()} of {file.name} is missing")
-                    with chunk.open("rb") as source:
-                        shutil.copyfileobj(source, target)
+        store.unpack(manifest, folder)
         shelf.adopt(folder, manifest.version)
