@@ -13,7 +13,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 setup: $(VENV)/.installed node_modules/.installed
 
-$(VENV)/.installed: pyproject.toml
+# What the build hook compiles: a change there installs again.
+KERNEL := tools/build_kernel.py $(wildcard protocol/muster/toploc/native/*.[ch])
+
+$(VENV)/.installed: pyproject.toml $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1)"; echo "hint: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; } >&2
 	$(PYTHON) -m venv $(VENV)

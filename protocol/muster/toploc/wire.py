@@ -6,6 +6,7 @@ ProofError with a reason.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +15,16 @@ import numpy.typing as npt
 from muster.protocol.errors import ProofError
 from muster.toploc.field import PRIME, Residues
 
+MAX_ELEMENTS = 2**31
+"""Entries of the largest chunk: indices are 32-bit integers."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
     """Size of one chunk and of its proof."""
 
-    rows: int
-    """Completion tokens in the chunk."""
+    elements: int
+    """Hidden-state entries in the chunk."""
     points: int
     """Coefficients in its proof: min(topk, elements)."""
 
@@ -28,6 +32,11 @@ class ChunkShape:
     def proof_bytes(self) -> int:
         """Length of the chunk's proof."""
         return 2 + 2 * self.points
+
+    @property
+    def smallest_modulus(self) -> int:
+        """Least modulus of its proof: indices below the field's order never collide under it."""
+        return PRIME if self.elements <= PRIME else self.points
 
 
 def chunk_shapes(
@@ -39,9 +48,11 @@ def chunk_shapes(
             f"no chunks of {chunk_tokens} from {tokens} tokens of width {hidden_size}, topk {topk}",
             reason="count",
         )
+    if min(tokens, chunk_tokens) * hidden_size > MAX_ELEMENTS:
+        raise ProofError(f"chunks of {chunk_tokens} rows of {hidden_size} are too large to prove")
     starts = range(0, tokens, chunk_tokens)
-    rows = [min(chunk_tokens, tokens - start) for start in starts]
-    return [ChunkShape(r, min(topk, r * hidden_size)) for r in rows]
+    sizes = [min(chunk_tokens, tokens - start) * hidden_size for start in starts]
+    return [ChunkShape(elements, min(topk, elements)) for elements in sizes]
 
 
 def split_proofs(
@@ -63,9 +74,8 @@ def split_proofs(
         )
     size = shapes[0].proof_bytes
     proofs = [joined[start : start + size] for start in range(0, expected, size)]
-    is_last_shorter = shapes[-1].points < shapes[0].points
-    decode(proofs[: len(proofs) - is_last_shorter], shapes[0].points)
-    decode(proofs[-1:], shapes[-1].points)
+    decode(proofs[:-1], shapes[0])
+    decode(proofs[-1:], shapes[-1])
     return proofs
 
 
@@ -75,16 +85,24 @@ def encode(moduli_B: Residues, coefficients_BK: Residues) -> list[bytes]:
     return [row.tobytes() for row in words]
 
 
-def decode(proofs: list[bytes], points: int) -> tuple[Residues, Residues]:
-    """Return moduli [B] and coefficients [B, points]; raises ProofError as `split_proofs` does."""
-    size = 2 + 2 * points
-    for proof in proofs:
+def require_lengths(proofs: Sequence[bytes], sizes: Sequence[int]) -> None:
+    """Raise ProofError whose `reason` is "length" unless every proof has its size."""
+    for proof, size in zip(proofs, sizes, strict=True):
         if len(proof) != size:
             raise ProofError(f"proof of {len(proof)} bytes, expected {size}", reason="length")
+
+
+def decode(proofs: Sequence[bytes], shape: ChunkShape) -> tuple[Residues, Residues]:
+    """Return moduli [B] and coefficients [B, points] of proofs of chunks of one shape.
+
+    Raises ProofError as `split_proofs` does.
+    """
+    require_lengths(proofs, [shape.proof_bytes] * len(proofs))
     words: npt.NDArray[np.uint32] = np.frombuffer(b"".join(proofs), ">u2").astype(np.uint32)
-    moduli, coefficients = np.split(words.reshape(-1, 1 + points), [1], axis=1)
-    if moduli.size and not points <= moduli.min() <= moduli.max() <= PRIME:
-        raise ProofError(f"a modulus is outside [{points}, {PRIME}]", reason="modulus")
+    moduli, coefficients = np.split(words.reshape(-1, 1 + shape.points), [1], axis=1)
+    least = shape.smallest_modulus
+    if moduli.size and not least <= moduli.min() <= moduli.max() <= PRIME:
+        raise ProofError(f"a modulus is outside [{least}, {PRIME}]", reason="modulus")
     if moduli.size and coefficients.max() >= PRIME:
         raise ProofError(f"a coefficient is not below {PRIME}", reason="coefficient")
     return moduli[:, 0], coefficients

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from muster.protocol.errors import ProofError
 from muster.toploc import build_proofs, build_proofs_many, verify_proofs, verify_proofs_many
-from muster.toploc.proofs import NO_MATCH
+from muster.toploc.results import NO_MATCH
 
 Patterns = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
 

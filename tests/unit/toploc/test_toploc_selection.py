@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from muster.protocol.errors import ProofError
 from muster.toploc import selection
 from muster.toploc.field import PRIME
-from muster.toploc.selection import find_moduli, join_patterns, select_top
+from muster.toploc.selection import find_moduli, select_top
 
 patterns = st.lists(st.integers(0, 0xFF7F), min_size=1, max_size=60)
 
@@ -56,40 +56,3 @@ def test_modulus_is_the_largest_that_keeps_indices_apart(indices: list[int]) -> 
 def test_equal_indices_have_no_modulus() -> None:
     with pytest.raises(ProofError, match="no modulus"):
         find_moduli(np.array([[PRIME + 7, PRIME + 7]]))
-
-
-def test_patterns_pass_through_unchanged() -> None:
-    rows = np.array([[0x3F80, 0x8000, 0x0001]], np.uint16)
-    joined, lengths = join_patterns([rows, rows[:, ::-1]])
-    assert joined.tolist() == [[0x3F80, 0x8000, 0x0001], [0x0001, 0x8000, 0x3F80]]
-    assert lengths == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("value", "pattern"),
-    [
-        (1.0, 0x3F80),
-        (-0.0, 0x8000),
-        (1.0 + 2**-8, 0x3F80),
-        (1.0 + 3 * 2**-8, 0x3F82),
-        (1.0 + 2**-8 + 2**-20, 0x3F81),
-        (1e-45, 0x0000),
-        (3.38e38, 0x7F7E),
-    ],
-)
-def test_floats_round_to_nearest_even(value: float, pattern: int) -> None:
-    joined, _ = join_patterns([np.array([[value]], np.float32)])
-    assert joined.tolist() == [[pattern]]
-
-
-@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF, 0x7F81])
-def test_patterns_of_nan_and_infinity_are_refused(bits: int) -> None:
-    with pytest.raises(ProofError, match="NaN or infinity"):
-        join_patterns([np.array([[0x3F80, bits]], np.uint16)])
-
-
-@given(st.integers(0x7F800001, 0x7FFFFFFF), st.booleans())
-def test_every_float_nan_is_refused(bits: int, is_negative: bool) -> None:
-    value = np.array([[bits | is_negative << 31]], np.uint32).view(np.float32)
-    with pytest.raises(ProofError, match="NaN or infinity"):
-        join_patterns([value])

@@ -11,6 +11,7 @@ from muster.protocol.errors import ProofError
 from muster.toploc import split_proofs, wire
 
 PARAMETERS = {"hidden_size": 4, "chunk_tokens": 2, "topk": 3}
+LARGE = wire.ChunkShape(elements=1 << 17, points=3)
 
 
 def proof(points: int = 3, modulus: int = 65497, coefficient: int = 7) -> bytes:
@@ -40,7 +41,7 @@ def test_last_proof_is_shorter_when_its_chunk_has_fewer_elements() -> None:
         (proof() * 2 + b"\0", "count"),
         ((proof() * 2)[:-1], "length"),
         (proof() + bytes(8), "modulus"),
-        (proof(modulus=2) + proof(), "modulus"),
+        (proof(modulus=65496) + proof(), "modulus"),
         (proof() + proof(modulus=65498), "modulus"),
         (proof() + proof(coefficient=65497), "coefficient"),
         (proof(coefficient=0xFFFF) + proof(), "coefficient"),
@@ -52,9 +53,25 @@ def test_proofs_are_refused_for_the_named_reason(joined: bytes, reason: str) -> 
     assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize("modulus", [3, 65497])
-def test_modulus_is_accepted_at_its_bounds(modulus: int) -> None:
-    assert split(proof(modulus=modulus) + proof()) == [proof(modulus=modulus), proof()]
+def wide(modulus: int) -> bytes:
+    """A proof of a chunk of 65498 elements, one more than the field has."""
+    return proof(modulus=modulus)
+
+
+@pytest.mark.parametrize("modulus", [3, 65496, 65497])
+def test_modulus_of_a_chunk_larger_than_the_field_may_be_smaller(modulus: int) -> None:
+    assert split(wide(modulus), tokens=2, hidden_size=32749) == [wide(modulus)]
+
+
+@pytest.mark.parametrize("modulus", [0, 2, 65498, 65535])
+def test_modulus_is_refused_beyond_its_bounds(modulus: int) -> None:
+    with pytest.raises(ProofError, match=r"outside \[3, 65497\]"):
+        split(wide(modulus), tokens=2, hidden_size=32749)
+
+
+def test_chunk_with_more_elements_than_indices_is_refused() -> None:
+    with pytest.raises(ProofError, match="too large"):
+        split(proof(), tokens=2, hidden_size=2**31)
 
 
 @pytest.mark.parametrize("change", ["tokens", "hidden_size", "chunk_tokens", "topk"])
@@ -86,7 +103,7 @@ def attempt(joined: bytes, tokens: int, chunk_tokens: int, topk: int) -> list[by
 def test_every_accepted_change_of_a_word_is_canonical(place: int, word: int) -> None:
     joined = bytearray(proof() * 4)
     joined[2 * place : 2 * place + 2] = word.to_bytes(2, "big")
-    is_valid = 3 <= word <= 65497 if place % 4 == 0 else word < 65497
+    is_valid = word == 65497 if place % 4 == 0 else word < 65497
     if is_valid:
         assert b"".join(split(bytes(joined), tokens=8)) == joined
     else:
@@ -97,7 +114,7 @@ def test_every_accepted_change_of_a_word_is_canonical(place: int, word: int) -> 
 @pytest.mark.parametrize("size", [0, 7, 9, 258])
 def test_proof_of_another_length_is_refused(size: int) -> None:
     with pytest.raises(ProofError, match=f"proof of {size} bytes, expected 8") as caught:
-        wire.decode([proof(), bytes(size)], 3)
+        wire.decode([proof(), bytes(size)], LARGE)
     assert caught.value.reason == "length"
 
 
@@ -111,6 +128,6 @@ def test_proof_of_another_length_is_refused(size: int) -> None:
 def test_encoded_proofs_decode_to_the_same_numbers(rows: list[tuple[int, list[int]]]) -> None:
     moduli = np.array([modulus for modulus, _ in rows], np.uint32)
     coefficients = np.array([c for _, c in rows], np.uint32)
-    decoded = wire.decode(wire.encode(moduli, coefficients), 3)
+    decoded = wire.decode(wire.encode(moduli, coefficients), LARGE)
     assert decoded[0].tolist() == moduli.tolist()
     assert decoded[1].tolist() == coefficients.tolist()

@@ -1,0 +1,116 @@
+"""Hidden states as bfloat16 patterns, cut into the chunks that proofs are about.
+
+Owns the rounding to bfloat16. Knows nothing of what a proof chooses. Axes: T completion tokens,
+H hidden units.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.protocol.errors import ProofError
+from muster.toploc.wire import chunk_shapes
+
+if TYPE_CHECKING:
+    import torch
+
+Patterns = npt.NDArray[np.uint16]
+"""bfloat16 values as their 16-bit patterns."""
+
+HiddenRows: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
+"""[T, H] hidden states: numpy uint16 patterns or floats, or a torch float tensor on any device."""
+
+SIGN_BIT = 0x8000
+EXPONENT_BITS = 0x7F80
+MANTISSA_BITS = 0x007F
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """The chunks of some samples of one width, in order."""
+
+    samples: list[Patterns]
+    """[T, H] each, contiguous."""
+    chunk_tokens: int
+    """Rows of a chunk; a sample's last may have fewer."""
+    counts: list[int]
+    """Chunks of each sample."""
+    sizes: npt.NDArray[np.uintp]
+    """Elements of each chunk."""
+    points: npt.NDArray[np.uintp]
+    """Entries that each chunk's proof commits to."""
+
+    @property
+    def proof_sizes(self) -> list[int]:
+        """Bytes of each chunk's proof."""
+        sizes: list[int] = (2 + 2 * self.points).tolist()
+        return sizes
+
+    @property
+    def addresses(self) -> npt.NDArray[np.uintp]:
+        """Where each chunk's first element is in memory, for as long as `samples` lives."""
+        row_bytes = self.samples[0].strides[0]
+        starts = [np.arange(count) * self.chunk_tokens * row_bytes for count in self.counts]
+        bases = [sample.ctypes.data for sample in self.samples]
+        moved = [base + start for base, start in zip(bases, starts, strict=True)]
+        return np.concatenate(moved).astype(np.uintp)
+
+    def __iter__(self) -> Iterator[Patterns]:
+        """Yield every chunk's elements, flat."""
+        for sample in self.samples:
+            for start in range(0, len(sample), self.chunk_tokens):
+                yield sample[start : start + self.chunk_tokens].reshape(-1)
+
+
+def cut(samples: Sequence[HiddenRows], *, chunk_tokens: int, topk: int) -> Chunks:
+    """Return the chunks of at least one sample.
+
+    Raises ProofError unless every sample is [tokens, hidden], not empty, and all have one width.
+    """
+    patterns = [to_patterns(hidden) for hidden in samples]
+    shapes = {sample.shape[1:] for sample in patterns}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1 or not all(p.size for p in patterns):
+        raise ProofError(f"hidden states must be [tokens, hidden], got {sorted(shapes)}")
+    (width,) = next(iter(shapes))
+    shaped = [
+        chunk_shapes(len(sample), width, chunk_tokens=chunk_tokens, topk=topk)
+        for sample in patterns
+    ]
+    flat = [shape for shapes in shaped for shape in shapes]
+    return Chunks(
+        patterns,
+        chunk_tokens,
+        [len(shapes) for shapes in shaped],
+        np.array([shape.elements for shape in flat], np.uintp),
+        np.array([shape.points for shape in flat], np.uintp),
+    )
+
+
+def to_patterns(hidden: HiddenRows) -> Patterns:
+    """Return contiguous bfloat16 patterns; floats are rounded to nearest even.
+
+    Raises ProofError for numpy arrays of neither floats nor uint16.
+    """
+    if not isinstance(hidden, np.ndarray):
+        # Only a caller that has imported torch can hold one of its tensors.
+        torch = sys.modules["torch"]
+        narrow = hidden.detach().to(torch.bfloat16)
+        integers: npt.NDArray[np.int16] = narrow.contiguous().view(torch.int16).cpu().numpy()
+        return integers.view(np.uint16)
+    if hidden.dtype == np.uint16:
+        return np.require(hidden, requirements=["C", "A"])
+    if hidden.dtype.kind != "f":
+        raise ProofError(f"hidden states must be floats or uint16 patterns, got {hidden.dtype}")
+    with np.errstate(over="ignore"):
+        bits = np.ascontiguousarray(hidden, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    # Rounding could carry a NaN's mantissa into the sign bit, out of the NaNs.
+    kept = np.where(is_nan, bits | np.uint32(0x00400000), rounded)
+    return (kept >> np.uint32(16)).astype(np.uint16)

@@ -1,0 +1,156 @@
+"""Proofs that grow while decoding goes on: rows come step by step, a thread builds the proofs.
+
+Owns one unfinished chunk per slot and the queue to the thread. Memory does not grow with the length
+of completions: finished chunks that wait are bounded, beyond them `add` waits. Axes: R rows of one
+step, C rows of a chunk, H hidden units.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.protocol.errors import ProofError
+from muster.toploc.chunks import Patterns
+from muster.toploc.proofs import build_proofs_many
+
+_WAITING_ELEMENTS = 1 << 25
+"""Entries of finished chunks that may wait for the thread: 64 MiB of patterns."""
+
+
+class _Job(NamedTuple):
+    """Chunks of equally many rows."""
+
+    slots: list[int]
+    chunks_RCH: Patterns
+
+
+class IncrementalBuilder:
+    """Builds the proofs of samples that are being decoded; one thread calls it, and closes it.
+
+    A sample has a slot: a small integer of the caller's choice, free again after `take`. Leaving
+    the context ends the thread; what was not taken is dropped.
+    """
+
+    def __init__(self, hidden_size: int, *, chunk_tokens: int = 32, topk: int = 128) -> None:
+        self._chunk_tokens = chunk_tokens
+        self._topk = topk
+        self._rows_SCH = np.empty((0, chunk_tokens, hidden_size), np.uint16)
+        self._filled_S = np.zeros(0, np.int64)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._changed = threading.Condition()
+        # The rest is shared with the thread, under the condition's lock.
+        self._waiting_elements = 0
+        self._waiting_chunks: defaultdict[int, int] = defaultdict(int)
+        self._proofs: defaultdict[int, list[bytes]] = defaultdict(list)
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="toploc", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add(self, slots_R: npt.NDArray[np.int64], rows_RH: Patterns) -> None:
+        """Take one more row of each of some distinct slots.
+
+        Waits while too many chunks wait. Raises ProofError when a chunk could not be proven.
+        """
+        self._grow(int(slots_R.max(initial=-1)) + 1)
+        self._rows_SCH[slots_R, self._filled_S[slots_R]] = rows_RH
+        self._filled_S[slots_R] += 1
+        self._hand_over(slots_R[self._filled_S[slots_R] == self._chunk_tokens])
+
+    def end(self, slots_R: npt.NDArray[np.int64]) -> None:
+        """Take note that samples are complete: their last chunk is proven, however short."""
+        unfinished = slots_R[self._filled_S[slots_R] > 0]
+        for rows in np.unique(self._filled_S[unfinished]):
+            self._hand_over(unfinished[self._filled_S[unfinished] == rows])
+
+    def take(self, slot: int) -> list[bytes]:
+        """Return an ended sample's proofs, after waiting for the last, and free its slot.
+
+        Raises ProofError when one of the builder's chunks could not be proven.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or not self._waiting_chunks[slot])
+            self._raise_failure()
+            del self._waiting_chunks[slot]
+            return self._proofs.pop(slot, [])
+
+    def close(self) -> None:
+        """End the thread, without building what still waits; may be called again."""
+        with self._changed:
+            self._is_closed = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _grow(self, slots: int) -> None:
+        more = slots - len(self._filled_S)
+        if more > 0:
+            # Doubled, so that slots that come one by one do not copy everything each time.
+            more = max(more, len(self._filled_S))
+            fresh = np.empty((more, *self._rows_SCH.shape[1:]), np.uint16)
+            self._rows_SCH = np.concatenate([self._rows_SCH, fresh])
+            self._filled_S = np.concatenate([self._filled_S, np.zeros(more, np.int64)])
+
+    def _hand_over(self, slots_R: npt.NDArray[np.int64]) -> None:
+        """Queue the chunks of slots that hold equally many rows."""
+        if not len(slots_R):
+            return
+        rows = int(self._filled_S[slots_R[0]])
+        job = _Job(slots_R.tolist(), self._rows_SCH[slots_R, :rows])
+        self._filled_S[slots_R] = 0
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure or self._waiting_elements <= _WAITING_ELEMENTS
+            )
+            self._raise_failure()
+            self._waiting_elements += job.chunks_RCH.size
+            for slot in job.slots:
+                self._waiting_chunks[slot] += 1
+        self._jobs.put(job)
+
+    def _raise_failure(self) -> None:
+        if self._is_closed:
+            raise ProofError("the builder is closed")
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._is_closed:
+                continue
+            try:
+                built = build_proofs_many(
+                    list(job.chunks_RCH), chunk_tokens=self._chunk_tokens, topk=self._topk
+                )
+            except Exception as error:  # Whatever it is, the caller's thread raises it.
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                return
+            self._note(job, built)
+
+    def _note(self, job: _Job, built: Sequence[Sequence[bytes]]) -> None:
+        with self._changed:
+            self._waiting_elements -= job.chunks_RCH.size
+            for slot, proofs in zip(job.slots, built, strict=True):
+                self._proofs[slot] += proofs
+                self._waiting_chunks[slot] -= 1
+            self._changed.notify_all()

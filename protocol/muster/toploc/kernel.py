@@ -1,0 +1,102 @@
+"""The compiled backend: finds the library, calls it, and names its errors.
+
+`tools/build_kernel.py` compiles native/*.c when the package is installed. Calls release the GIL.
+Knows no algorithm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from muster.protocol.errors import ProofError
+from muster.toploc.chunks import Chunks
+from muster.toploc.results import ChunkResult
+
+logger = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).parent / "native"
+
+_OK = 0
+_NO_MEMORY = 2
+_FAILURES = {
+    1: ("hidden", "hidden states hold NaN or infinity"),
+    3: ("hidden", "no modulus keeps the chosen indices distinct"),
+    4: ("modulus", "a modulus is outside what its chunk allows"),
+    5: ("coefficient", "a coefficient is not below 65497"),
+}
+
+
+class Kernel:
+    """Backend of `muster.toploc.proofs` in C; raises OSError when the library does not load."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        address, size = ctypes.c_void_p, ctypes.c_size_t
+        self._build = self._library.muster_toploc_build
+        self._build.argtypes = [address, address, size, size, address]
+        self._verify = self._library.muster_toploc_verify
+        self._verify.argtypes = [address, address, size, size, address, address]
+
+    @property
+    def source(self) -> str:
+        """Digest of the C sources that the library was compiled from."""
+        text = ctypes.c_char.in_dll(self._library, "muster_toploc_source")
+        return ctypes.string_at(ctypes.addressof(text)).decode()
+
+    def build(self, chunks: Chunks) -> list[bytes]:
+        """Return every chunk's proof; raises ProofError."""
+        sizes = chunks.proof_sizes
+        room = ctypes.create_string_buffer(sum(sizes))
+        self._call(self._build, chunks, ctypes.addressof(room))
+        joined, proofs, start = room.raw, [], 0
+        for size in sizes:
+            proofs.append(joined[start : start + size])
+            start += size
+        return proofs
+
+    def verify(self, chunks: Chunks, proofs: list[bytes]) -> list[ChunkResult]:
+        """Return how far chunks are from their proofs, whose lengths are right."""
+        figures = np.empty((len(proofs), 4), np.float64)
+        self._call(self._verify, chunks, b"".join(proofs), figures.ctypes.data)
+        return [
+            ChunkResult(int(exponents), mean, median, int(signs), points)
+            for (exponents, mean, median, signs), points in zip(
+                figures.tolist(), chunks.points.tolist(), strict=True
+            )
+        ]
+
+    def _call(self, function: ctypes._NamedFuncPointer, chunks: Chunks, *rest: object) -> None:
+        addresses, sizes = chunks.addresses, chunks.sizes
+        status = function(
+            addresses.ctypes.data, sizes.ctypes.data, len(sizes), int(chunks.points.max()), *rest
+        )
+        if status == _NO_MEMORY:
+            raise MemoryError(f"no memory to prove chunks of {sizes.max()} elements")
+        if status != _OK:
+            reason, message = _FAILURES[status]
+            raise ProofError(message, reason=reason)
+
+
+def load(folder: Path = FOLDER) -> Kernel | None:
+    """Return the kernel in a folder, or None: not compiled, or not from the sources there."""
+    library = folder / "proofs.so"
+    try:
+        kernel = Kernel(library)
+    except OSError as error:
+        logger.warning("proofs are computed in numpy, slowly: no compiled kernel (%s)", error)
+        return None
+    if kernel.source != source_digest(folder):
+        logger.warning("proofs are computed in numpy, slowly: %s is stale, reinstall", library)
+        return None
+    return kernel
+
+
+def source_digest(folder: Path) -> str:
+    """Return what identifies the C sources in `folder`, as the build hook computes it."""
+    sources = sorted(folder.glob("*.[ch]"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()

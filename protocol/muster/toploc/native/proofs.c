@@ -1,0 +1,215 @@
+/* TOPLOC proofs in C: building them, and measuring how far hidden states are from them.
+ *
+ * Owns speed only. The meaning is that of selection.py, field.py and proofs.py, which run where this
+ * was not compiled and whose bytes and figures this must equal.
+ */
+
+#include "field.h"
+#include "portable.h"
+#include "selection.h"
+
+#define NO_MATCH 18446744073709551616.0
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+#ifndef SOURCE_DIGEST
+#define SOURCE_DIGEST "unknown"
+#endif
+
+/* The sources this was compiled from, so that a stale library is noticed. */
+EXPORT const char muster_toploc_source[] = SOURCE_DIGEST;
+
+typedef struct {
+    Selection selection;
+    Field field;
+    void *memory;
+} Scratch;
+
+/* ---- one chunk ---- */
+
+INLINE void put_word(uint8_t *bytes, uint32_t word) {
+    bytes[0] = (uint8_t)(word >> 8);
+    bytes[1] = (uint8_t)word;
+}
+
+INLINE uint32_t get_word(const uint8_t *bytes) { return (uint32_t)bytes[0] << 8 | bytes[1]; }
+
+INLINE void place_points(Scratch *s, const uint16_t *patterns, size_t k, uint32_t modulus) {
+    Field *f = &s->field;
+    for (size_t i = 0; i < k; i++) {
+        f->x[i] = s->selection.index[i] % modulus;
+        f->y[i] = patterns[s->selection.index[i]];
+    }
+    for (size_t i = k; i < whole_steps(k); i++)
+        f->x[i] = 0;
+}
+
+WIDEST_VECTORS
+static int build_chunk(Scratch *s, const uint16_t *patterns, size_t elements, size_t k,
+                       uint8_t *proof) {
+    if (take_top(&s->selection, patterns, elements, k) != OK)
+        return NOT_FINITE;
+    uint32_t modulus = find_modulus(&s->selection, elements, k);
+    if (!modulus)
+        return NO_MODULUS;
+    place_points(s, patterns, k, modulus);
+    interpolate(&s->field, k);
+    put_word(proof, modulus);
+    for (size_t j = 0; j < k; j++)
+        put_word(proof + 2 + 2 * j, residue(s->field.coefficient[j]));
+    return OK;
+}
+
+INLINE int read_proof(Scratch *s, const uint8_t *proof, size_t elements, size_t k) {
+    uint32_t modulus = get_word(proof);
+    if (modulus > PRIME || modulus < (elements <= PRIME ? PRIME : k))
+        return BAD_MODULUS;
+    for (size_t j = 0; j < whole_steps(k); j++) {
+        uint32_t word = j < k ? get_word(proof + 2 + 2 * j) : 0;
+        if (word >= PRIME)
+            return BAD_COEFFICIENT;
+        s->field.coefficient[j] = word;
+    }
+    return OK;
+}
+
+INLINE double median_of(const uint32_t *histogram, uint32_t count) {
+    uint32_t below = 0;
+    int low = -1, value = 0;
+    for (;; value++) {
+        below += histogram[value];
+        if (low < 0 && below > (count - 1) / 2)
+            low = value;
+        if (below > count / 2)
+            return (low + value) / 2.0;
+    }
+}
+
+/* Figures: exponent mismatches, mean and median mantissa error, sign mismatches. */
+INLINE void compare(const Scratch *s, const uint16_t *patterns, size_t k, const double *claimed,
+                    double *figures) {
+    uint32_t histogram[MANTISSA + 1] = {0}, matches = 0, signs = 0, total = 0;
+    for (size_t i = 0; i < k; i++) {
+        uint32_t actual = patterns[s->selection.index[i]], claim = residue(claimed[i]);
+        uint32_t is_match = ((claim ^ actual) & EXPONENT) == 0;
+        int difference = (int)(claim & MANTISSA) - (int)(actual & MANTISSA);
+        uint32_t error = (uint32_t)(difference < 0 ? -difference : difference);
+        histogram[error] += is_match;
+        matches += is_match;
+        total += error * is_match;
+        signs += ((claim ^ actual) >> SIGN_SHIFT) & is_match;
+    }
+    figures[0] = (double)(k - matches);
+    figures[1] = matches ? (double)total / matches : NO_MATCH;
+    figures[2] = matches ? median_of(histogram, matches) : NO_MATCH;
+    figures[3] = (double)signs;
+}
+
+WIDEST_VECTORS
+static int verify_chunk(Scratch *s, const uint16_t *patterns, size_t elements, size_t k,
+                        const uint8_t *proof, double *figures) {
+    Field *f = &s->field;
+    int status = read_proof(s, proof, elements, k);
+    if (status == OK)
+        status = take_top(&s->selection, patterns, elements, k);
+    if (status != OK)
+        return status;
+    place_points(s, patterns, k, get_word(proof));
+    list_powers(f->x, whole_steps(k), f->power);
+    evaluate(f->coefficient, f->power, whole_steps(k), f->y);
+    compare(s, patterns, k, f->y, figures);
+    return OK;
+}
+
+/* ---- memory ---- */
+
+/* Returns the next piece of the memory at base; base NULL only adds up what is needed. */
+static void *carve(char *base, size_t *used, size_t count, size_t size) {
+    void *piece = base ? base + *used : NULL;
+    *used += (count * size + 63) / 64 * 64;
+    return piece;
+}
+
+static size_t lay_out(Scratch *s, char *base, size_t elements, size_t k) {
+    Selection *c = &s->selection;
+    Field *f = &s->field;
+    size_t used = 0, count = whole_steps(k), lanes = lane_count(elements);
+    c->is_taken = carve(base, &used, PRIME, sizeof *c->is_taken);
+    c->index = carve(base, &used, k, sizeof *c->index);
+    c->maxima = carve(base, &used, lanes, sizeof *c->maxima);
+    /* One more: listing writes one ahead. */
+    c->hit = carve(base, &used, lanes + 1, sizeof *c->hit);
+    c->candidate = carve(base, &used, candidate_room(k), sizeof *c->candidate);
+    c->place = carve(base, &used, candidate_room(k), sizeof *c->place);
+    c->tie = carve(base, &used, candidate_room(k), sizeof *c->tie);
+    f->x = carve(base, &used, count, sizeof *f->x);
+    f->y = carve(base, &used, count, sizeof *f->y);
+    f->weight = carve(base, &used, count, sizeof *f->weight);
+    f->sums = carve(base, &used, count, sizeof *f->sums);
+    f->coefficient = carve(base, &used, count, sizeof *f->coefficient);
+    f->product = carve(base, &used, roots_room(count), sizeof *f->product);
+    f->spare = carve(base, &used, roots_room(count), sizeof *f->spare);
+    f->power = carve(base, &used, (STEP + 1) * count, sizeof *f->power);
+    f->row = carve(base, &used, (STEP + 1) * count, sizeof *f->row);
+    return used;
+}
+
+static size_t points_of(size_t elements, size_t topk) { return topk < elements ? topk : elements; }
+
+/* Makes room for the largest chunk; false when there is no memory. */
+static int open_scratch(Scratch *s, const size_t *sizes, size_t count, size_t topk) {
+    size_t most = 0;
+    for (size_t i = 0; i < count; i++)
+        most = sizes[i] > most ? sizes[i] : most;
+    size_t bytes = lay_out(s, NULL, most, points_of(most, topk));
+    s->memory = malloc(bytes + 64);
+    if (!s->memory)
+        return 0;
+    char *base = (char *)s->memory + (64 - (uintptr_t)s->memory % 64);
+    lay_out(s, base, most, points_of(most, topk));
+    memset(s->selection.is_taken, 0, PRIME);
+    return 1;
+}
+
+/* ---- many chunks ---- */
+
+/* Writes the chunks' proofs one after the other, 2 + 2 * min(topk, size) bytes each.
+ *
+ * chunks[i] points to sizes[i] bfloat16 patterns, at least 1 and below 2^32. Returns OK, NOT_FINITE,
+ * NO_MEMORY or NO_MODULUS; what was written is of no use unless OK. */
+EXPORT int muster_toploc_build(const uint16_t *const *chunks, const size_t *sizes, size_t count,
+                               size_t topk, uint8_t *proofs) {
+    Scratch scratch;
+    if (!open_scratch(&scratch, sizes, count, topk))
+        return NO_MEMORY;
+    int status = OK;
+    for (size_t i = 0; i < count && status == OK; i++) {
+        size_t k = points_of(sizes[i], topk);
+        status = build_chunk(&scratch, chunks[i], sizes[i], k, proofs);
+        proofs += 2 + 2 * k;
+    }
+    free(scratch.memory);
+    return status;
+}
+
+/* Writes four figures per chunk, as compare() does, for proofs laid out as above.
+ *
+ * Returns OK, NOT_FINITE, NO_MEMORY, BAD_MODULUS or BAD_COEFFICIENT. */
+EXPORT int muster_toploc_verify(const uint16_t *const *chunks, const size_t *sizes, size_t count,
+                                size_t topk, const uint8_t *proofs, double *figures) {
+    Scratch scratch;
+    if (!open_scratch(&scratch, sizes, count, topk))
+        return NO_MEMORY;
+    int status = OK;
+    for (size_t i = 0; i < count && status == OK; i++, figures += 4) {
+        size_t k = points_of(sizes[i], topk);
+        status = verify_chunk(&scratch, chunks[i], sizes[i], k, proofs, figures);
+        proofs += 2 + 2 * k;
+    }
+    free(scratch.memory);
+    return status;
+}

@@ -1,0 +1,238 @@
+"""The compiled kernel: the same bytes, figures and refusals as numpy."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol.errors import ProofError
+from muster.toploc import kernel
+from muster.toploc.chunks import Chunks, Patterns, cut
+from muster.toploc.kernel import Kernel
+from muster.toploc.portable import Portable
+from muster.toploc.results import ChunkResult
+
+ROOT = Path(__file__).parents[3]
+
+
+def build_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_kernel", ROOT / "tools/build_kernel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = build_script()
+
+
+def has_compiler() -> bool:
+    try:
+        SCRIPT.find_compiler()
+    except SCRIPT.KernelError:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Kernel:
+    return Kernel(kernel.FOLDER / "proofs.so")
+
+
+@st.composite
+def chunks_of_patterns(draw: st.DrawFn) -> Chunks:
+    """Chunks from all equal to all different, around every size that the kernel branches at."""
+    tokens, width = draw(st.integers(1, 40)), draw(st.sampled_from([1, 2, 15, 32, 129, 700]))
+    topk = draw(st.sampled_from([1, 2, 15, 16, 17, 100, 128, 129]))
+    lowest = draw(st.integers(0, 0x7F7F))
+    spread = draw(st.sampled_from([1, 2, 40, 0x7F80 - lowest]))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    magnitudes = random.integers(lowest, min(0x7F80, lowest + spread), (tokens, width))
+    signs = random.integers(0, 2, magnitudes.shape) << 15
+    sample = (magnitudes | signs).astype(np.uint16)
+    return cut([sample], chunk_tokens=draw(st.sampled_from([1, 7, 32])), topk=topk)
+
+
+def large_chunk(values: int, seed: int = 0) -> Chunks:
+    """One chunk of 65,536 and one of 163,840 elements with `values` different magnitudes."""
+    random = np.random.default_rng(seed)
+    rows = [random.integers(0x7F00 - values, 0x7F00, (32, width)) for width in (2048, 5120)]
+    chunks = [row.astype(np.uint16).reshape(1, -1) for row in rows]
+    sizes = np.array([c.size for c in chunks], np.uintp)
+    return Chunks(chunks, 1, [1, 1], sizes, np.full(2, 128, np.uintp))
+
+
+def changed(chunks: Chunks, seed: int) -> Chunks:
+    """The chunks with some bits of some entries flipped, all still finite."""
+    random = np.random.default_rng(seed)
+    samples: list[Patterns] = []
+    for sample in chunks.samples:
+        flips = random.integers(0, 0x10000, sample.shape) & random.integers(
+            0, 0x10000, sample.shape
+        )
+        flipped = np.where(random.random(sample.shape) < 0.5, sample ^ flips, sample)
+        is_finite = (flipped & 0x7F80) != 0x7F80
+        samples.append(np.where(is_finite, flipped, sample).astype(np.uint16))
+    return Chunks(samples, chunks.chunk_tokens, chunks.counts, chunks.sizes, chunks.points)
+
+
+@given(chunks_of_patterns())
+def test_proofs_equal_those_of_numpy(compiled: Kernel, chunks: Chunks) -> None:
+    assert compiled.build(chunks) == Portable().build(chunks)
+
+
+@given(chunks_of_patterns(), st.integers(0, 99))
+def test_figures_equal_those_of_numpy(compiled: Kernel, chunks: Chunks, seed: int) -> None:
+    proofs, other = Portable().build(chunks), changed(chunks, seed)
+    assert compiled.verify(other, proofs) == Portable().verify(other, proofs)
+
+
+@pytest.mark.parametrize("values", [1, 3, 200, 0x7F00])
+def test_chunks_larger_than_the_field_equal_those_of_numpy(compiled: Kernel, values: int) -> None:
+    chunks = large_chunk(values)
+    proofs = compiled.build(chunks)
+    assert proofs == Portable().build(chunks)
+    other = changed(chunks, seed=1)
+    assert compiled.verify(other, proofs) == Portable().verify(other, proofs)
+
+
+interesting = st.sampled_from([0, 1, 15, 16, 128, 65496, 65497, 65498, 65535])
+
+
+@given(chunks_of_patterns(), interesting, interesting, st.integers(0, 2**32))
+def test_bytes_of_a_forger_get_the_verdict_of_numpy(
+    compiled: Kernel, chunks: Chunks, modulus: int, word: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    forged = []
+    for points in chunks.points.tolist():
+        words = random.integers(0, 65497, 1 + points)
+        words[random.integers(0, 1 + points)] = word
+        words[0] = modulus
+        forged.append(words.astype(">u2").tobytes())
+    assert verdict(compiled, chunks, forged) == verdict(Portable(), chunks, forged)
+
+
+def verdict(
+    backend: Kernel | Portable, chunks: Chunks, proofs: list[bytes]
+) -> list[ChunkResult] | str:
+    try:
+        return backend.verify(chunks, proofs)
+    except ProofError as error:
+        return error.reason
+
+
+@pytest.mark.parametrize("topk", [1, 16, 300, 1024, 5000])
+def test_any_number_of_points_equals_numpy(compiled: Kernel, topk: int) -> None:
+    random = np.random.default_rng(topk)
+    chunks = cut(
+        [random.integers(0, 0x7F80, (32, 160)).astype(np.uint16)], chunk_tokens=32, topk=topk
+    )
+    proofs = compiled.build(chunks)
+    assert proofs == Portable().build(chunks)
+    assert compiled.verify(chunks, proofs)[0].exponent_mismatches == 0
+
+
+@needs_compiler
+def test_kernel_is_in_use_where_there_is_a_compiler() -> None:
+    assert kernel.load() is not None
+
+
+@needs_compiler
+def test_narrowest_instruction_set_gives_the_same_proofs(tmp_path: Path, compiled: Kernel) -> None:
+    narrow = Kernel(compile_copy(tmp_path, "-DWIDEST_VECTORS="))
+    chunks = large_chunk(values=200)
+    assert narrow.build(chunks) == compiled.build(chunks)
+    assert narrow.source == compiled.source == SCRIPT.source_digest(kernel.FOLDER)
+
+
+def compile_copy(folder: Path, *flags: str) -> Path:
+    for source in kernel.FOLDER.glob("*.[ch]"):
+        shutil.copy(source, folder)
+    command = [*SCRIPT.find_compiler(), *SCRIPT.FLAGS, "-Wall", "-Wextra", "-Werror", *flags]
+    assert SCRIPT.try_compiler(command, folder, folder / "made.so") is None
+    return folder / "made.so"
+
+
+def test_numpy_is_used_where_no_kernel_was_compiled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert kernel.load(tmp_path) is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "no compiled kernel" in caplog.text
+
+
+def test_numpy_is_used_when_the_kernel_is_of_other_sources(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(kernel.FOLDER, tmp_path, dirs_exist_ok=True)
+    assert kernel.load(tmp_path) is not None
+    with (tmp_path / "field.h").open("a") as source:
+        source.write("/* changed */\n")
+    assert kernel.load(tmp_path) is None
+    assert "is stale" in caplog.text
+
+
+class App:
+    """What of hatchling's application the hook uses."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def display_warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def run_hook(root: Path, version: str) -> tuple[App, dict[str, Any]]:
+    shutil.copytree(
+        kernel.FOLDER, root / SCRIPT.FOLDER, ignore=lambda *_: ["proofs.so"], dirs_exist_ok=True
+    )
+    app, build_data = App(), {"force_include": {}, "pure_python": True}
+    hook = SCRIPT.KernelHook(str(root), {}, None, None, str(root), "wheel", app)
+    hook.initialize(version, build_data)
+    return app, build_data
+
+
+@needs_compiler
+def test_wheel_carries_a_kernel_for_its_platform(tmp_path: Path) -> None:
+    app, build_data = run_hook(tmp_path, "standard")
+    library = tmp_path / SCRIPT.FOLDER / "proofs.so"
+    assert build_data["force_include"] == {str(library): "muster/toploc/native/proofs.so"}
+    assert build_data["tag"].startswith("py3-none-")
+    assert not build_data["pure_python"]
+    assert kernel.load(library.parent) is not None
+    assert app.warnings == []
+
+
+@needs_compiler
+def test_editable_installation_has_its_kernel_in_the_source_tree(tmp_path: Path) -> None:
+    _, build_data = run_hook(tmp_path, "editable")
+    assert build_data == {"force_include": {}, "pure_python": True}
+    assert kernel.load(tmp_path / SCRIPT.FOLDER) is not None
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"), [("no-such-compiler", "no C compiler"), ("false", "false failed")]
+)
+def test_installation_works_without_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, reason: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    app, build_data = run_hook(tmp_path, "standard")
+    assert build_data == {"force_include": {}, "pure_python": True}
+    (warning,) = app.warnings
+    assert reason in warning
+    assert not (tmp_path / SCRIPT.FOLDER / "proofs.so").exists()

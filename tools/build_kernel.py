@@ -1,0 +1,108 @@
+"""Compiles the TOPLOC kernel: hatchling's build hook, and `python tools/build_kernel.py` by hand.
+
+Without a C compiler, or with one that fails, the installation goes on: the package then computes in
+numpy. The library is bound by ctypes, so one serves every Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import sys_tags
+
+FOLDER = Path("protocol/muster/toploc/native")
+LIBRARY = "proofs.so"
+FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
+PLAIN = ["-DWIDEST_VECTORS="]
+"""For compilers that cannot make code for several instruction sets at once."""
+
+
+class KernelError(Exception):
+    """The kernel cannot be compiled here; the message says why."""
+
+
+class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # of hatchling's own configuration
+    """Puts the library into wheels, and into the source tree of an editable installation."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile before hatchling collects a wheel's files."""
+        if self.target_name != "wheel":
+            return
+        try:
+            library = compile_kernel(Path(self.root) / FOLDER)
+        except KernelError as error:
+            self.app.display_warning(f"TOPLOC proofs will be computed in numpy, slowly: {error}")
+            return
+        if version != "editable":
+            build_data["force_include"][str(library)] = f"muster/toploc/native/{LIBRARY}"
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{next(sys_tags()).platform}"
+
+
+def compile_kernel(folder: Path) -> Path:
+    """Return the library made of the C sources in `folder`, beside them; raises KernelError."""
+    compiler = find_compiler()
+    library = folder / LIBRARY
+    try:
+        # A library of other sources must not outlive a failure.
+        library.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / LIBRARY
+            if try_compiler([*compiler, *FLAGS], folder, made) is not None:
+                failure = try_compiler([*compiler, *FLAGS, *PLAIN], folder, made)
+                if failure is not None:
+                    raise KernelError(failure)
+            os.replace(made, library)
+    except OSError as error:
+        raise KernelError(f"{folder} is not writable: {error}") from error
+    return library
+
+
+def try_compiler(command: list[str], folder: Path, made: Path) -> str | None:
+    """Make a library that loads; return what failed, None for nothing."""
+    digest = f'-DSOURCE_DIGEST="{source_digest(folder)}"'
+    asked = [*command, digest, str(folder / "proofs.c"), "-o", str(made)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"{command[0]} failed: {done.stderr.strip() or done.returncode}"
+    try:
+        ctypes.CDLL(str(made))
+    except OSError as error:
+        return f"{command[0]} made a library that does not load: {error}"
+    return None
+
+
+def find_compiler() -> list[str]:
+    """Return the C compiler's command: $CC, or Python's own, or cc, gcc or clang."""
+    named = os.environ.get("CC")
+    for candidate in [named] if named else [sysconfig.get_config_var("CC"), "cc", "gcc", "clang"]:
+        command = shlex.split(candidate or "")
+        if command and shutil.which(command[0]):
+            return command
+    raise KernelError(f"no C compiler ({named or 'cc, gcc or clang'}); install one and reinstall")
+
+
+def source_digest(folder: Path) -> str:
+    """Return what identifies the C sources in `folder`; `muster.toploc.kernel` compares it."""
+    sources = sorted(folder.glob("*.[ch]"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+if __name__ == "__main__":
+    try:
+        compile_kernel(Path(__file__).parent.parent / FOLDER)
+    except KernelError as error:
+        sys.exit(f"error: {error}")
