@@ -3,7 +3,7 @@
  1. prefill of the distinct prompts, whose keys and values are then shared out to their samples;
  2. per position: choose by `logit / T + noise`, commit to the hidden states that predicted, drop
     the rows that ended, one forward pass over the rest;
- 3. proofs.
+ 3. the last proofs, which a thread has been building meanwhile.
 
 Axes: R rows, L width.
 """
@@ -18,21 +18,31 @@ import torch
 from transformers import DynamicCache
 
 from muster.inference.batches import distinct, pad_left
-from muster.inference.commitments import Commitments
 from muster.inference.engine import Completion, Request
 from muster.inference.forward import Forward, to_patterns
 from muster.inference.sampler import Sampler
 from muster.protocol.recipe import ProofRecipe
+from muster.toploc import IncrementalBuilder
 
 
 def generate_batch(
     forward: Forward, requests: Sequence[Request], *, eos: frozenset[int], proof: ProofRecipe
 ) -> list[Completion]:
     """Return the requests' completions; call under `torch.inference_mode`."""
+    with IncrementalBuilder(
+        forward.hidden_size, chunk_tokens=proof.chunk_tokens, topk=proof.topk
+    ) as proofs:
+        samples = _decode(forward, requests, eos, proofs)
+        return [Completion(tokens, proofs.take(row)) for row, tokens in enumerate(samples)]
+
+
+def _decode(
+    forward: Forward, requests: Sequence[Request], eos: frozenset[int], proofs: IncrementalBuilder
+) -> list[tuple[int, ...]]:
+    """Return every row's tokens; its hidden states go to `proofs`."""
     limits_R = np.array([r.max_new_tokens for r in requests])
     longest = int(limits_R.max())
     sampler = Sampler(requests, forward.vocab_size, forward.device)
-    commitments = Commitments(len(requests), forward.hidden_size, longest, proof)
     tokens = np.empty((len(requests), longest), np.int64)
     lengths = np.zeros(len(requests), np.int64)
     eos_ids = np.array(sorted(eos), np.int64)
@@ -43,19 +53,17 @@ def generate_batch(
     for position in range(longest):
         chosen = sampler.choose(live, logits, position)
         ends = np.isin(chosen, eos_ids) | (limits_R[live] == position + 1)
-        commitments.add(live, to_patterns(hidden), position, ends)
+        proofs.add(live, to_patterns(hidden))
         tokens[live, position] = chosen
         lengths[live] = position + 1
-        if ends.all():
-            break
         if ends.any():
+            proofs.end(live[ends])
+            if ends.all():
+                break
             context.keep(~ends)
             live, chosen = live[~ends], chosen[~ends]
         hidden, logits = context.step(chosen)
-    return [
-        Completion(tuple(tokens[row, : lengths[row]].tolist()), proofs)
-        for row, proofs in enumerate(commitments.finish())
-    ]
+    return [tuple(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)]
 
 
 class _Context:
