@@ -11,6 +11,7 @@ MusterError
 │   └── TransactionLost                 a sent transaction has no receipt in time
 ├── ProtocolError (ValueError)          bytes that do not follow docs/protocol.md
 │   ├── EncodingError                   a message, record or file that does not parse
+│   ├── DeltaError                      a weight delta that does not parse or fit its base
 │   ├── ProofError                      a TOPLOC proof that does not parse
 │   └── SignatureError                  a signature that is malformed or by the wrong key
 ├── ApiError (RuntimeError)             the orchestrator refused a request; carries status and code
@@ -103,6 +104,19 @@ class ProtocolError(MusterError, ValueError):
 
 class EncodingError(ProtocolError):
     """A message, record or file does not parse, or a value does not fit its field."""
+
+
+class DeltaError(ProtocolError):
+    """A weight delta does not parse, or does not fit the version it is applied to.
+
+    `reason` is "format" (not a delta), "base" (made against another version), "target" (makes other
+    files than announced), "truncated", "bounds" (reads outside the base or writes outside the
+    target), "block" (a malformed block) or "trailing" (goes on after its end).
+    """
+
+    def __init__(self, message: str, *, reason: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
 
 
 class ProofError(ProtocolError):

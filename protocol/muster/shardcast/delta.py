@@ -1,0 +1,257 @@
+"""Lossless deltas between two versions' files: what docs/protocol.md section 10 calls a delta.
+
+ * `write_delta` compares a version with its parent and writes one file
+ * `apply_delta` rebuilds the version's files, bit by bit, from the parent's and that file
+
+Both go through the files once, a block at a time, so memory does not grow with the model. A delta
+comes from strangers: it is applied only to the parent that it names, never writes more than the
+sizes that the signed manifest announces, and whatever else is wrong with it is a DeltaError; that
+the rebuilt files are the right ones is for the caller to see from their state hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from muster.protocol.errors import DeltaError
+from muster.protocol.ids import Hash32
+from muster.shardcast.delta_block import BLOCK_FLOATS, FORMATS, FloatFormat, Patterns, write_varint
+from muster.shardcast.delta_kernel import make_codec
+from muster.shardcast.delta_layout import ParentLayout, Piece, Place
+from muster.shardcast.manifest import MAX_TOTAL_BYTES
+
+MAGIC = b"MUSTERD1"
+"""How a delta starts: what it is, and the version of the format."""
+COPY, LITERAL = 1, 2
+"""Operations: bytes of the parent's; bytes that follow."""
+CHANGED = {3: "BF16", 4: "F16", 5: "F32"}
+"""Operations: blocks of floats, as changes to the parent's."""
+PART_BYTES = 1 << 20
+"""Bytes of anything but floats that one operation stands for, at most."""
+
+_OPERATIONS = {dtype: operation for operation, dtype in CHANGED.items()}
+
+
+class States(NamedTuple):
+    """Between which versions a delta is."""
+
+    parent: Hash32
+    """State hash of the files it is applied to."""
+    made: Hash32
+    """State hash of the files it makes."""
+
+
+def write_delta(
+    target: BinaryIO,
+    files: Mapping[str, Path],
+    parent: Mapping[str, Path],
+    *,
+    states: States,
+    max_bytes: int,
+) -> bool:
+    """Write what turns `parent` into `files`; False when that takes more than `max_bytes`.
+
+    The caller has checked the state hashes. Blocks for seconds per gigabyte: call it in a thread.
+    Raises OSError.
+    """
+    layout = ParentLayout(parent)
+    with _opened(parent) as bases:
+        writer = _Writer(target, bases, max_bytes)
+        try:
+            writer.put(MAGIC + states.parent + states.made)
+            for name, path in sorted(files.items()):
+                writer.put(_file_head(name, path.stat().st_size))
+                with path.open("rb") as fresh:
+                    for piece in layout.pieces(name, path):
+                        writer.put_piece(piece, fresh)
+        except _TooLarge:
+            return False
+    return True
+
+
+def apply_delta(
+    source: BinaryIO,
+    parent: Mapping[str, Path],
+    folder: Path,
+    sizes: Mapping[str, int],
+    *,
+    states: States,
+) -> None:
+    """Write the files named in `sizes`, of these sizes, to `folder`.
+
+    Raises DeltaError when the delta is malformed or not between these states, OSError when reading
+    or writing fails. The files are right only if their state hash is.
+    """
+    with _opened(parent) as bases:
+        reader = _Reader(source, bases)
+        reader.require_states(states)
+        for name, size in sorted(sizes.items()):
+            reader.require_file(name, size)
+            with (folder / name).open("wb") as target:
+                left = size
+                while left:
+                    left -= reader.apply_operation(target, left)
+    if source.read(1):
+        raise DeltaError("the delta goes on after its end", reason="trailing")
+
+
+class _TooLarge(Exception):
+    """The delta would exceed what it may cost."""
+
+
+class _Writer:
+    """Writes operations until the budget is used up."""
+
+    def __init__(self, target: BinaryIO, bases: list[BinaryIO], max_bytes: int) -> None:
+        self._target = target
+        self._bases = bases
+        self._left = max_bytes
+        self._codec = make_codec()
+
+    def put(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            raise _TooLarge
+        self._target.write(data)
+
+    def put_piece(self, piece: Piece, fresh: BinaryIO) -> None:
+        """Write a piece, read from where `fresh` stands."""
+        if piece.dtype is not None and piece.parent is not None:
+            self._put_floats(piece.dtype, piece.size, piece.parent, fresh)
+            return
+        for start in range(0, piece.size, PART_BYTES):
+            data = _read_exactly(fresh, min(PART_BYTES, piece.size - start))
+            place = piece.parent and Place(piece.parent.file, piece.parent.offset + start)
+            if place and _read_at(self._bases, place, len(data)) == data:
+                self.put(bytes([COPY]) + _varints(*place, len(data)))
+            else:
+                self.put(bytes([LITERAL]) + _varints(len(data)) + data)
+
+    def _put_floats(self, dtype: str, size: int, place: Place, fresh: BinaryIO) -> None:
+        kind = FORMATS[dtype]
+        self.put(bytes([_OPERATIONS[dtype]]) + _varints(*place, size // kind.width))
+        base = self._bases[place.file]
+        base.seek(place.offset)
+        for block_bytes in _block_sizes(size, kind):
+            old = _patterns(_read_exactly(base, block_bytes), kind)
+            new = _patterns(_read_exactly(fresh, block_bytes), kind)
+            block = self._codec.encode(old, new, kind)
+            self.put(write_varint(len(block)) + block)
+
+
+class _Reader:
+    """Reads operations front to back; what is missing or wrong is a DeltaError."""
+
+    def __init__(self, source: BinaryIO, bases: list[BinaryIO]) -> None:
+        self._source = source
+        self._bases = bases
+        self._codec = make_codec()
+
+    def require_states(self, states: States) -> None:
+        if self._source.read(len(MAGIC)) != MAGIC:
+            raise DeltaError("this is not a delta", reason="format")
+        if self._take(len(states.parent)) != states.parent:
+            raise DeltaError("the delta was made against another version", reason="base")
+        if self._take(len(states.made)) != states.made:
+            raise DeltaError("the delta makes another version than announced", reason="target")
+
+    def require_file(self, name: str, size: int) -> None:
+        head = _file_head(name, size)
+        if self._take(len(head)) != head:
+            raise DeltaError(f"the delta does not make {name} of {size} bytes", reason="target")
+
+    def apply_operation(self, target: BinaryIO, left: int) -> int:
+        """Write what one operation stands for; returns how many bytes, from 1 to `left`."""
+        operation = self._take(1)[0]
+        if operation == COPY:
+            place = self._place()
+            size = self._size(min(PART_BYTES, left))
+            return target.write(_read_at(self._bases, place, size))
+        if operation == LITERAL:
+            return target.write(self._take(self._size(min(PART_BYTES, left))))
+        if operation not in CHANGED:
+            raise DeltaError(f"the delta has an unknown operation {operation}", reason="format")
+        kind, place = FORMATS[CHANGED[operation]], self._place()
+        size = self._size(left // kind.width) * kind.width
+        self._apply_blocks(place, size, kind, target)
+        return size
+
+    def _apply_blocks(self, place: Place, size: int, kind: FloatFormat, target: BinaryIO) -> None:
+        base = self._bases[place.file]
+        base.seek(place.offset)
+        for block_bytes in _block_sizes(size, kind):
+            block = self._take(self._size(block_bytes + 1))
+            old = _patterns(_read_exactly(base, block_bytes), kind)
+            target.write(self._codec.decode(old, block, kind).data)
+
+    def _take(self, size: int) -> bytes:
+        data = self._source.read(size)
+        if len(data) != size:
+            raise DeltaError("the delta ends in the middle", reason="truncated")
+        return data
+
+    def _place(self) -> Place:
+        file, offset = self._varint(), self._varint()
+        if file >= len(self._bases) or offset > MAX_TOTAL_BYTES:
+            raise DeltaError("the delta reads what the base does not have", reason="bounds")
+        return Place(file, offset)
+
+    def _size(self, limit: int) -> int:
+        size = self._varint()
+        if not 1 <= size <= limit:
+            raise DeltaError(
+                f"the delta has a part of size {size}, not 1 to {limit}", reason="bounds"
+            )
+        return size
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 63, 7):
+            byte = self._take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise DeltaError("the delta has a number that is too large", reason="bounds")
+
+
+@contextmanager
+def _opened(files: Mapping[str, Path]) -> Iterator[list[BinaryIO]]:
+    """Open files in the order of their names, by which a delta numbers them."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(path.open("rb")) for _, path in sorted(files.items())]
+
+
+def _file_head(name: str, size: int) -> bytes:
+    encoded = name.encode()
+    return _varints(len(encoded)) + encoded + _varints(size)
+
+
+def _varints(*values: int) -> bytes:
+    return b"".join(write_varint(value) for value in values)
+
+
+def _block_sizes(size: int, kind: FloatFormat) -> Iterator[int]:
+    whole = BLOCK_FLOATS * kind.width
+    for start in range(0, size, whole):
+        yield min(whole, size - start)
+
+
+def _patterns(data: bytes, kind: FloatFormat) -> Patterns:
+    return np.frombuffer(data, f"<u{kind.width}")
+
+
+def _read_at(files: list[BinaryIO], place: Place, size: int) -> bytes:
+    files[place.file].seek(place.offset)
+    return _read_exactly(files[place.file], size)
+
+
+def _read_exactly(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise DeltaError("the delta reads beyond the base", reason="bounds")
+    return data
