@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 setup: $(VENV)/.installed node_modules/.installed
 
 # What the build hook compiles: a change there installs again.
-KERNEL := tools/build_kernel.py $(wildcard protocol/muster/toploc/native/*.[ch])
+KERNEL := tools/build_kernel.py $(wildcard protocol/muster/*/native/*.[ch])
 
 $(VENV)/.installed: pyproject.toml $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

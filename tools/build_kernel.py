@@ -1,7 +1,8 @@
-"""Compiles the TOPLOC kernel: hatchling's build hook, and `python tools/build_kernel.py` by hand.
+"""Compiles the C kernels: hatchling's build hook, and `python tools/build_kernel.py` by hand.
 
+Each of FOLDERS has one C file and its headers, and gets a library of the C file's name beside it.
 Without a C compiler, or with one that fails, the installation goes on: the package then computes in
-numpy. The library is bound by ctypes, so one serves every Python.
+numpy. Libraries are bound by ctypes, so one serves every Python.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import sys_tags
 
-FOLDER = Path("protocol/muster/toploc/native")
-LIBRARY = "proofs.so"
+TOPLOC = Path("protocol/muster/toploc/native")
+SHARDCAST = Path("protocol/muster/shardcast/native")
+FOLDERS = {TOPLOC: "TOPLOC proofs", SHARDCAST: "weight deltas"}
+"""What is computed in numpy where a folder's library is missing."""
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
 PLAIN = ["-DWIDEST_VECTORS="]
 """For compilers that cannot make code for several instruction sets at once."""
@@ -33,7 +36,7 @@ class KernelError(Exception):
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # of hatchling's own configuration
-    """Puts the library into wheels, and into the source tree of an editable installation."""
+    """Puts libraries into wheels, and into the source tree of an editable installation."""
 
     PLUGIN_NAME = "custom"
 
@@ -41,26 +44,28 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # of hatchling'
         """Compile before hatchling collects a wheel's files."""
         if self.target_name != "wheel":
             return
-        try:
-            library = compile_kernel(Path(self.root) / FOLDER)
-        except KernelError as error:
-            self.app.display_warning(f"TOPLOC proofs will be computed in numpy, slowly: {error}")
-            return
-        if version != "editable":
-            build_data["force_include"][str(library)] = f"muster/toploc/native/{LIBRARY}"
-            build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{next(sys_tags()).platform}"
+        for folder, what in FOLDERS.items():
+            try:
+                library = compile_kernel(Path(self.root) / folder)
+            except KernelError as error:
+                self.app.display_warning(f"{what} will be computed in numpy, slowly: {error}")
+                continue
+            if version != "editable":
+                inside = folder.relative_to("protocol") / library.name
+                build_data["force_include"][str(library)] = str(inside)
+                build_data["pure_python"] = False
+                build_data["tag"] = f"py3-none-{next(sys_tags()).platform}"
 
 
 def compile_kernel(folder: Path) -> Path:
     """Return the library made of the C sources in `folder`, beside them; raises KernelError."""
     compiler = find_compiler()
-    library = folder / LIBRARY
+    library = main_source(folder).with_suffix(".so")
     try:
         # A library of other sources must not outlive a failure.
         library.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / LIBRARY
+            made = Path(scratch) / library.name
             if try_compiler([*compiler, *FLAGS], folder, made) is not None:
                 failure = try_compiler([*compiler, *FLAGS, *PLAIN], folder, made)
                 if failure is not None:
@@ -74,7 +79,7 @@ def compile_kernel(folder: Path) -> Path:
 def try_compiler(command: list[str], folder: Path, made: Path) -> str | None:
     """Make a library that loads; return what failed, None for nothing."""
     digest = f'-DSOURCE_DIGEST="{source_digest(folder)}"'
-    asked = [*command, digest, str(folder / "proofs.c"), "-o", str(made)]
+    asked = [*command, digest, str(main_source(folder)), "-o", str(made)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
         return f"{command[0]} failed: {done.stderr.strip() or done.returncode}"
@@ -95,14 +100,21 @@ def find_compiler() -> list[str]:
     raise KernelError(f"no C compiler ({named or 'cc, gcc or clang'}); install one and reinstall")
 
 
+def main_source(folder: Path) -> Path:
+    """Return the one C file of a folder; it includes the others."""
+    (source,) = folder.glob("*.c")
+    return source
+
+
 def source_digest(folder: Path) -> str:
-    """Return what identifies the C sources in `folder`; `muster.toploc.kernel` compares it."""
+    """Return what identifies the C sources in `folder`; the package compares it."""
     sources = sorted(folder.glob("*.[ch]"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 if __name__ == "__main__":
     try:
-        compile_kernel(Path(__file__).parent.parent / FOLDER)
+        for folder in FOLDERS:
+            compile_kernel(Path(__file__).parent.parent / folder)
     except KernelError as error:
         sys.exit(f"error: {error}")

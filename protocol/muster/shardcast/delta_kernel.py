@@ -31,7 +31,6 @@ from muster.shardcast.delta_block import (
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "native"
-LIBRARY = FOLDER / "delta.so"
 
 _FAILURES = {
     1: "it is cut off",
@@ -116,16 +115,17 @@ def make_codec() -> BlockCodec:
 
 
 @cache
-def load_library() -> ctypes.CDLL | None:
-    """Return the compiled kernel; None, with a warning, where it is missing or out of date."""
+def load_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
+    """Return the kernel in a folder, or None: not compiled, or not from the sources there."""
+    path = folder / "delta.so"
     try:
-        library = ctypes.CDLL(str(LIBRARY))
-        digest = (ctypes.c_char * 65).in_dll(library, "muster_delta_source").value.decode()
-    except (OSError, ValueError) as error:
-        logger.warning("deltas are computed in numpy, slowly", extra={"cause": str(error)})
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        logger.warning("deltas are computed in numpy, slowly: no compiled kernel (%s)", error)
         return None
-    if digest != source_digest() or sys.byteorder != "little":
-        logger.warning("deltas are computed in numpy, slowly", extra={"cause": "stale kernel"})
+    digest = (ctypes.c_char * 65).in_dll(library, "muster_delta_source").value.decode()
+    if digest != source_digest(folder) or sys.byteorder != "little":
+        logger.warning("deltas are computed in numpy, slowly: %s is stale, reinstall", path)
         return None
     address, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     encode, decode = library.muster_delta_encode, library.muster_delta_decode
@@ -136,7 +136,7 @@ def load_library() -> ctypes.CDLL | None:
     return library
 
 
-def source_digest() -> str:
-    """Return what identifies the kernel's sources; `tools/build_kernel.py` compiles it in."""
-    sources = sorted(FOLDER.glob("*.[ch]"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
+def source_digest(folder: Path) -> str:
+    """Return what identifies the C sources in `folder`, as the build hook computes it."""
+    sources = sorted(folder.glob("*.[ch]"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()

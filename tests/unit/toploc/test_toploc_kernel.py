@@ -197,9 +197,8 @@ class App:
 
 
 def run_hook(root: Path, version: str) -> tuple[App, dict[str, Any]]:
-    shutil.copytree(
-        kernel.FOLDER, root / SCRIPT.FOLDER, ignore=lambda *_: ["proofs.so"], dirs_exist_ok=True
-    )
+    for folder in SCRIPT.FOLDERS:
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("*.so"))
     app, build_data = App(), {"force_include": {}, "pure_python": True}
     hook = SCRIPT.KernelHook(str(root), {}, None, None, str(root), "wheel", app)
     hook.initialize(version, build_data)
@@ -209,8 +208,11 @@ def run_hook(root: Path, version: str) -> tuple[App, dict[str, Any]]:
 @needs_compiler
 def test_wheel_carries_a_kernel_for_its_platform(tmp_path: Path) -> None:
     app, build_data = run_hook(tmp_path, "standard")
-    library = tmp_path / SCRIPT.FOLDER / "proofs.so"
-    assert build_data["force_include"] == {str(library): "muster/toploc/native/proofs.so"}
+    library = tmp_path / SCRIPT.TOPLOC / "proofs.so"
+    assert build_data["force_include"] == {
+        str(library): "muster/toploc/native/proofs.so",
+        str(tmp_path / SCRIPT.SHARDCAST / "delta.so"): "muster/shardcast/native/delta.so",
+    }
     assert build_data["tag"].startswith("py3-none-")
     assert not build_data["pure_python"]
     assert kernel.load(library.parent) is not None
@@ -221,7 +223,7 @@ def test_wheel_carries_a_kernel_for_its_platform(tmp_path: Path) -> None:
 def test_editable_installation_has_its_kernel_in_the_source_tree(tmp_path: Path) -> None:
     _, build_data = run_hook(tmp_path, "editable")
     assert build_data == {"force_include": {}, "pure_python": True}
-    assert kernel.load(tmp_path / SCRIPT.FOLDER) is not None
+    assert kernel.load(tmp_path / SCRIPT.TOPLOC) is not None
 
 
 @pytest.mark.parametrize(
@@ -233,6 +235,6 @@ def test_installation_works_without_a_kernel(
     monkeypatch.setenv("CC", compiler)
     app, build_data = run_hook(tmp_path, "standard")
     assert build_data == {"force_include": {}, "pure_python": True}
-    (warning,) = app.warnings
-    assert reason in warning
-    assert not (tmp_path / SCRIPT.FOLDER / "proofs.so").exists()
+    assert len(app.warnings) == len(SCRIPT.FOLDERS)
+    assert all(reason in warning for warning in app.warnings)
+    assert not (tmp_path / SCRIPT.TOPLOC / "proofs.so").exists()
