@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
@@ -32,11 +32,17 @@ MAX_CHUNK_BYTES = 64 << 20
 MAX_JSON_INT = (1 << 53) - 1
 """Largest integer that canonical JSON holds."""
 
+FULL, DELTA = "full", "delta"
+"""Kinds of manifest: what relays carry is the files, or only what changed in them."""
+DELTA_NAME = ".delta"
+"""Stands for the delta where a chunk's file is named; no file of a version can be called that."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = frozenset(
     {
         "chunk_bytes",
+        "delta",
         "files",
         "kind",
         "parent",
@@ -76,6 +82,18 @@ class ManifestFile:
 
 
 @dataclass(frozen=True, slots=True)
+class ManifestDelta:
+    """What turns the parent's files into this version's; see `muster.shardcast.delta`."""
+
+    parent_root: Hash32
+    """Root of the parent's manifest: whoever trusts this manifest can trust that one."""
+    size: int
+    """Bytes."""
+    chunks: tuple[Hash32, ...]
+    """BLAKE3 of each chunk, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A policy version; raises EncodingError when constructed with anything the format refuses."""
 
@@ -93,21 +111,34 @@ class Manifest:
     """Position after the last one; equal to `stream_from` for version 0."""
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     """Bytes of every chunk but a file's last."""
-    kind: str = "full"
-    """What the chunks are: the files themselves."""
+    kind: str = FULL
+    """What relays carry: FULL the files, and the delta if there is one; DELTA the delta alone."""
     parent: PolicyVersion | None = None
-    """The version that the chunks are relative to; None, as a full version stands alone."""
+    """The version that the delta starts from; None without a delta."""
+    delta: ManifestDelta | None = None
+    """How to make the files from the parent's."""
     schema_version: int = 1
     """Version of this document's form."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)
         _check_files(self)
+        _check_delta(self)
 
     @property
     def total_bytes(self) -> int:
         """Size of all files together."""
         return sum(file.size for file in self.files)
+
+    @property
+    def broadcast_bytes(self) -> int:
+        """Size of what relays carry."""
+        carried = self.total_bytes if self.kind == FULL else 0
+        return carried + (self.delta.size if self.delta else 0)
+
+    def without_delta(self) -> Self:
+        """Return the manifest that the same files would have alone."""
+        return replace(self, kind=FULL, parent=None, delta=None)
 
     def derived_state_hash(self) -> Hash32 | None:
         """Return the state hash that the chunk digests imply; None for other chunk sizes."""
@@ -123,19 +154,31 @@ class Manifest:
     def spans_by_file(self) -> Iterator[tuple[ManifestFile, list[ChunkSpan]]]:
         """Yield every file with its chunks, in order."""
         for file in self.files:
-            offsets = range(0, file.size, self.chunk_bytes)
-            sizes = [min(self.chunk_bytes, file.size - offset) for offset in offsets]
-            places = zip(file.chunks, offsets, sizes, strict=True)
-            yield file, [ChunkSpan(d, file.name, offset, size) for d, offset, size in places]
+            yield file, _spans(file.name, file.size, file.chunks, self.chunk_bytes)
+
+    def delta_spans(self) -> list[ChunkSpan]:
+        """Return the delta's chunks in order; none without a delta."""
+        if self.delta is None:
+            return []
+        return _spans(DELTA_NAME, self.delta.size, self.delta.chunks, self.chunk_bytes)
+
+    def broadcast_spans(self) -> list[ChunkSpan]:
+        """Return what relays carry, the delta first: most clients wait for that."""
+        return [*self.delta_spans(), *(self.spans() if self.kind == FULL else ())]
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON; raises EncodingError when it exceeds the limit."""
         data = canonical_json(
             {
                 "chunk_bytes": self.chunk_bytes,
+                "delta": self.delta
+                and {
+                    "chunks": _hex(self.delta.chunks),
+                    "parent_root": self.delta.parent_root.hex(),
+                    "size": self.delta.size,
+                },
                 "files": [
-                    {"chunks": [c.hex() for c in f.chunks], "name": f.name, "size": f.size}
-                    for f in self.files
+                    {"chunks": _hex(f.chunks), "name": f.name, "size": f.size} for f in self.files
                 ],
                 "kind": self.kind,
                 "parent": self.parent,
@@ -171,7 +214,8 @@ class Manifest:
             stream_to=_integer(value, "stream_to"),
             chunk_bytes=_integer(value, "chunk_bytes"),
             kind=value["kind"],
-            parent=value["parent"],
+            parent=_parent(value),
+            delta=None if value["delta"] is None else _delta(value["delta"]),
             schema_version=_integer(value, "schema_version"),
         )
 
@@ -200,10 +244,24 @@ def _check_numbers(manifest: Manifest) -> None:
     _require("stream_from", manifest.stream_from, 0, manifest.stream_to)
     if manifest.version == 0 and manifest.stream_from != manifest.stream_to:
         raise EncodingError("version 0 is the base model and consumes nothing of the stream")
-    if manifest.kind != "full":
+    if manifest.kind not in (FULL, DELTA):
         raise EncodingError(f"unknown kind of manifest: {_shown(manifest.kind)}")
-    if manifest.parent is not None:
-        raise EncodingError("a full manifest has no parent")
+
+
+def _check_delta(manifest: Manifest) -> None:
+    if (manifest.delta is None) != (manifest.parent is None):
+        raise EncodingError("a manifest has a parent exactly when it has a delta")
+    if manifest.kind == DELTA and manifest.delta is None:
+        raise EncodingError("a manifest of kind delta needs a delta")
+    if manifest.delta is None or manifest.parent is None:
+        return
+    _require("parent", manifest.parent, 0, manifest.version - 1)
+    # Larger ones have no use, and the bound keeps what applying one may cost in proportion.
+    _require("size of the delta", manifest.delta.size, 1, manifest.total_bytes)
+    expected = -(-manifest.delta.size // manifest.chunk_bytes)
+    if len(manifest.delta.chunks) != expected:
+        count = len(manifest.delta.chunks)
+        raise EncodingError(f"the delta needs {expected} chunks, got {count}")
 
 
 def _check_files(manifest: Manifest) -> None:
@@ -231,8 +289,35 @@ def _file(value: Any) -> ManifestFile:
     return ManifestFile(
         name=require_file_name(fields["name"]),
         size=_integer(fields, "size"),
-        chunks=tuple(_digest(item) for item in _list(fields, "chunks", MAX_MANIFEST_BYTES)),
+        chunks=_digests(fields, "chunks"),
     )
+
+
+def _delta(value: Any) -> ManifestDelta:
+    fields = _fields(value, frozenset({"chunks", "parent_root", "size"}), "delta")
+    return ManifestDelta(
+        parent_root=_digest(fields["parent_root"]),
+        size=_integer(fields, "size"),
+        chunks=_digests(fields, "chunks"),
+    )
+
+
+def _parent(fields: dict[str, Any]) -> PolicyVersion | None:
+    return None if fields["parent"] is None else PolicyVersion(_integer(fields, "parent"))
+
+
+def _spans(name: str, size: int, chunks: tuple[Hash32, ...], chunk_bytes: int) -> list[ChunkSpan]:
+    offsets = range(0, size, chunk_bytes)
+    places = zip(chunks, offsets, strict=True)
+    return [ChunkSpan(d, name, at, min(chunk_bytes, size - at)) for d, at in places]
+
+
+def _hex(digests: tuple[Hash32, ...]) -> list[str]:
+    return [digest.hex() for digest in digests]
+
+
+def _digests(fields: dict[str, Any], name: str) -> tuple[Hash32, ...]:
+    return tuple(_digest(item) for item in _list(fields, name, MAX_MANIFEST_BYTES))
 
 
 def _fields(value: Any, keys: frozenset[str], what: str) -> dict[str, Any]:

@@ -64,9 +64,11 @@ class Originals:
             return False
         with self._lock:
             self._known[folder] = inode
-            for span in manifest.spans():
-                region = Region(folder / span.name, span.offset, span.size)
-                self._regions[span.digest] = region
+            held = {path.name for path in folder.glob("*")}
+            for span in [*manifest.delta_spans(), *manifest.spans()]:
+                if span.name in held:
+                    region = Region(folder / span.name, span.offset, span.size)
+                    self._regions[span.digest] = region
         return True
 
     def forget(self, folder: Path) -> None:

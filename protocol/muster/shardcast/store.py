@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,8 +33,9 @@ from muster.shardcast.chunks import (
     sync_path,
     temporary_name,
 )
-from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, ChunkSpan, Manifest
-from muster.shardcast.originals import Originals, sync_files
+from muster.shardcast.delta_publish import add_delta, parent_of
+from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, DELTA, ChunkSpan, Manifest
+from muster.shardcast.originals import Originals, Stamp, sync_files
 from muster.shardcast.split import Edition, split_files
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class ChunkStore:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         replace: bool = False,
         link: bool = False,
+        anchor_every: int = 0,
     ) -> Manifest:
         """Store a version and return its manifest; readers see all of it or nothing.
 
@@ -81,7 +83,9 @@ class ChunkStore:
         Readers see the version as soon as it is signed; the call returns when it would also survive
         a power cut. Publishing the same content again returns the same manifest; other content
         under a published version raises StorageError unless `replace` is set. Also raises
-        EncodingError for names the format refuses. Blocks: call it in a thread.
+        EncodingError for names the format refuses. With `anchor_every`, versions are broadcast as
+        deltas where that is worth it; see `muster.shardcast.delta_publish`. Blocks: call it in a
+        thread.
         """
         edition = Edition(run_id, version, stream_from, stream_to, chunk_bytes)
         with self._exclusive(), self._sweeping_after_failure():
@@ -89,6 +93,10 @@ class ChunkStore:
             (fresh / "files").mkdir()
             manifest, stamps = split_files(files, fresh / "files", edition, link=link)
             stored = self.manifest(run_id, version)
+            if stored is not None and self.is_complete(run_id, version):
+                manifest = stored if stored.without_delta() == manifest else manifest
+            elif anchor_every:
+                manifest = self._with_delta(manifest, fresh / "files", stamps, anchor_every)
             if stored is not None and stored != manifest and not replace:
                 raise StorageError(
                     f"run {run_id} version {version} was published with other content",
@@ -104,6 +112,21 @@ class ChunkStore:
             self._sync_version(run_id, version)
         self._changed()
         return manifest
+
+    def _with_delta(
+        self, manifest: Manifest, folder: Path, stamps: dict[Hash32, Stamp], anchor_every: int
+    ) -> Manifest:
+        """Return the manifest with a delta from the version before, if that is here and helps."""
+        before = parent_of(manifest.version)
+        parent = None if before is None else self.manifest(manifest.run_id, before)
+        if parent is None:
+            return manifest
+        parent_folder = self._version_folder(parent.run_id, parent.version) / "files"
+        carried, added = add_delta(
+            manifest, folder, parent, parent_folder, anchor_every=anchor_every
+        )
+        stamps.update(added)
+        return carried
 
     def begin(self, manifest: Manifest, signature: bytes) -> list[ChunkSpan]:
         """Register a version whose chunks are still to come; returns those that are missing.
@@ -150,7 +173,7 @@ class ChunkStore:
     def missing(self, manifest: Manifest) -> list[ChunkSpan]:
         """Return the chunks that are not stored, each digest once, in order."""
         self._learn_originals()
-        spans = {span.digest: span for span in manifest.spans()}
+        spans = {span.digest: span for span in manifest.broadcast_spans()}
         return [span for span in spans.values() if not self._has(span)]
 
     def _has(self, span: ChunkSpan) -> bool:
@@ -316,9 +339,9 @@ class ChunkStore:
     def _make_room(self, manifest: Manifest) -> None:
         if self.max_bytes is None:
             return
-        if manifest.total_bytes > self.max_bytes:
+        if manifest.broadcast_bytes > self.max_bytes:
             raise StorageError(
-                f"version {manifest.version} has {manifest.total_bytes} bytes, "
+                f"version {manifest.version} has {manifest.broadcast_bytes} bytes, "
                 f"the limit is {self.max_bytes}",
                 hint="raise the relay's max_bytes",
             )
@@ -326,35 +349,67 @@ class ChunkStore:
         oldest = sorted((key for key in self._stored() if key != own), key=lambda key: key[1])
         while oldest and self._needed_bytes(manifest) > self.max_bytes:
             self._discard_version(oldest.pop(0))
-            self._sweep({span.digest for span in manifest.spans()})
+            self._sweep({span.digest for span in manifest.broadcast_spans()})
 
     def _needed_bytes(self, manifest: Manifest) -> int:
         return self.chunks.used_bytes() + sum(span.size for span in self.missing(manifest))
 
     def _drop_old(self) -> int:
-        old = [key for key in self._stored() if key[1] not in self._newest(key[0])]
-        for key in old:
-            self._discard_version(key)
+        for run_id in self._stored_runs():
+            newest = self.stored_versions(run_id)[: self.keep]
+            kept = self._with_parents(run_id, newest)
+            for version in self.stored_versions(run_id):
+                if version not in kept:
+                    self._discard_version((run_id, version))
+                elif version not in newest:
+                    self._discard_files((run_id, version))
         return self._sweep()
 
-    def _newest(self, run_id: RunId) -> list[PolicyVersion]:
-        return self.stored_versions(run_id)[: self.keep]
+    def wanted_parents(self, run_id: RunId) -> list[PolicyVersion]:
+        """Return the versions that kept deltas start from and that are not complete here."""
+        newest = self.stored_versions(run_id)[: self.keep]
+        parents = sorted(self._with_parents(run_id, newest), reverse=True)
+        return [version for version in parents if not self.is_complete(run_id, version)]
+
+    def _with_parents(self, run_id: RunId, versions: Iterable[PolicyVersion]) -> set[PolicyVersion]:
+        """Add what these versions' deltas start from, back to the nearest anchor."""
+        kept: set[PolicyVersion] = set()
+        for version in versions:
+            needed: PolicyVersion | None = version
+            while needed is not None and needed not in kept:
+                kept.add(needed)
+                manifest = self.manifest(run_id, needed)
+                needed = manifest.parent if manifest and manifest.kind == DELTA else None
+        return kept
+
+    def _discard_files(self, key: VersionKey) -> None:
+        """Give back the space of a published version's files where its delta is all that counts."""
+        folder, manifest = self._version_folder(*key) / "files", self.manifest(*key)
+        if manifest is None or manifest.kind != DELTA:
+            return
+        held = [folder / file.name for file in manifest.files if (folder / file.name).exists()]
+        for path in held:
+            path.unlink()
+        if held:
+            self._originals.forget(folder)
 
     def _sweep(self, also_needed: set[Hash32] | None = None) -> int:
         needed = set(also_needed or ())
         for run_id, version in self._stored():
             manifest = self.manifest(run_id, version)
-            needed |= {span.digest for span in manifest.spans()} if manifest else set()
+            needed |= {s.digest for s in manifest.broadcast_spans()} if manifest else set()
         for leftover in self._runs.glob(f"*/{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         return self.chunks.sweep(needed)
 
     def _stored(self) -> list[VersionKey]:
+        return [(run, v) for run in self._stored_runs() for v in self.stored_versions(run)]
+
+    def _stored_runs(self) -> list[RunId]:
         try:
-            runs = [RunId(int(name)) for name in os.listdir(self._runs) if name.isdecimal()]
+            return [RunId(int(name)) for name in os.listdir(self._runs) if name.isdecimal()]
         except FileNotFoundError:
             return []
-        return [(run, version) for run in runs for version in self.stored_versions(run)]
 
     def _version_folder(self, run_id: RunId, version: PolicyVersion) -> Path:
         return self._runs / str(int(run_id)) / str(int(version))

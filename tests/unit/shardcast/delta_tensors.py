@@ -82,6 +82,23 @@ def sizes_of(files: Files) -> dict[str, int]:
     return {name: len(data) for name, data in files.items()}
 
 
+def trained(versions: int, *, floats: int = 5000, seed: int = 1) -> list[Files]:
+    """Return a model's versions, each with one bfloat16 weight in fifty moved by one step."""
+    rng = random.Random(seed)
+    weights = bytearray(b"".join(0x3C00.to_bytes(2, "little") for _ in range(floats)))
+    made = []
+    for _ in range(versions):
+        made.append(
+            {
+                "config.json": b"{}",
+                "model.safetensors": safetensors({"w": TensorBytes("BF16", bytes(weights))}),
+            }
+        )
+        for i in rng.sample(range(floats), floats // 50):
+            weights[2 * i] = (weights[2 * i] + 1) % 256
+    return made
+
+
 @st.composite
 def tensors(draw: st.DrawFn, names: Iterable[str] = "abcde") -> dict[str, TensorBytes]:
     """Some tensors of any type and content, empty ones among them."""

@@ -27,7 +27,12 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, Path]:
 
 
 def publish(
-    store: ChunkStore, files: Mapping[str, bytes], version: int = 1, *, replace: bool = False
+    store: ChunkStore,
+    files: Mapping[str, bytes],
+    version: int = 1,
+    *,
+    replace: bool = False,
+    anchor_every: int = 0,
 ) -> Manifest:
     """Publish {name: bytes} in 1 KiB chunks."""
     return store.publish(
@@ -39,6 +44,7 @@ def publish(
         sign=fake_signature,
         chunk_bytes=CHUNK_BYTES,
         replace=replace,
+        anchor_every=anchor_every,
     )
 
 

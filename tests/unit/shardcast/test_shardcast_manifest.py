@@ -13,11 +13,17 @@ from muster.protocol.encoding import canonical_json, keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import Manifest, ManifestFile
-from muster.shardcast.manifest import MAX_MANIFEST_BYTES, parse_digest, require_file_name
+from muster.shardcast.manifest import (
+    MAX_MANIFEST_BYTES,
+    ManifestDelta,
+    parse_digest,
+    require_file_name,
+)
 
 ZERO = "00" * 32
 VALID: dict[str, Any] = {
     "chunk_bytes": 1024,
+    "delta": None,
     "files": [
         {"chunks": ["11" * 32, "22" * 32], "name": "a.bin", "size": 1025},
         {"chunks": [], "name": "empty", "size": 0},
@@ -31,6 +37,9 @@ VALID: dict[str, Any] = {
     "stream_to": 12,
     "version": 3,
 }
+
+DELTA: dict[str, Any] = {"chunks": ["33" * 32], "parent_root": "44" * 32, "size": 9}
+"""A delta that VALID may have, with a parent."""
 
 names = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,20}", fullmatch=True)
 digests = st.binary(min_size=32, max_size=32).map(Hash32)
@@ -46,9 +55,21 @@ def manifests(draw: st.DrawFn) -> Manifest:
         chunks = draw(st.lists(digests, min_size=count, max_size=count))
         files.append(ManifestFile(name, sizes[name], tuple(chunks)))
     stream_from = draw(st.integers(0, 1 << 40))
+    version = PolicyVersion(draw(st.integers(1, (1 << 32) - 1)))
+    parent, delta, kind = None, None, "full"
+    if sum(sizes.values()) and draw(st.booleans()):
+        size = draw(st.integers(1, sum(sizes.values())))
+        count = -(-size // chunk_bytes)
+        chunks = draw(st.lists(digests, min_size=count, max_size=count))
+        delta = ManifestDelta(draw(digests), size, tuple(chunks))
+        parent = PolicyVersion(draw(st.integers(0, version - 1)))
+        kind = draw(st.sampled_from(["full", "delta"]))
     return Manifest(
         run_id=RunId(draw(st.integers(1, (1 << 53) - 1))),
-        version=PolicyVersion(draw(st.integers(1, (1 << 32) - 1))),
+        version=version,
+        kind=kind,
+        parent=parent,
+        delta=delta,
         files=tuple(files),
         state_hash=draw(digests),
         stream_from=stream_from,
@@ -77,10 +98,32 @@ def test_manifest_total_is_the_sum_of_its_spans(manifest: Manifest) -> None:
     assert manifest.total_bytes == sum(span.size for span in manifest.spans())
 
 
+@given(manifests())
+def test_manifest_broadcast_is_the_delta_and_in_full_versions_the_files(manifest: Manifest) -> None:
+    carried = manifest.broadcast_spans()
+    assert manifest.broadcast_bytes == sum(span.size for span in carried)
+    files = list(manifest.spans()) if manifest.kind == "full" else []
+    assert carried == manifest.delta_spans() + files
+    assert all(not span.name.startswith(".") for span in files)
+
+
+def test_manifest_with_a_delta_has_the_documented_bytes() -> None:
+    data = canonical_json({**VALID, "delta": DELTA, "kind": "delta", "parent": 2})
+    manifest = Manifest.from_bytes(data)
+    delta = b'"delta":{"chunks":["' + b"33" * 32 + b'"],"parent_root":"' + b"44" * 32
+    assert delta + b'","size":9}' in data
+    assert manifest.to_bytes() == data
+    assert manifest.without_delta().to_bytes() == canonical_json(VALID)
+
+
 def test_manifest_has_the_documented_bytes_and_root() -> None:
     manifest = Manifest.from_bytes(canonical_json(VALID))
     expected = (
-        b'{"chunk_bytes":1024,"files":[{"chunks":["' + b"11" * 32 + b'","' + b"22" * 32 + b'"],'
+        b'{"chunk_bytes":1024,"delta":null,"files":[{"chunks":["'
+        + b"11" * 32
+        + b'","'
+        + b"22" * 32
+        + b'"],'
         b'"name":"a.bin","size":1025},{"chunks":[],"name":"empty","size":0}],"kind":"full",'
         b'"parent":null,"run_id":1,"schema_version":1,"state_hash":"' + b"00" * 32 + b'",'
         b'"stream_from":8,"stream_to":12,"version":3}'
@@ -141,10 +184,23 @@ def file_entry(**changes: object) -> dict[str, object]:
         ({"stream_from": 13}, "stream_from must be"),
         ({"stream_to": -1}, "stream_to must be"),
         ({"schema_version": 2}, "schema_version must be"),
-        ({"kind": "delta"}, "unknown kind"),
+        ({"kind": "part"}, "unknown kind"),
+        ({"kind": "delta"}, "needs a delta"),
         ({"kind": None}, "unknown kind"),
         ({"kind": []}, "unknown kind"),
-        ({"parent": 2}, "no parent"),
+        ({"parent": 2}, "exactly when"),
+        ({"delta": DELTA}, "exactly when"),
+        ({"delta": DELTA, "parent": 3}, "parent must be"),
+        ({"delta": DELTA, "parent": -1}, "parent must be"),
+        ({"delta": DELTA, "parent": "2"}, "parent must be an integer"),
+        ({"delta": DELTA, "parent": True}, "parent must be an integer"),
+        ({"delta": {**DELTA, "size": 0}, "parent": 2}, "size of the delta must be"),
+        ({"delta": {**DELTA, "size": 1026}, "parent": 2}, "size of the delta must be"),
+        ({"delta": {**DELTA, "size": 1025}, "parent": 2}, "the delta needs 2 chunks"),
+        ({"delta": {**DELTA, "chunks": []}, "parent": 2}, "the delta needs 1 chunks"),
+        ({"delta": {**DELTA, "parent_root": ZERO[:-1]}, "parent": 2}, "not 64 lower-case"),
+        ({"delta": {**DELTA, "more": 1}, "parent": 2}, "exactly the keys"),
+        ({"delta": [], "parent": 2}, "exactly the keys"),
         ({"state_hash": "AA" * 32}, "not 64 lower-case"),
         ({"state_hash": ZERO[:-1]}, "not 64 lower-case"),
         ({"state_hash": 5}, "not 64 lower-case"),

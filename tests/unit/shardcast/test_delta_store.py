@@ -1,0 +1,154 @@
+"""Publishing deltas: which versions get one, what is broadcast, and what is kept for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from delta_tensors import Files, sizes_of, trained
+from shardcast_policies import RUN, SIGNATURE, chunk, fill, publish, read_back
+
+from muster.protocol.errors import StorageError
+from muster.protocol.ids import PolicyVersion
+from muster.shardcast import ChunkStore, Manifest
+from muster.shardcast.delta import States, apply_delta
+
+VERSIONS = trained(14)
+
+
+def make_store(path: Path, *, keep: int = 5) -> ChunkStore:
+    return ChunkStore(path / "store", keep=keep)
+
+
+def publish_all(store: ChunkStore, upto: int, *, anchor_every: int = 4) -> list[Manifest]:
+    """Publish versions 0 to `upto`."""
+    return [publish(store, VERSIONS[v], v, anchor_every=anchor_every) for v in range(upto + 1)]
+
+
+def stored_names(store: ChunkStore, version: int) -> set[str]:
+    return {path.name for path in (store.folder / f"runs/{RUN}/{version}/files").iterdir()}
+
+
+def rebuilt(folder: Path, store: ChunkStore, parent: Files, manifest: Manifest) -> Files:
+    """Return what the stored delta makes of the parent's files."""
+    old = {name: folder / f"old-{name}" for name in parent}
+    for name, path in old.items():
+        path.write_bytes(parent[name])
+    data = b"".join(chunk(store, span.digest) for span in manifest.delta_spans())
+    (folder / "delta").write_bytes(data)
+    before = store.manifest(RUN, PolicyVersion(manifest.version - 1))
+    assert before is not None
+    sizes = {file.name: file.size for file in manifest.files}
+    states = States(before.state_hash, manifest.state_hash)
+    with (folder / "delta").open("rb") as source:
+        apply_delta(source, old, folder, sizes, states=states)
+    return {name: (folder / name).read_bytes() for name in sizes}
+
+
+def test_versions_between_anchors_are_broadcast_as_deltas(tmp_path: Path) -> None:
+    manifests = publish_all(make_store(tmp_path), 5)
+    assert [m.kind for m in manifests] == ["full", "delta", "delta", "delta", "full", "delta"]
+    assert [m.parent for m in manifests] == [None, 0, 1, 2, 3, 4]
+    roots = [m.delta and m.delta.parent_root for m in manifests[1:]]
+    assert roots == [m.root() for m in manifests[:-1]]
+    assert manifests[1].broadcast_bytes < manifests[1].total_bytes / 10
+    assert manifests[4].broadcast_bytes > manifests[4].total_bytes
+
+
+def test_delta_in_the_store_makes_the_published_files(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    manifests = publish_all(store, 4)
+    for version in (1, 4):
+        made = rebuilt(tmp_path, store, VERSIONS[version - 1], manifests[version])
+        assert made == VERSIONS[version]
+
+
+def test_no_delta_is_made_unless_asked(tmp_path: Path) -> None:
+    assert [m.delta for m in publish_all(make_store(tmp_path), 2, anchor_every=0)] == [None] * 3
+
+
+def test_version_that_changed_too_much_is_an_anchor(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    publish_all(store, 1)
+    manifest = publish(store, trained(1, floats=6000)[0], 2, anchor_every=4)
+    assert (manifest.kind, manifest.delta) == ("full", None)
+    assert stored_names(store, 2) == set(VERSIONS[2])
+
+
+def test_version_without_its_parent_is_an_anchor(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    publish_all(store, 1)
+    assert publish(store, VERSIONS[3], 3, anchor_every=4).delta is None
+
+
+def test_parent_that_is_not_as_published_is_not_built_upon(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    publish_all(store, 1)
+    damaged = store.folder / f"runs/{RUN}/1/files/config.json"
+    damaged.write_bytes(b"[]")
+    assert publish(store, VERSIONS[2], 2, anchor_every=4).delta is None
+
+
+def test_publishing_again_returns_the_same_manifest(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep=1)
+    manifests = publish_all(store, 6)
+    assert publish(store, VERSIONS[6], 6, anchor_every=4) == manifests[6]
+    with pytest.raises(StorageError, match="other content"):
+        publish(store, VERSIONS[5], 6, anchor_every=4)
+
+
+def test_publishing_again_repairs_a_version_that_lost_its_delta(tmp_path: Path) -> None:
+    manifest = publish_all(make_store(tmp_path), 2)[2]
+    (tmp_path / f"store/runs/{RUN}/2/files/.delta").unlink()
+    store = make_store(tmp_path)
+    assert not store.is_complete(RUN, PolicyVersion(2))
+    assert publish(store, VERSIONS[2], 2, anchor_every=4) == manifest
+    assert store.is_complete(RUN, PolicyVersion(2))
+
+
+def test_store_keeps_what_kept_deltas_start_from(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep=2)
+    manifests = publish_all(store, 7)
+    assert store.versions(RUN) == [7, 6, 5, 4]
+    assert stored_names(store, 7) == {*VERSIONS[7], ".delta"}
+    assert stored_names(store, 5) == {".delta"}
+    assert stored_names(store, 4) == {*VERSIONS[4], ".delta"}
+    assert read_back(store, manifests[4]) == VERSIONS[4]
+    publish(store, VERSIONS[8], 8, anchor_every=4)
+    assert store.versions(RUN) == [8, 7, 6, 5, 4]
+    publish(store, VERSIONS[9], 9, anchor_every=4)
+    assert store.versions(RUN) == [9, 8]
+
+
+def test_chunk_that_a_thinned_version_shared_is_still_found(tmp_path: Path) -> None:
+    """config.json is the same in every version."""
+    store = make_store(tmp_path, keep=2)
+    manifests = publish_all(store, 7)
+    assert read_back(store, manifests[7]) == VERSIONS[7]
+    reopened = make_store(tmp_path, keep=2)
+    assert read_back(reopened, manifests[7]) == VERSIONS[7]
+
+
+def test_mirror_needs_the_delta_alone(tmp_path: Path) -> None:
+    origin = make_store(tmp_path / "origin")
+    manifests = publish_all(origin, 5)
+    mirror = make_store(tmp_path / "mirror")
+    missing = mirror.begin(manifests[5], SIGNATURE)
+    assert missing == manifests[5].delta_spans()
+    fill(mirror, origin, manifests[5])
+    assert mirror.is_complete(RUN, PolicyVersion(5))
+    assert mirror.wanted_parents(RUN) == [PolicyVersion(4)]
+    mirror.begin(manifests[4], SIGNATURE)
+    fill(mirror, origin, manifests[4])
+    assert mirror.wanted_parents(RUN) == []
+    assert read_back(mirror, manifests[4]) == VERSIONS[4]
+    assert sizes_of(VERSIONS[4])["config.json"] == 2
+
+
+def test_size_limit_of_a_mirror_counts_what_is_broadcast(tmp_path: Path) -> None:
+    origin = make_store(tmp_path / "origin")
+    manifests = publish_all(origin, 5)
+    mirror = ChunkStore(tmp_path / "mirror", max_bytes=manifests[5].broadcast_bytes)
+    mirror.begin(manifests[5], SIGNATURE)
+    with pytest.raises(StorageError, match=f"version 4 has {manifests[4].broadcast_bytes} bytes"):
+        mirror.begin(manifests[4], SIGNATURE)
