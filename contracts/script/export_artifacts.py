@@ -25,6 +25,7 @@ CONTRACTS = (
     "RunRegistry",
     "ContributionLedger",
     "DisputeCourt",
+    "FaultCourt",
     "RewardEscrow",
 )
 FORGE_TIMEOUT_S = 600
@@ -49,7 +50,7 @@ def main() -> int:
 def build() -> None:
     """Compile the contracts; exits with forge's message when that fails."""
     forge = ROOT / "tools" / "forge"
-    command = [str(forge), "build", "--root", str(ROOT)]
+    command = [str(forge), "build", "contracts/src", "--root", str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=FORGE_TIMEOUT_S)
     if done.returncode:
         sys.exit(f"error: forge build failed\n{done.stdout}{done.stderr}")

@@ -5,109 +5,288 @@ import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 
 import {IContributionLedger} from "./interfaces/IContributionLedger.sol";
+import {IDisputeCourt} from "./interfaces/IDisputeCourt.sol";
 import {IMusterToken} from "./interfaces/IMusterToken.sol";
 import {IRewardEscrow} from "./interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
+import {MultiProofLib} from "./libraries/MultiProofLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 
 /// @title Pays final accepted units, and nothing else
+/// @dev No reentrancy guard: the token has no hooks, and state is written before every call out.
 contract RewardEscrow is IRewardEscrow {
     using SafeERC20 for IMusterToken;
     using SafeCast for uint256;
+    using OutcomeRecordLib for IContributionLedger.Outcome;
 
-    /// @dev A run's money.
-    struct Funds {
-        // slot 0: all that a claim reads and writes. The price never changes; it is copied here with the first funds.
-        uint128 available;
-        uint128 pricePerUnit;
-        // slot 1
-        uint256 funded;
+    /// @dev Whom and what a call is about.
+    struct Subject {
+        uint64 runId;
+        uint32 workerId;
+        address worker;
     }
 
     /// @notice The token paid in.
     IMusterToken public immutable token;
 
-    /// @notice The runs, with their prices.
+    /// @notice The runs, with their owners.
     IRunRegistry public immutable runs;
 
     /// @notice The workers, by number.
     IWorkerRegistry public immutable workers;
 
-    /// @notice The ledger of outcomes; it asks the court which verdict stands.
+    /// @notice The ledger of outcomes.
     IContributionLedger public immutable ledger;
+
+    /// @notice The court, which knows what verdict stands.
+    IDisputeCourt public immutable court;
+
+    /// @inheritdoc IRewardEscrow
+    uint256 public immutable claimPeriod;
+
+    /// @dev The ledger's, which never change.
+    uint256 private immutable _challengeWindow;
+    uint256 private immutable _outcomeDeadline;
 
     mapping(uint64 runId => Funds) private _funds;
 
     /// @dev Paid slots: 16 steps × 16 indices of one worker in one run share a word.
     mapping(uint256 word => uint256 bitmap) private _paid;
 
-    constructor(IMusterToken token_, IRunRegistry runs_, IWorkerRegistry workers_, IContributionLedger ledger_) {
+    /// @dev Recovered outcomes: 256 positions of one batch share a word.
+    mapping(uint256 word => uint256 bitmap) private _recovered;
+
+    /// @dev Units paid of batches whose outcomes are overdue.
+    mapping(uint64 batchId => uint256 units) private _overdueUnits;
+
+    /// @param court_ DisputeCourt.
+    /// @param claimPeriod_ Seconds that workers of a closed run have to claim.
+    constructor(
+        IMusterToken token_,
+        IRunRegistry runs_,
+        IWorkerRegistry workers_,
+        IContributionLedger ledger_,
+        IDisputeCourt court_,
+        uint256 claimPeriod_
+    ) {
+        uint256 judged =
+            ledger_.outcomeDeadline() + ledger_.challengeWindow() + court_.juryTime();
+        require(claimPeriod_ > judged, EscrowPeriodTooShort(claimPeriod_, judged));
+        // Work that is in flight when terms are announced must be judged by those it was done for.
+        require(runs_.changeDelay() >= judged, EscrowPeriodTooShort(runs_.changeDelay(), judged));
         token = token_;
         runs = runs_;
         workers = workers_;
         ledger = ledger_;
+        court = court_;
+        claimPeriod = claimPeriod_;
     }
 
-    // --------------------------------------------------------------------- fund
+    // ------------------------------------------------------------ fund, reserve
 
     /// @inheritdoc IRewardEscrow
     function fund(uint64 runId, uint256 amount) external {
         require(amount != 0, EscrowEmpty());
-        Funds storage funds = _funds[runId];
-        funds.pricePerUnit = runs.priceOf(runId);
-        funds.available += amount.toUint128();
-        funds.funded += amount;
+        require(runs.closedAt(runId) == 0, EscrowRunClosed(runId));
+        _funds[runId].available += amount.toUint128();
         emit RunFunded(runId, msg.sender, amount);
         token.safeTransferFrom(msg.sender, address(this), amount);
+    }
+
+    /// @inheritdoc IRewardEscrow
+    function reserve(uint64 runId, uint256 amount) external {
+        require(msg.sender == address(ledger), EscrowUnauthorized(msg.sender));
+        Funds storage funds = _funds[runId];
+        (uint256 available, uint256 reserved) = (funds.available, funds.reserved);
+        require(amount <= available, EscrowUnderfunded(runId, amount, available));
+        funds.available = (available - amount).toUint128();
+        funds.reserved = (reserved + amount).toUint128();
+        emit RewardReserved(runId, amount);
     }
 
     // -------------------------------------------------------------------- claim
 
     /// @inheritdoc IRewardEscrow
-    function claim(IContributionLedger.OutcomeProof[] calldata outcomes) external returns (uint256 amount) {
-        require(outcomes.length != 0, EscrowEmpty());
-        (uint64 runId, uint32 workerId, uint256 units) = _settle(outcomes[0]);
-        for (uint256 i = 1; i < outcomes.length; ++i) {
-            (uint64 otherRun, uint32 otherWorker, uint256 more) = _settle(outcomes[i]);
-            require(
-                otherRun == runId && otherWorker == workerId,
-                EscrowMixedClaim(outcomes[i].batchId, outcomes[i].position)
-            );
+    function claim(Claim[] calldata claims) external returns (uint256 amount) {
+        Subject memory subject = _subjectOf(claims);
+        uint256 slots;
+        uint256 units;
+        for (uint256 i = 0; i < claims.length; ++i) {
+            Claim calldata claimed = claims[i];
+            uint256 more = _settle(claimed, subject);
+            slots += claimed.positions.length;
             units += more;
+            amount += more * claimed.batch.pricePerUnit;
         }
-        Funds storage funds = _funds[runId];
-        (uint256 available, uint256 price) = (funds.available, funds.pricePerUnit);
-        // Before the first funds the price is not copied yet; the claim must fail rather than pay nothing.
-        amount = units * (price == 0 ? runs.priceOf(runId) : price);
-        require(amount <= available, EscrowUnderfunded(runId, amount, available));
-        funds.available = (available - amount).toUint128();
-        address worker = workers.workerById(workerId);
-        emit RewardClaimed(runId, worker, outcomes.length, units, amount);
-        token.safeTransfer(worker, amount);
+        _unreserve(subject.runId, amount);
+        emit RewardClaimed(subject.runId, subject.worker, slots, units, amount);
+        token.safeTransfer(subject.worker, amount);
     }
 
-    /// @dev Marks the slot of a final accepted outcome as paid; returns what it is worth and to whom.
-    function _settle(IContributionLedger.OutcomeProof calldata outcome)
-        private
-        returns (uint64 runId, uint32 workerId, uint256 units)
-    {
-        IContributionLedger.Outcome memory settled;
-        bool isFinal;
-        (runId, settled, isFinal) = ledger.settledOutcome(outcome);
-        require(isFinal, EscrowNotFinal(outcome.batchId, outcome.position));
-        require(
-            settled.verdict == OutcomeRecordLib.ACCEPTED,
-            EscrowNotAccepted(outcome.batchId, outcome.position, settled.verdict)
-        );
-        workerId = settled.workerId;
-        (uint256 word, uint256 bit) = _slot(runId, workerId, settled.step, settled.index);
-        uint256 bitmap = _paid[word];
-        if (bitmap & bit != 0) {
-            revert EscrowSlotPaid(runId, workers.workerById(workerId), settled.step, settled.index);
+    /// @dev Marks the slots of final accepted outcomes as paid; returns their units.
+    function _settle(Claim calldata claimed, Subject memory subject) private returns (uint256 units) {
+        (bytes32[] memory leaves, bool disputed) = _finalLeaves(claimed, subject);
+        bytes calldata records = claimed.records;
+        for (uint256 i = 0; i < leaves.length; ++i) {
+            (uint32 workerId, uint32 step, uint32 index, uint32 more, uint8 verdict) =
+                OutcomeRecordLib.paymentOf(_recordAt(records, i));
+            require(workerId == subject.workerId, EscrowMixedClaim(claimed.batch.batchId, claimed.positions[i]));
+            if (disputed) verdict = _verdictOf(claimed, i, leaves[i], verdict);
+            if (verdict != OutcomeRecordLib.ACCEPTED) {
+                revert EscrowNotAccepted(claimed.batch.batchId, claimed.positions[i], verdict);
+            }
+            _pay(subject, step, index);
+            units += more;
         }
+        if (claimed.batch.postedAt == 0) _countOverdue(claimed.batch, units);
+    }
+
+    function _pay(Subject memory subject, uint32 step, uint32 index) private {
+        (uint256 word, uint256 bit) = _slot(subject.runId, subject.workerId, step, index);
+        uint256 bitmap = _paid[word];
+        require(bitmap & bit == 0, EscrowSlotPaid(subject.runId, subject.worker, step, index));
         _paid[word] = bitmap | bit;
-        units = settled.units;
+    }
+
+    /// @dev Nobody added up the units of submissions that no validator looked at; a batch pays what it declared.
+    function _countOverdue(IContributionLedger.Batch calldata batch, uint256 units) private {
+        uint256 total = _overdueUnits[batch.batchId] + units;
+        require(total <= batch.units, EscrowUnitsExceeded(batch.batchId, total, batch.units));
+        _overdueUnits[batch.batchId] = total;
+    }
+
+    /// @dev What is due was set aside at the commitment; only the owner of a run closed long ago took it back.
+    function _unreserve(uint64 runId, uint256 amount) private {
+        Funds storage funds = _funds[runId];
+        uint256 reserved = funds.reserved;
+        require(amount <= reserved, EscrowUnderfunded(runId, amount, reserved));
+        funds.reserved = (reserved - amount).toUint128();
+    }
+
+    // ------------------------------------------------------------------- proofs
+
+    /// @dev Returns the run of the first claim and the worker of its first record.
+    function _subjectOf(Claim[] calldata claims) private view returns (Subject memory subject) {
+        require(claims.length != 0 && claims[0].records.length >= OutcomeRecordLib.SIZE, EscrowEmpty());
+        subject.runId = claims[0].batch.runId;
+        (subject.workerId,,,,) = OutcomeRecordLib.paymentOf(claims[0].records);
+        subject.worker = workers.workerById(subject.workerId);
+    }
+
+    /// @dev Returns the names that outcomes have in cases, and whether there were cases about their batch. Reverts
+    ///      unless they are in the batch, it is the run's, and its challenge window is over.
+    function _finalLeaves(Claim calldata claimed, Subject memory subject)
+        private
+        view
+        returns (bytes32[] memory leaves, bool disputed)
+    {
+        IContributionLedger.Batch calldata batch = claimed.batch;
+        disputed = ledger.isDisputed(batch);
+        require(batch.runId == subject.runId, EscrowMixedClaim(batch.batchId, 0));
+        bool posted = batch.postedAt != 0;
+        uint256 finalAt = (posted ? batch.postedAt : batch.committedAt + _outcomeDeadline) + _challengeWindow;
+        require(block.timestamp >= finalAt, EscrowNotFinal(batch.batchId, finalAt));
+        leaves = _leavesOf(claimed, subject, posted);
+        (bytes32 root, bool valid) = MultiProofLib.rootOf(leaves, claimed.positions, batch.count, claimed.siblings);
+        require(valid && root == batch.root, EscrowInvalidProof(batch.batchId));
+        if (!posted) _renameOverdue(leaves, batch.batchId);
+    }
+
+    function _leavesOf(Claim calldata claimed, Subject memory subject, bool posted)
+        private
+        pure
+        returns (bytes32[] memory leaves)
+    {
+        uint32[] calldata positions = claimed.positions;
+        bytes calldata records = claimed.records;
+        uint64 batchId = claimed.batch.batchId;
+        require(records.length == positions.length * OutcomeRecordLib.SIZE, EscrowInvalidProof(batchId));
+        leaves = new bytes32[](positions.length);
+        for (uint256 i = 0; i < leaves.length; ++i) {
+            bytes calldata record = _recordAt(records, i);
+            leaves[i] = posted
+                ? OutcomeRecordLib.leafOf(batchId, positions[i], record)
+                : _submissionLeafOf(batchId, subject, record);
+        }
+    }
+
+    function _submissionLeafOf(uint64 batchId, Subject memory subject, bytes calldata record)
+        private
+        pure
+        returns (bytes32)
+    {
+        IContributionLedger.Outcome memory outcome = OutcomeRecordLib.decode(record);
+        require(outcome.isAsClaimed(), EscrowInvalidProof(batchId));
+        return outcome.submissionLeafOf(subject.runId, subject.worker);
+    }
+
+    function _renameOverdue(bytes32[] memory leaves, uint64 batchId) private pure {
+        for (uint256 i = 0; i < leaves.length; ++i) {
+            leaves[i] = OutcomeRecordLib.overdueLeafOf(batchId, leaves[i]);
+        }
+    }
+
+    function _recordAt(bytes calldata records, uint256 i) private pure returns (bytes calldata) {
+        return records[i * OutcomeRecordLib.SIZE:(i + 1) * OutcomeRecordLib.SIZE];
+    }
+
+    /// @dev Returns the verdict that stands in a batch with cases; reverts while the outcome's own is open.
+    function _verdictOf(Claim calldata claimed, uint256 i, bytes32 leaf, uint8 recorded) private view returns (uint8) {
+        require(!court.isOpen(leaf), EscrowDisputed(claimed.batch.batchId, claimed.positions[i]));
+        return court.effectiveVerdict(leaf, recorded);
+    }
+
+    // ---------------------------------------------------------- recover, reclaim
+
+    /// @inheritdoc IRewardEscrow
+    function recover(Claim[] calldata claims) external returns (uint256 amount) {
+        Subject memory subject = _subjectOf(claims);
+        uint256 slots;
+        for (uint256 i = 0; i < claims.length; ++i) {
+            Claim calldata claimed = claims[i];
+            amount += _recover(claimed, subject) * claimed.batch.pricePerUnit;
+            slots += claimed.positions.length;
+        }
+        _unreserve(subject.runId, amount);
+        _funds[subject.runId].available += amount.toUint128();
+        emit RewardRecovered(subject.runId, slots, amount);
+    }
+
+    /// @dev Marks final outcomes that were not accepted as recovered; returns their units.
+    function _recover(Claim calldata claimed, Subject memory subject) private returns (uint256 units) {
+        uint64 batchId = claimed.batch.batchId;
+        // What is overdue was accepted, but for what a jury overturned; the end of the run gives that back.
+        require(claimed.batch.postedAt != 0, EscrowAccepted(batchId, 0));
+        (bytes32[] memory leaves, bool disputed) = _finalLeaves(claimed, subject);
+        for (uint256 i = 0; i < leaves.length; ++i) {
+            (,,, uint32 more, uint8 verdict) = OutcomeRecordLib.paymentOf(_recordAt(claimed.records, i));
+            if (disputed) verdict = _verdictOf(claimed, i, leaves[i], verdict);
+            uint32 position = claimed.positions[i];
+            require(verdict != OutcomeRecordLib.ACCEPTED, EscrowAccepted(batchId, position));
+            uint256 word = uint256(batchId) << 32 | position >> 8;
+            uint256 bit = uint256(1) << (position & 255);
+            require(_recovered[word] & bit == 0, EscrowRecovered(batchId, position));
+            _recovered[word] |= bit;
+            units += more;
+        }
+    }
+
+    /// @inheritdoc IRewardEscrow
+    function reclaim(uint64 runId) external returns (uint256 amount) {
+        uint256 closedAt = runs.closedAt(runId);
+        require(closedAt != 0, EscrowNotReclaimable(runId, type(uint256).max));
+        Funds storage funds = _funds[runId];
+        amount = funds.available;
+        funds.available = 0;
+        if (block.timestamp >= closedAt + claimPeriod) {
+            amount += funds.reserved;
+            funds.reserved = 0;
+        }
+        require(amount != 0, EscrowNotReclaimable(runId, closedAt + claimPeriod));
+        address owner = runs.ownerOf(runId);
+        emit RunReclaimed(runId, owner, amount);
+        token.safeTransfer(owner, amount);
     }
 
     // -------------------------------------------------------------------- views
@@ -119,9 +298,8 @@ contract RewardEscrow is IRewardEscrow {
     }
 
     /// @inheritdoc IRewardEscrow
-    function fundsOf(uint64 runId) external view returns (uint256 funded, uint256 paid) {
-        Funds storage funds = _funds[runId];
-        return (funds.funded, funds.funded - funds.available);
+    function fundsOf(uint64 runId) external view returns (Funds memory) {
+        return _funds[runId];
     }
 
     /// @dev Returns the word and the bit that stand for a slot; different slots never share both.

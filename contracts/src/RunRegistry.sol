@@ -12,19 +12,21 @@ contract RunRegistry is IRunRegistry {
 
     /// @dev A run in storage, ordered by how often it is read.
     struct Run {
-        // slot 0: what commitBatch, postOutcomes and executeFraud read
+        // slot 0: what commitBatch reads
         address orchestrator;
+        uint88 pricePerUnit;
+        bool open;
+        // slot 1: what postOutcomes and executeFraud read
         uint32 fraudPpm;
+        uint32 exactFraudPpm;
         uint8 quorum;
-        bool paused;
-        // slot 1
-        uint128 pricePerUnit;
+        uint8 seatCount;
         uint32 latestVersion;
         bool published;
+        bool paused;
+        uint40 closedAt;
         // slot 2
         address owner;
-        uint8 seatCount;
-        uint88 seats;
         // slot 3
         address trainer;
         bytes32 baseModelHash;
@@ -32,13 +34,18 @@ contract RunRegistry is IRunRegistry {
         bytes32 recipeHash;
         bytes32 calibrationHash;
         address[] validators;
+        // two slots: the announced change
+        Terms proposed;
+        uint64 effectiveAt;
     }
 
     /// @dev An account's place among a run's validators; kept when it is replaced.
     struct Seat {
-        uint8 number;
-        bool assigned;
+        uint88 bit;
         bool seated;
+        // Unix seconds of the last change either way.
+        uint40 seatedAt;
+        uint40 unseatedAt;
     }
 
     /// @notice Different validators that a run can have in its life: the bits of a set of signers.
@@ -50,8 +57,14 @@ contract RunRegistry is IRunRegistry {
     /// @notice The vault that holds the validators' stake.
     IStakeVault public immutable vault;
 
+    /// @notice The fault court, which unseats validators that contradict themselves.
+    address public immutable faults;
+
     /// @inheritdoc IRunRegistry
     uint256 public immutable requiredValidatorStake;
+
+    /// @inheritdoc IRunRegistry
+    uint256 public immutable changeDelay;
 
     /// @inheritdoc IRunRegistry
     uint64 public runCount;
@@ -61,10 +74,14 @@ contract RunRegistry is IRunRegistry {
     mapping(uint64 runId => mapping(uint32 version => PolicyCheckpoint)) private _checkpoints;
 
     /// @param vault_ StakeVault, by its predicted address.
-    /// @param requiredValidatorStake_ Active stake a validator must hold when it is seated, in token wei.
-    constructor(IStakeVault vault_, uint256 requiredValidatorStake_) {
+    /// @param faults_ FaultCourt, by its predicted address.
+    /// @param requiredValidatorStake_ Active stake a validator must hold, in token wei.
+    /// @param changeDelay_ Seconds between announcing terms and their effect.
+    constructor(IStakeVault vault_, address faults_, uint256 requiredValidatorStake_, uint256 changeDelay_) {
         vault = vault_;
+        faults = faults_;
         requiredValidatorStake = requiredValidatorStake_;
+        changeDelay = changeDelay_;
     }
 
     // --------------------------------------------------------------- create run
@@ -81,14 +98,12 @@ contract RunRegistry is IRunRegistry {
         run.taskSetHash = config.taskSetHash;
         run.recipeHash = config.recipeHash;
         run.calibrationHash = config.calibrationHash;
-        run.pricePerUnit = config.pricePerUnit;
-        run.fraudPpm = config.fraudPpm;
-        run.quorum = config.quorum;
-        run.validators = config.validators;
+        run.open = true;
+        _setTerms(run, config.terms);
+        emit RunCreated(runId, msg.sender, config);
         for (uint256 i = 0; i < config.validators.length; ++i) {
             _seat(runId, run, config.validators[i]);
         }
-        emit RunCreated(runId, msg.sender, config);
     }
 
     function _checkConfig(RunConfig calldata config) private pure {
@@ -98,46 +113,135 @@ contract RunRegistry is IRunRegistry {
         require(config.taskSetHash != 0, RunInvalidParameter("taskSetHash"));
         require(config.recipeHash != 0, RunInvalidParameter("recipeHash"));
         require(config.calibrationHash != 0, RunInvalidParameter("calibrationHash"));
-        require(config.pricePerUnit != 0, RunInvalidParameter("pricePerUnit"));
-        require(config.fraudPpm <= PPM, RunInvalidParameter("fraudPpm"));
-        require(
-            config.quorum != 0 && config.quorum <= config.validators.length,
-            RunInvalidQuorum(config.quorum, config.validators.length)
-        );
+        _checkTerms(config.terms, config.validators.length);
+    }
+
+    function _checkTerms(Terms memory terms, uint256 validators) private pure {
+        require(terms.pricePerUnit != 0, RunInvalidParameter("pricePerUnit"));
+        require(terms.fraudPpm <= terms.exactFraudPpm, RunInvalidParameter("fraudPpm"));
+        require(terms.exactFraudPpm <= PPM, RunInvalidParameter("exactFraudPpm"));
+        require(terms.quorum != 0 && terms.quorum <= validators, RunInvalidQuorum(terms.quorum, validators));
+    }
+
+    function _setTerms(Run storage run, Terms memory terms) private {
+        run.pricePerUnit = terms.pricePerUnit;
+        run.fraudPpm = terms.fraudPpm;
+        run.exactFraudPpm = terms.exactFraudPpm;
+        run.quorum = terms.quorum;
     }
 
     // --------------------------------------------------------------- validators
 
     /// @inheritdoc IRunRegistry
+    function seatValidator(uint64 runId, address validator) external {
+        _seat(runId, _ownedRun(runId), validator);
+    }
+
+    /// @inheritdoc IRunRegistry
     function rotateValidator(uint64 runId, address oldValidator, address newValidator) external {
         Run storage run = _ownedRun(runId);
-        Seat storage old = _seats[runId][oldValidator];
-        require(old.seated, RunInvalidValidator(oldValidator));
-        old.seated = false;
-        run.seats &= ~_bit(old.number);
+        _unseat(runId, run, oldValidator);
         _seat(runId, run, newValidator);
-        for (uint256 i = 0; i < run.validators.length; ++i) {
-            if (run.validators[i] == oldValidator) run.validators[i] = newValidator;
-        }
-        emit ValidatorRotated(runId, oldValidator, newValidator);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function unseatValidator(uint64 runId, address validator) external {
+        require(
+            msg.sender == faults || vault.activeStake(validator) < requiredValidatorStake,
+            RunInvalidValidator(validator)
+        );
+        _unseat(runId, _run(runId), validator);
     }
 
     /// @dev Seats a staked account: on its former seat if it had one, else on the next free one.
     function _seat(uint64 runId, Run storage run, address validator) private {
         Seat storage seat = _seats[runId][validator];
-        require(validator != address(0) && !seat.seated, RunInvalidValidator(validator));
-        require(vault.activeStake(validator) >= requiredValidatorStake, RunInvalidValidator(validator));
-        if (!seat.assigned) {
+        require(
+            validator != address(0) && !seat.seated && vault.activeStake(validator) >= requiredValidatorStake,
+            RunInvalidValidator(validator)
+        );
+        if (seat.bit == 0) {
             require(run.seatCount < MAX_SEATS, RunInvalidValidator(validator));
-            seat.assigned = true;
-            seat.number = run.seatCount++;
+            seat.bit = uint88(1) << run.seatCount++;
         }
         seat.seated = true;
-        run.seats |= _bit(seat.number);
+        seat.seatedAt = block.timestamp.toUint40();
+        run.validators.push(validator);
+        emit ValidatorSeated(runId, validator, seat.bit);
     }
 
-    function _bit(uint8 number) private pure returns (uint88) {
-        return uint88(1) << number;
+    function _unseat(uint64 runId, Run storage run, address validator) private {
+        Seat storage seat = _seats[runId][validator];
+        require(seat.seated, RunInvalidValidator(validator));
+        seat.seated = false;
+        seat.unseatedAt = block.timestamp.toUint40();
+        address[] storage validators = run.validators;
+        uint256 last = validators.length - 1;
+        for (uint256 i = 0; i < last; ++i) {
+            if (validators[i] == validator) validators[i] = validators[last];
+        }
+        validators.pop();
+        emit ValidatorUnseated(runId, validator);
+    }
+
+    // --------------------------------------------------------------------- keys
+
+    /// @inheritdoc IRunRegistry
+    function rotateTrainer(uint64 runId, address oldTrainer, address newTrainer) external {
+        Run storage run = _ownedRun(runId);
+        require(oldTrainer == run.trainer, RunWrongKey(runId, oldTrainer, run.trainer));
+        require(newTrainer != address(0), RunInvalidParameter("trainer"));
+        run.trainer = newTrainer;
+        emit TrainerRotated(runId, oldTrainer, newTrainer);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function rotateOrchestrator(uint64 runId, address oldOrchestrator, address newOrchestrator) external {
+        Run storage run = _ownedRun(runId);
+        require(oldOrchestrator == run.orchestrator, RunWrongKey(runId, oldOrchestrator, run.orchestrator));
+        require(newOrchestrator != address(0), RunInvalidParameter("orchestrator"));
+        run.orchestrator = newOrchestrator;
+        emit OrchestratorRotated(runId, oldOrchestrator, newOrchestrator);
+    }
+
+    // ------------------------------------------------------------------- change
+
+    /// @inheritdoc IRunRegistry
+    function proposeChange(uint64 runId, Terms calldata terms) external {
+        Run storage run = _ownedRun(runId);
+        _checkTerms(terms, run.validators.length);
+        uint256 price = run.pricePerUnit;
+        require(terms.pricePerUnit >= price / 2 && terms.pricePerUnit <= price * 2, RunInvalidParameter("pricePerUnit"));
+        uint256 effectiveAt = block.timestamp + changeDelay;
+        run.proposed = terms;
+        run.effectiveAt = effectiveAt.toUint64();
+        emit ChangeProposed(runId, terms, effectiveAt);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function cancelChange(uint64 runId) external {
+        Run storage run = _ownedRun(runId);
+        require(run.effectiveAt != 0, RunChangeNotDue(runId, 0));
+        _forgetChange(run);
+        emit ChangeCancelled(runId);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function applyChange(uint64 runId) external {
+        Run storage run = _run(runId);
+        uint256 effectiveAt = run.effectiveAt;
+        require(effectiveAt != 0 && block.timestamp >= effectiveAt, RunChangeNotDue(runId, effectiveAt));
+        Terms memory terms = run.proposed;
+        // Validators may have gone since the announcement.
+        require(terms.quorum <= run.validators.length, RunInvalidQuorum(terms.quorum, run.validators.length));
+        _setTerms(run, terms);
+        _forgetChange(run);
+        emit ChangeApplied(runId, terms);
+    }
+
+    function _forgetChange(Run storage run) private {
+        delete run.proposed;
+        run.effectiveAt = 0;
     }
 
     // -------------------------------------------------------------- checkpoints
@@ -146,6 +250,7 @@ contract RunRegistry is IRunRegistry {
     function publishCheckpoint(uint64 runId, uint32 version, bytes32 manifestRoot) external {
         Run storage run = _run(runId);
         require(msg.sender == run.trainer, RunUnauthorized(runId, msg.sender));
+        require(run.closedAt == 0, RunEnded(runId));
         require(manifestRoot != 0, RunInvalidParameter("manifestRoot"));
         require(
             !run.published || version > run.latestVersion, RunVersionNotIncreasing(runId, version, run.latestVersion)
@@ -169,12 +274,22 @@ contract RunRegistry is IRunRegistry {
         emit BeaconRecorded(runId, version, beacon);
     }
 
-    // -------------------------------------------------------------------- pause
+    // ------------------------------------------------------------- pause, close
 
     /// @inheritdoc IRunRegistry
     function setSubmissionsPaused(uint64 runId, bool paused) external {
-        _ownedRun(runId).paused = paused;
+        Run storage run = _ownedRun(runId);
+        run.paused = paused;
+        run.open = !paused;
         emit SubmissionsPaused(runId, paused);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function closeRun(uint64 runId) external {
+        Run storage run = _ownedRun(runId);
+        run.closedAt = block.timestamp.toUint40();
+        run.open = false;
+        emit RunClosed(runId);
     }
 
     // -------------------------------------------------------------------- views
@@ -189,27 +304,39 @@ contract RunRegistry is IRunRegistry {
             taskSetHash: run.taskSetHash,
             recipeHash: run.recipeHash,
             calibrationHash: run.calibrationHash,
-            pricePerUnit: run.pricePerUnit,
-            fraudPpm: run.fraudPpm,
-            quorum: run.quorum,
+            terms: _termsOf(run),
             validators: run.validators
         });
     }
 
     /// @inheritdoc IRunRegistry
-    function termsOf(uint64 runId)
-        external
-        view
-        returns (address orchestrator, uint32 fraudPpm, uint8 quorum, bool paused)
-    {
-        Run storage run = _run(runId);
-        return (run.orchestrator, run.fraudPpm, run.quorum, run.paused);
+    function termsOf(uint64 runId) external view returns (Terms memory) {
+        return _termsOf(_run(runId));
     }
 
     /// @inheritdoc IRunRegistry
-    function priceOf(uint64 runId) external view returns (uint128 price) {
-        price = _runs[runId].pricePerUnit;
-        require(price != 0, RunUnknown(runId));
+    function slashesOf(uint64 runId) external view returns (uint256 fraudPpm, uint256 exactFraudPpm) {
+        Run storage run = _runs[runId];
+        require(run.quorum != 0, RunUnknown(runId));
+        return (run.fraudPpm, run.exactFraudPpm);
+    }
+
+    function _termsOf(Run storage run) private view returns (Terms memory) {
+        return Terms({
+            pricePerUnit: run.pricePerUnit, fraudPpm: run.fraudPpm, exactFraudPpm: run.exactFraudPpm, quorum: run.quorum
+        });
+    }
+
+    /// @inheritdoc IRunRegistry
+    function proposedChange(uint64 runId) external view returns (Terms memory terms, uint256 effectiveAt) {
+        Run storage run = _run(runId);
+        return (run.proposed, run.effectiveAt);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function admissionOf(uint64 runId) external view returns (address orchestrator, uint88 pricePerUnit, bool open) {
+        Run storage run = _run(runId);
+        return (run.orchestrator, run.pricePerUnit, run.open);
     }
 
     /// @inheritdoc IRunRegistry
@@ -223,19 +350,33 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
+    function closedAt(uint64 runId) external view returns (uint256) {
+        return _run(runId).closedAt;
+    }
+
+    /// @inheritdoc IRunRegistry
     function isValidator(uint64 runId, address account) external view returns (bool) {
         return _seats[runId][account].seated;
     }
 
     /// @inheritdoc IRunRegistry
-    function seatOf(uint64 runId, address account) external view returns (uint8 seat, bool seated) {
-        Seat storage held = _seats[runId][account];
-        return (held.number, held.seated);
+    function seatBitOf(uint64 runId, address account) external view returns (uint88) {
+        return _seats[runId][account].bit;
     }
 
     /// @inheritdoc IRunRegistry
-    function seatsOf(uint64 runId) external view returns (uint88) {
-        return _run(runId).seats;
+    function wasSeatedThroughout(uint64 runId, address account, uint256 from, uint256 to) external view returns (bool) {
+        Seat storage seat = _seats[runId][account];
+        return seat.bit != 0 && seat.seatedAt <= from && (seat.seated || seat.unseatedAt >= to);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function validatorsOf(uint64 runId) external view returns (address[] memory accounts, uint88[] memory bits) {
+        accounts = _run(runId).validators;
+        bits = new uint88[](accounts.length);
+        for (uint256 i = 0; i < accounts.length; ++i) {
+            bits[i] = _seats[runId][accounts[i]].bit;
+        }
     }
 
     /// @inheritdoc IRunRegistry
@@ -244,12 +385,13 @@ contract RunRegistry is IRunRegistry {
         view
         returns (uint8 quorum, uint88 seats, address stranger)
     {
-        quorum = _run(runId).quorum;
+        quorum = _runs[runId].quorum;
+        require(quorum != 0, RunUnknown(runId));
         mapping(address validator => Seat) storage runSeats = _seats[runId];
         for (uint256 i = 0; i < accounts.length; ++i) {
             Seat memory seat = runSeats[accounts[i]];
             if (!seat.seated) return (quorum, seats, accounts[i]);
-            seats |= _bit(seat.number);
+            seats |= seat.bit;
         }
     }
 
@@ -269,8 +411,10 @@ contract RunRegistry is IRunRegistry {
         require(run.orchestrator != address(0), RunUnknown(runId));
     }
 
+    /// @dev Returns an open run of the caller's.
     function _ownedRun(uint64 runId) private view returns (Run storage run) {
         run = _run(runId);
         require(msg.sender == run.owner, RunUnauthorized(runId, msg.sender));
+        require(run.closedAt == 0, RunEnded(runId));
     }
 }

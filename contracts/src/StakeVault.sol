@@ -21,7 +21,8 @@ contract StakeVault is IStakeVault {
     struct StoredEscrow {
         // slot 0
         address owner;
-        uint96 amount;
+        uint88 amount;
+        EscrowStatus status;
         // slot 1
         address reporter;
     }
@@ -41,6 +42,9 @@ contract StakeVault is IStakeVault {
     /// @notice The court, which overturns them.
     IDisputeCourt public immutable court;
 
+    /// @notice The court that punishes faults which prove themselves.
+    address public immutable faults;
+
     /// @notice The account that receives the insured share of slashed stake.
     address public immutable insurance;
 
@@ -59,20 +63,16 @@ contract StakeVault is IStakeVault {
     mapping(address owner => Account) private _accounts;
     mapping(bytes32 offence => StoredEscrow) private _escrows;
 
-    /// @dev Sums of `active` and `unbonding` over all accounts. One slot.
-    uint128 private _totalActive;
-    uint128 private _totalUnbonding;
-
-    /// @dev Everything held for anybody; escrows are what is neither active nor unbonding.
-    uint256 private _totalHeld;
-
     modifier only(address caller) {
         require(msg.sender == caller, VaultUnauthorized(msg.sender));
         _;
     }
 
     modifier onlySlasher() {
-        require(msg.sender == address(ledger) || msg.sender == address(court), VaultUnauthorized(msg.sender));
+        require(
+            msg.sender == address(ledger) || msg.sender == address(court) || msg.sender == faults,
+            VaultUnauthorized(msg.sender)
+        );
         _;
     }
 
@@ -87,6 +87,7 @@ contract StakeVault is IStakeVault {
         IWorkerRegistry workers_,
         IContributionLedger ledger_,
         IDisputeCourt court_,
+        address faults_,
         address insurance_,
         uint256 unbondingPeriod_,
         uint256 insurancePpm_,
@@ -101,6 +102,7 @@ contract StakeVault is IStakeVault {
         workers = workers_;
         ledger = ledger_;
         court = court_;
+        faults = faults_;
         insurance = insurance_;
         unbondingPeriod = unbondingPeriod_;
         insurancePpm = insurancePpm_;
@@ -131,11 +133,9 @@ contract StakeVault is IStakeVault {
         require(amount != 0, VaultZeroAmount());
         Account storage account = _accounts[owner];
         uint256 active = account.active + amount;
-        // An account stays below 2^96 so that an escrow of all of it fits its slot.
-        (active + account.unbonding).toUint96();
+        // An account stays below 2^88 so that an escrow of all of it fits its slot.
+        (active + account.unbonding).toUint88();
         account.active = active.toUint128();
-        _totalActive += amount.toUint128();
-        _totalHeld += amount;
         emit Deposited(owner, amount, active);
         token.safeTransferFrom(from, address(this), amount);
     }
@@ -164,8 +164,6 @@ contract StakeVault is IStakeVault {
         account.active = (active - amount).toUint128();
         account.unbonding = unbonding.toUint128();
         account.withdrawableAt = withdrawableAt.toUint64();
-        _totalActive -= amount.toUint128();
-        _totalUnbonding += amount.toUint128();
         emit UnbondRequested(owner, amount, unbonding, withdrawableAt);
     }
 
@@ -177,12 +175,38 @@ contract StakeVault is IStakeVault {
         require(
             amount != 0 && block.timestamp >= withdrawableAt, VaultNotWithdrawable(msg.sender, amount, withdrawableAt)
         );
+        // Holds are bounded, so that nobody can keep stake for ever by opening case after case.
+        (uint256 openCases, uint256 heldUntil) = (account.openCases, account.heldUntil);
+        require(
+            (openCases == 0 && block.timestamp >= heldUntil) || block.timestamp >= withdrawableAt + unbondingPeriod,
+            VaultStakeHeld(msg.sender, openCases, heldUntil)
+        );
         account.unbonding = 0;
         account.withdrawableAt = 0;
-        _totalUnbonding -= amount.toUint128();
-        _totalHeld -= amount;
         emit Withdrawn(msg.sender, amount);
         token.safeTransfer(msg.sender, amount);
+    }
+
+    // --------------------------------------------------------------------- hold
+
+    /// @inheritdoc IStakeVault
+    function hold(address owner, uint256 until) external onlySlasher {
+        Account storage account = _accounts[owner];
+        if (until <= account.heldUntil) return;
+        account.heldUntil = until.toUint64();
+        emit StakeHeld(owner, until, account.openCases);
+    }
+
+    /// @inheritdoc IStakeVault
+    function openCase(address owner) external only(address(court)) {
+        Account storage account = _accounts[owner];
+        emit StakeHeld(owner, account.heldUntil, ++account.openCases);
+    }
+
+    /// @inheritdoc IStakeVault
+    function closeCase(address owner) external only(address(court)) {
+        Account storage account = _accounts[owner];
+        emit StakeHeld(owner, account.heldUntil, --account.openCases);
     }
 
     // -------------------------------------------------------------------- slash
@@ -195,7 +219,7 @@ contract StakeVault is IStakeVault {
     {
         require(ppm <= PPM, VaultInvalidShares(ppm));
         StoredEscrow storage escrow = _escrows[offence];
-        require(escrow.owner == address(0), VaultOffenceSettled(offence));
+        require(escrow.status == EscrowStatus.None, VaultOffenceSettled(offence));
         Account storage account = _accounts[owner];
         (uint256 active, uint256 unbonding) = (account.active, account.unbonding);
         uint256 fromActive = Math.ceilDiv(active * ppm, PPM);
@@ -204,10 +228,9 @@ contract StakeVault is IStakeVault {
 
         account.active = (active - fromActive).toUint128();
         account.unbonding = (unbonding - fromUnbonding).toUint128();
-        _totalActive -= fromActive.toUint128();
-        _totalUnbonding -= fromUnbonding.toUint128();
         escrow.owner = owner;
-        escrow.amount = amount.toUint96();
+        escrow.amount = amount.toUint88();
+        escrow.status = EscrowStatus.Held;
         if (reporter != address(0)) escrow.reporter = reporter;
         emit Slashed(owner, offence, fromActive, fromUnbonding, reporter);
         workers.jailForLowStake(owner);
@@ -215,15 +238,13 @@ contract StakeVault is IStakeVault {
 
     /// @inheritdoc IStakeVault
     function release(bytes32 offence) external onlySlasher {
-        StoredEscrow storage escrow = _escrows[offence];
+        StoredEscrow storage escrow = _heldEscrow(offence);
         (uint256 amount, address reporter) = (escrow.amount, escrow.reporter);
-        require(amount != 0, VaultOffenceSettled(offence));
         uint256 insured = amount * insurancePpm / PPM;
         uint256 rewarded = reporter == address(0) ? 0 : Math.min(amount * reporterPpm / PPM, reporterCap);
         uint256 burned = amount - insured - rewarded;
 
-        escrow.amount = 0;
-        _totalHeld -= amount;
+        escrow.status = EscrowStatus.Released;
         emit SlashReleased(offence, burned, insured, rewarded);
         token.burn(burned);
         if (insured != 0) token.safeTransfer(insurance, insured);
@@ -232,14 +253,17 @@ contract StakeVault is IStakeVault {
 
     /// @inheritdoc IStakeVault
     function restore(bytes32 offence) external onlySlasher {
-        StoredEscrow storage escrow = _escrows[offence];
+        StoredEscrow storage escrow = _heldEscrow(offence);
         (address owner, uint256 amount) = (escrow.owner, escrow.amount);
-        require(amount != 0, VaultOffenceSettled(offence));
-        escrow.amount = 0;
+        escrow.status = EscrowStatus.Restored;
         Account storage account = _accounts[owner];
         account.active = (account.active + amount).toUint128();
-        _totalActive += amount.toUint128();
         emit SlashRestored(owner, offence, amount);
+    }
+
+    function _heldEscrow(bytes32 offence) private view returns (StoredEscrow storage escrow) {
+        escrow = _escrows[offence];
+        require(escrow.status == EscrowStatus.Held, VaultOffenceSettled(offence));
     }
 
     // -------------------------------------------------------------------- views
@@ -257,12 +281,6 @@ contract StakeVault is IStakeVault {
     /// @inheritdoc IStakeVault
     function escrowOf(bytes32 offence) external view returns (Escrow memory) {
         StoredEscrow storage escrow = _escrows[offence];
-        return Escrow({owner: escrow.owner, reporter: escrow.reporter, amount: escrow.amount});
-    }
-
-    /// @inheritdoc IStakeVault
-    function totals() external view returns (uint256 active, uint256 unbonding, uint256 escrowed) {
-        (active, unbonding) = (_totalActive, _totalUnbonding);
-        escrowed = _totalHeld - active - unbonding;
+        return Escrow({owner: escrow.owner, reporter: escrow.reporter, amount: escrow.amount, status: escrow.status});
     }
 }

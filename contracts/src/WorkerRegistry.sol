@@ -20,12 +20,14 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
         uint32 workerId;
         Status status;
         uint40 activeFrom;
-        // slot 1: never zero after registration, so that a ban does not pay for a new slot
+        // slot 1: never zero after registration, so that a conviction does not pay for a new slot
         uint32 nonce;
-        // Fraud verdicts that stand; the ban lasts while there is one.
-        uint32 bans;
+        // Fraud verdicts that stand, and how many of them are exact.
+        uint32 convictions;
+        uint32 exactConvictions;
         uint64 jailedUntil;
-        Status statusBeforeBan;
+        // The status at the first of the convictions that stand.
+        Status statusBefore;
     }
 
     bytes32 private constant NODE_REGISTRATION_TYPEHASH =
@@ -37,11 +39,14 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
     /// @notice The vault that holds the stake.
     IStakeVault public immutable vault;
 
-    /// @notice The ledger, which may jail and ban.
+    /// @notice The ledger, which may convict.
     address public immutable ledger;
 
-    /// @notice The court, which may jail, ban and reinstate.
+    /// @notice The court, which may acquit.
     address public immutable court;
+
+    /// @notice The court of faults that prove themselves, which may jail and convict.
+    address public immutable faults;
 
     /// @inheritdoc IWorkerRegistry
     uint256 public immutable requiredStake;
@@ -57,14 +62,10 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
     mapping(uint32 workerId => address worker) private _byId;
     uint32 private _count;
 
-    modifier onlyJudge() {
-        require(msg.sender == ledger || msg.sender == court, RegistryUnauthorized(msg.sender));
-        _;
-    }
-
     /// @param vault_ StakeVault, by its predicted address.
     /// @param ledger_ ContributionLedger, by its predicted address.
     /// @param court_ DisputeCourt, by its predicted address.
+    /// @param faults_ FaultCourt, by its predicted address.
     /// @param requiredStake_ Active stake a worker must hold, in token wei.
     /// @param activationDelay_ Blocks until a new worker counts as active.
     /// @param jailTime_ Seconds a jailed worker must wait.
@@ -73,6 +74,7 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
         IStakeVault vault_,
         address ledger_,
         address court_,
+        address faults_,
         uint256 requiredStake_,
         uint256 activationDelay_,
         uint256 jailTime_
@@ -81,6 +83,7 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
         vault = vault_;
         ledger = ledger_;
         court = court_;
+        faults = faults_;
         requiredStake = requiredStake_;
         activationDelay = activationDelay_;
         jailTime = jailTime_;
@@ -176,10 +179,25 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
         emit WorkerUnjailed(msg.sender, activeFrom);
     }
 
-    // -------------------------------------------------------------- jail and ban
+    /// @inheritdoc IWorkerRegistry
+    function rejoin() external {
+        StoredWorker storage worker = _workers[msg.sender];
+        Status status = worker.status;
+        require(status == Status.Exiting, RegistryWrongStatus(msg.sender, uint8(status)));
+        uint256 jailedUntil = worker.jailedUntil;
+        require(block.timestamp >= jailedUntil, RegistryStillJailed(msg.sender, jailedUntil));
+        _requireStake(msg.sender);
+        uint256 activeFrom = block.number + activationDelay;
+        worker.status = Status.Active;
+        worker.activeFrom = activeFrom.toUint40();
+        emit WorkerRejoined(msg.sender, activeFrom);
+    }
+
+    // --------------------------------------------------------------------- jail
 
     /// @inheritdoc IWorkerRegistry
-    function jail(address worker, bytes32 offence) external onlyJudge {
+    function jail(address worker, bytes32 offence) external {
+        require(msg.sender == faults, RegistryUnauthorized(msg.sender));
         Status status = _workers[worker].status;
         require(status == Status.Active, RegistryWrongStatus(worker, uint8(status)));
         _jail(worker, offence);
@@ -194,35 +212,52 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
     function _jail(address account, bytes32 offence) private {
         StoredWorker storage worker = _workers[account];
         uint256 until = block.timestamp + jailTime;
-        worker.status = Status.Jailed;
+        // Who is leaving goes on leaving, but cannot come back earlier than from jail.
+        if (worker.status == Status.Active) worker.status = Status.Jailed;
         worker.jailedUntil = until.toUint64();
         emit WorkerJailed(account, offence, until);
     }
 
+    // ------------------------------------------------------------------ convict
+
     /// @inheritdoc IWorkerRegistry
-    function ban(address account, bytes32 offence) external onlyJudge {
+    function convict(address account, bytes32 offence, bool exact) external returns (uint256 priors) {
+        require(msg.sender == ledger || msg.sender == faults, RegistryUnauthorized(msg.sender));
         StoredWorker storage worker = _workers[account];
         Status status = worker.status;
         require(status != Status.None, RegistryWrongStatus(account, uint8(status)));
-        if (status != Status.Banned) {
+        priors = worker.convictions;
+        if (priors == 0) worker.statusBefore = status;
+        worker.convictions = (priors + 1).toUint32();
+        if (exact) worker.exactConvictions += 1;
+        if (exact || priors != 0) {
             worker.status = Status.Banned;
-            worker.statusBeforeBan = status;
+            emit WorkerBanned(account, offence);
+        } else {
+            _jail(account, offence);
         }
-        worker.bans += 1;
-        emit WorkerBanned(account, offence);
     }
 
     /// @inheritdoc IWorkerRegistry
-    function reinstate(address account, bytes32 offence) external {
+    function acquit(address account, bytes32 offence, bool exact) external {
         require(msg.sender == court, RegistryUnauthorized(msg.sender));
         StoredWorker storage worker = _workers[account];
+        worker.convictions -= 1;
+        if (exact) worker.exactConvictions -= 1;
+        Status status = _statusAfterAcquittal(worker);
+        if (status == Status.Active && vault.activeStake(account) < requiredStake) status = Status.Jailed;
+        worker.status = status;
+        emit WorkerAcquitted(account, offence, status);
+    }
+
+    /// @dev A ban lasts while an exact or two statistical convictions stand. One statistical conviction leaves its
+    ///      worker in jail, and none leaves it where it was before the first.
+    function _statusAfterAcquittal(StoredWorker storage worker) private view returns (Status) {
         Status status = worker.status;
-        require(status == Status.Banned, RegistryWrongStatus(account, uint8(status)));
-        worker.bans -= 1;
-        if (worker.bans != 0) return;
-        worker.status = worker.statusBeforeBan;
-        emit WorkerReinstated(account, offence);
-        if (worker.status == Status.Active && vault.activeStake(account) < requiredStake) _jail(account, offence);
+        if (status != Status.Banned && status != Status.Jailed) return status;
+        if (worker.convictions == 0) return worker.statusBefore;
+        if (worker.exactConvictions != 0 || worker.convictions > 1) return status;
+        return worker.statusBefore == Status.Exiting ? Status.Exiting : Status.Jailed;
     }
 
     function _requireStake(address worker) private view {
@@ -240,7 +275,8 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
             workerId: worker.workerId,
             status: worker.status,
             activeFrom: worker.activeFrom,
-            jailedUntil: worker.jailedUntil
+            jailedUntil: worker.jailedUntil,
+            convictions: worker.convictions
         });
     }
 

@@ -5,12 +5,15 @@ import {Test} from "forge-std/Test.sol";
 
 import {ContributionLedger} from "../src/ContributionLedger.sol";
 import {DisputeCourt} from "../src/DisputeCourt.sol";
+import {FaultCourt} from "../src/FaultCourt.sol";
 import {MusterToken} from "../src/MusterToken.sol";
 import {RewardEscrow} from "../src/RewardEscrow.sol";
 import {RunRegistry} from "../src/RunRegistry.sol";
 import {StakeVault} from "../src/StakeVault.sol";
 import {WorkerRegistry} from "../src/WorkerRegistry.sol";
 import {IContributionLedger} from "../src/interfaces/IContributionLedger.sol";
+import {IDisputeCourt} from "../src/interfaces/IDisputeCourt.sol";
+import {IRewardEscrow} from "../src/interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
 import {IStakeVault} from "../src/interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "../src/interfaces/IWorkerRegistry.sol";
@@ -27,15 +30,25 @@ abstract contract BaseTest is Test {
     uint256 internal constant JAIL_TIME = 1 hours;
     uint256 internal constant CHALLENGE_WINDOW = 1 days;
     uint256 internal constant OUTCOME_DEADLINE = 6 hours;
-    uint256 internal constant JURY_TIME = 12 hours;
+    uint256 internal constant COMMIT_TIME = 8 hours;
+    uint256 internal constant REVEAL_TIME = 4 hours;
+    uint256 internal constant JURY_TIME = COMMIT_TIME + REVEAL_TIME;
+    uint256 internal constant DRAW_DELAY = 2;
+    uint256 internal constant JURY_SIZE = 3;
+    uint256 internal constant WRONG_VERDICT_PPM = 50_000;
+    uint256 internal constant ABSENCE_PPM = 5000;
+    uint256 internal constant CHANGE_DELAY = 3 days;
+    uint256 internal constant CLAIM_PERIOD = 90 days;
+    uint256 internal constant STAKE_PER_UNIT = 0.01 ether;
     uint256 internal constant CHALLENGE_BOND = 50 ether;
     uint256 internal constant UNBONDING_PERIOD = 7 days;
     uint256 internal constant INSURANCE_PPM = 300_000;
     uint256 internal constant REPORTER_PPM = 200_000;
     uint256 internal constant REPORTER_CAP = 100 ether;
 
-    uint128 internal constant PRICE = 0.01 ether;
-    uint32 internal constant FRAUD_PPM = 200_000;
+    uint88 internal constant PRICE = 0.01 ether;
+    uint32 internal constant FRAUD_PPM = 100_000;
+    uint32 internal constant EXACT_FRAUD_PPM = 500_000;
     uint8 internal constant QUORUM = 2;
 
     uint8 internal constant ACCEPTED = 1;
@@ -48,6 +61,7 @@ abstract contract BaseTest is Test {
     RunRegistry internal runs;
     ContributionLedger internal ledger;
     DisputeCourt internal court;
+    FaultCourt internal faults;
     RewardEscrow internal escrow;
     StakeVault internal vault;
 
@@ -69,10 +83,13 @@ abstract contract BaseTest is Test {
     uint256 internal bobNodeKey;
 
     /// @dev Ascending by address, as signatures must be.
-    address[4] internal validators;
-    uint256[4] internal validatorKeys;
+    address[5] internal validators;
+    uint256[5] internal validatorKeys;
 
     uint64 internal runId;
+
+    /// @dev The headers of batches as they stand now, as anybody would keep them from events.
+    mapping(uint64 batchId => IContributionLedger.Batch) internal batches;
 
     function setUp() public virtual {
         _makeActors();
@@ -87,10 +104,10 @@ abstract contract BaseTest is Test {
         (bob, bobKey) = makeAddrAndKey("bob");
         (aliceNode, aliceNodeKey) = makeAddrAndKey("alice's node");
         (bobNode, bobNodeKey) = makeAddrAndKey("bob's node");
-        for (uint256 i = 0; i < 4; ++i) {
+        for (uint256 i = 0; i < 5; ++i) {
             (validators[i], validatorKeys[i]) = makeAddrAndKey(string.concat("validator ", vm.toString(i)));
         }
-        for (uint256 i = 1; i < 4; ++i) {
+        for (uint256 i = 1; i < 5; ++i) {
             for (uint256 j = i; j > 0 && validators[j] < validators[j - 1]; --j) {
                 (validators[j], validators[j - 1]) = (validators[j - 1], validators[j]);
                 (validatorKeys[j], validatorKeys[j - 1]) = (validatorKeys[j - 1], validatorKeys[j]);
@@ -101,29 +118,62 @@ abstract contract BaseTest is Test {
     /// @dev The order in which anybody deploys; contracts hold the addresses of later ones by their nonce.
     function _deploy() private {
         uint256 nonce = vm.getNonce(deployer);
-        StakeVault vault_ = StakeVault(vm.computeCreateAddress(deployer, nonce + 6));
+        StakeVault vault_ = StakeVault(vm.computeCreateAddress(deployer, nonce + 7));
+        RewardEscrow escrow_ = RewardEscrow(vm.computeCreateAddress(deployer, nonce + 6));
+        address faults_ = vm.computeCreateAddress(deployer, nonce + 5);
         DisputeCourt court_ = DisputeCourt(vm.computeCreateAddress(deployer, nonce + 4));
         address ledger_ = vm.computeCreateAddress(deployer, nonce + 3);
         vm.startPrank(deployer);
         token = new MusterToken(SUPPLY);
-        workers =
-            new WorkerRegistry(token, vault_, ledger_, address(court_), REQUIRED_STAKE, ACTIVATION_DELAY, JAIL_TIME);
-        runs = new RunRegistry(vault_, REQUIRED_VALIDATOR_STAKE);
-        ledger = new ContributionLedger(runs, workers, vault_, court_, CHALLENGE_WINDOW, OUTCOME_DEADLINE);
-        court = new DisputeCourt(token, runs, workers, vault_, ledger, CHALLENGE_BOND, JURY_TIME);
-        escrow = new RewardEscrow(token, runs, workers, ledger);
+        workers = new WorkerRegistry(
+            token, vault_, ledger_, address(court_), faults_, REQUIRED_STAKE, ACTIVATION_DELAY, JAIL_TIME
+        );
+        runs = new RunRegistry(vault_, faults_, REQUIRED_VALIDATOR_STAKE, CHANGE_DELAY);
+        ledger = new ContributionLedger(
+            ContributionLedger.Network(runs, workers, vault_, court_, escrow_),
+            CHALLENGE_WINDOW,
+            OUTCOME_DEADLINE,
+            STAKE_PER_UNIT
+        );
+        court = new DisputeCourt(token, runs, workers, vault_, ledger, _courtTerms());
+        faults = new FaultCourt(runs, workers, vault_, ledger, court, WRONG_VERDICT_PPM, ABSENCE_PPM);
+        escrow = new RewardEscrow(token, runs, workers, ledger, court, CLAIM_PERIOD);
         vault = new StakeVault(
-            token, workers, ledger, court, insurance, UNBONDING_PERIOD, INSURANCE_PPM, REPORTER_PPM, REPORTER_CAP
+            token,
+            workers,
+            ledger,
+            court,
+            faults_,
+            insurance,
+            UNBONDING_PERIOD,
+            INSURANCE_PPM,
+            REPORTER_PPM,
+            REPORTER_CAP
         );
         vm.stopPrank();
         assertEq(address(vault), address(vault_), "vault is where it was predicted");
         assertEq(address(court), address(court_), "court is where it was predicted");
         assertEq(address(ledger), ledger_, "ledger is where it was predicted");
+        assertEq(address(faults), faults_, "fault court is where it was predicted");
+        assertEq(address(escrow), address(escrow_), "escrow is where it was predicted");
+    }
+
+    function _courtTerms() internal pure returns (IDisputeCourt.Terms memory) {
+        return IDisputeCourt.Terms({
+            challengeBond: CHALLENGE_BOND,
+            drawDelay: DRAW_DELAY,
+            jurySize: JURY_SIZE,
+            commitTime: COMMIT_TIME,
+            revealTime: REVEAL_TIME
+        });
     }
 
     function _handOutTokens() private {
-        address[9] memory rich =
-            [owner, alice, bob, challenger, stranger, validators[0], validators[1], validators[2], validators[3]];
+        address[10] memory rich;
+        (rich[0], rich[1], rich[2], rich[3], rich[4]) = (owner, alice, bob, challenger, stranger);
+        for (uint256 i = 0; i < 5; ++i) {
+            rich[5 + i] = validators[i];
+        }
         for (uint256 i = 0; i < rich.length; ++i) {
             vm.prank(deployer);
             token.transfer(rich[i], WALLET);
@@ -155,12 +205,12 @@ abstract contract BaseTest is Test {
     }
 
     function _stakeValidators() internal {
-        for (uint256 i = 0; i < 4; ++i) {
+        for (uint256 i = 0; i < 5; ++i) {
             _deposit(validators[i], REQUIRED_VALIDATOR_STAKE);
         }
     }
 
-    /// @dev A run of the four validators, two of which must sign.
+    /// @dev A run of the five validators, two of which must sign.
     function _config() internal view returns (IRunRegistry.RunConfig memory config) {
         config.trainer = trainer;
         config.orchestrator = orchestrator;
@@ -168,11 +218,9 @@ abstract contract BaseTest is Test {
         config.taskSetHash = keccak256("task set");
         config.recipeHash = keccak256("recipe");
         config.calibrationHash = keccak256("calibration");
-        config.pricePerUnit = PRICE;
-        config.fraudPpm = FRAUD_PPM;
-        config.quorum = QUORUM;
-        config.validators = new address[](4);
-        for (uint256 i = 0; i < 4; ++i) {
+        config.terms = IRunRegistry.Terms(PRICE, FRAUD_PPM, EXACT_FRAUD_PPM, QUORUM);
+        config.validators = new address[](5);
+        for (uint256 i = 0; i < 5; ++i) {
             config.validators[i] = validators[i];
         }
     }
@@ -193,9 +241,30 @@ abstract contract BaseTest is Test {
         escrow.fund(runId, funds);
     }
 
+    /// @dev A batch of `count` submissions of 1000 units each, whose root leads to nothing.
     function _commit(uint256 count) internal returns (uint64) {
+        return _commitRoot(keccak256("submissions"), count, 1000 * count);
+    }
+
+    function _commitRoot(bytes32 root, uint256 count, uint256 units) internal returns (uint64 batchId) {
         vm.prank(orchestrator);
-        return ledger.commitBatch(runId, keccak256("submissions"), uint32(count), 1);
+        batchId = ledger.commitBatch(runId, root, uint32(count), uint64(units));
+        _remember(batchId, root, count, units);
+    }
+
+    /// @dev Keeps the header of a batch committed in this block.
+    function _remember(uint64 batchId, bytes32 root, uint256 count, uint256 units) internal {
+        batches[batchId] = IContributionLedger.Batch({
+            batchId: batchId,
+            runId: runId,
+            root: root,
+            count: uint32(count),
+            units: uint64(units),
+            pricePerUnit: runs.termsOf(runId).pricePerUnit,
+            committedAt: uint40(block.timestamp),
+            postedAt: 0,
+            signers: 0
+        });
     }
 
     function _commitAndPost(bytes[] memory records) internal returns (uint64 batchId) {
@@ -205,7 +274,18 @@ abstract contract BaseTest is Test {
 
     function _post(uint64 batchId, bytes[] memory records, uint256 signers) internal {
         bytes memory joined = _join(records);
-        ledger.postOutcomes(batchId, joined, _signOutcomes(batchId, joined, signers));
+        ledger.postOutcomes(batches[batchId], joined, _signOutcomes(batchId, joined, signers));
+        _rememberPosted(batchId, records, signers);
+    }
+
+    /// @dev Keeps the header of a batch whose outcomes the first `signers` validators signed, posted in this block.
+    function _rememberPosted(uint64 batchId, bytes[] memory records, uint256 signers) internal {
+        IContributionLedger.Batch storage batch = batches[batchId];
+        batch.root = _root(_leaves(batchId, records));
+        batch.postedAt = uint40(block.timestamp);
+        for (uint256 i = 0; i < signers; ++i) {
+            batch.signers |= runs.seatBitOf(batch.runId, validators[i]);
+        }
     }
 
     function _passChallengeWindow() internal {
@@ -331,15 +411,71 @@ abstract contract BaseTest is Test {
 
     function _prove(uint64 batchId, bytes[] memory records, uint256 position)
         internal
-        pure
+        view
         returns (IContributionLedger.OutcomeProof memory)
     {
         return IContributionLedger.OutcomeProof({
-            batchId: batchId,
+            batch: batches[batchId],
             position: uint32(position),
             record: records[position],
             proof: _siblings(_leaves(batchId, records), position)
         });
+    }
+
+    /// @dev The claim over some positions of a posted batch, which must ascend.
+    function _claimOf(uint64 batchId, bytes[] memory records, uint32[] memory positions)
+        internal
+        view
+        returns (IRewardEscrow.Claim memory claimed)
+    {
+        bytes[] memory chosen = new bytes[](positions.length);
+        for (uint256 i = 0; i < positions.length; ++i) {
+            chosen[i] = records[positions[i]];
+        }
+        claimed.batch = batches[batchId];
+        claimed.positions = positions;
+        claimed.records = _join(chosen);
+        claimed.siblings = _multiSiblings(_leaves(batchId, records), positions);
+    }
+
+    /// @dev What a proof of many leaves needs besides them: marks known nodes and climbs, the slow way.
+    function _multiSiblings(bytes32[] memory level, uint32[] memory positions)
+        internal
+        pure
+        returns (bytes32[] memory siblings)
+    {
+        bool[] memory known = new bool[](level.length);
+        for (uint256 i = 0; i < positions.length; ++i) {
+            known[positions[i]] = true;
+        }
+        bytes32[] memory found = new bytes32[](32 * positions.length);
+        uint256 count;
+        while (level.length > 1) {
+            bool[] memory above = new bool[]((level.length + 1) / 2);
+            for (uint256 i = 0; i < level.length; ++i) {
+                uint256 sibling = i ^ 1;
+                if (known[i] && sibling < level.length && !known[sibling]) found[count++] = level[sibling];
+                if (known[i]) above[i / 2] = true;
+            }
+            (level, known) = (_parents(level), above);
+        }
+        siblings = new bytes32[](count);
+        for (uint256 i = 0; i < count; ++i) {
+            siblings[i] = found[i];
+        }
+    }
+
+    function _range(uint256 from, uint256 to) internal pure returns (uint32[] memory positions) {
+        positions = new uint32[](to - from);
+        for (uint256 i = from; i < to; ++i) {
+            positions[i - from] = uint32(i);
+        }
+    }
+
+    function _claim(uint64 batchId, bytes[] memory records, uint256 from, uint256 to) internal returns (uint256) {
+        IRewardEscrow.Claim[] memory claims = new IRewardEscrow.Claim[](1);
+        claims[0] = _claimOf(batchId, records, _range(from, to));
+        return escrow.claim(claims);
     }
 
     // --------------------------------------------------------------- signatures
@@ -379,18 +515,18 @@ abstract contract BaseTest is Test {
 
     function _outcomesHash(uint64 batchId, bytes memory records) internal view returns (bytes32) {
         bytes32 typeHash = keccak256("Outcomes(uint64 batchId,bytes32 batchRoot,bytes32 recordsHash)");
-        return keccak256(abi.encode(typeHash, batchId, ledger.batchOf(batchId).root, keccak256(records)));
+        return keccak256(abi.encode(typeHash, batchId, batches[batchId].root, keccak256(records)));
     }
 
-    /// @dev Signatures of the first `count` validators.
+    /// @dev Joined signatures of the first `count` validators.
     function _signOutcomes(uint64 batchId, bytes memory records, uint256 count)
         internal
         view
-        returns (bytes[] memory signatures)
+        returns (bytes memory signatures)
     {
-        signatures = new bytes[](count);
         for (uint256 i = 0; i < count; ++i) {
-            signatures[i] = _sign(validatorKeys[i], ledger.DOMAIN_SEPARATOR(), _outcomesHash(batchId, records));
+            bytes memory signature = _sign(validatorKeys[i], ledger.DOMAIN_SEPARATOR(), _outcomesHash(batchId, records));
+            signatures = bytes.concat(signatures, signature);
         }
     }
 

@@ -26,13 +26,15 @@ contract GasTest is BaseTest {
         IContributionLedger.Submission memory submission = _submission(bob, 1, 1);
         ledger.executeFraud(_prove(batchId, records, 1), submission, _signSubmission(submission, bobNodeKey));
         _passChallengeWindow();
-        _claim(_prove(batchId, records, 0));
+        _claim(batchId, records, 0, 1);
+        _leaveBondInCourt();
     }
 
-    function _claim(IContributionLedger.OutcomeProof memory outcome) private {
-        IContributionLedger.OutcomeProof[] memory outcomes = new IContributionLedger.OutcomeProof[](1);
-        outcomes[0] = outcome;
-        escrow.claim(outcomes);
+    function _leaveBondInCourt() private {
+        bytes[] memory records = _one(_record(bob, 1, 2, ACCEPTED));
+        IContributionLedger.OutcomeProof memory outcome = _prove(_commitAndPost(records), records, 0);
+        vm.prank(challenger);
+        court.challenge(outcome, REJECTED);
     }
 
     /// @dev `count` accepted records of Alice, but for a fraud at the last position.
@@ -63,29 +65,37 @@ contract GasTest is BaseTest {
     }
 
     function test_gas_commitBatch() public {
-        _commit(BATCH);
+        vm.prank(orchestrator);
+        ledger.commitBatch(runId, keccak256("submissions"), uint32(BATCH), uint64(1000 * BATCH));
         _lastGas("commitBatch", 85_000);
     }
 
     function test_gas_postOutcomes_64_records_2_signatures() public {
-        bytes[] memory records = _accepted(BATCH);
-        _post(_commit(BATCH), records, 2);
-        _lastGas("postOutcomes_64_records_2_signatures", 170_000);
+        _postAccepted(_commit(BATCH), 2);
+        _lastGas("postOutcomes_64_records_2_signatures", 175_000);
     }
 
     function test_gas_postOutcomes_64_records_3_signatures() public {
-        bytes[] memory records = _accepted(BATCH);
-        _post(_commit(BATCH), records, 3);
-        _lastGas("postOutcomes_64_records_3_signatures", 175_000);
+        _postAccepted(_commit(BATCH), 3);
+        _lastGas("postOutcomes_64_records_3_signatures", 187_000);
+    }
+
+    function _postAccepted(uint64 batchId, uint256 signers) private {
+        bytes memory joined = _join(_accepted(BATCH));
+        bytes memory signatures = _signOutcomes(batchId, joined, signers);
+        ledger.postOutcomes(batches[batchId], joined, signatures);
     }
 
     /// @dev 250 gas per rollout of 64 submissions with 16 rollouts each.
     function test_gas_commitAndPost_64_records_3_signatures() public {
-        bytes[] memory records = _accepted(BATCH);
-        uint64 batchId = _commit(BATCH);
+        vm.prank(orchestrator);
+        uint64 batchId = ledger.commitBatch(runId, keccak256("submissions"), uint32(BATCH), uint64(1000 * BATCH));
         uint256 committed = vm.lastCallGas().gasTotalUsed;
-        _post(batchId, records, 3);
-        assertLe(committed + vm.lastCallGas().gasTotalUsed, 250 * 64 * 16, "both");
+        _remember(batchId, keccak256("submissions"), BATCH, 1000 * BATCH);
+        _postAccepted(batchId, 3);
+        uint256 both = committed + vm.lastCallGas().gasTotalUsed;
+        vm.snapshotValue("operations", "per_rollout_1024", both / (BATCH * 16));
+        assertLe(both, 250 * BATCH * 16, "both");
     }
 
     function test_gas_executeFraud() public {
@@ -112,7 +122,7 @@ contract GasTest is BaseTest {
         bytes[] memory records = _accepted(BATCH);
         uint64 batchId = _commitAndPost(records);
         _passChallengeWindow();
-        _claim(_prove(batchId, records, 0));
+        _claim(batchId, records, 0, 1);
         _lastGas("claim_first_slot", 100_000);
     }
 
@@ -120,8 +130,8 @@ contract GasTest is BaseTest {
         bytes[] memory records = _accepted(BATCH);
         uint64 batchId = _commitAndPost(records);
         _passChallengeWindow();
-        _claim(_prove(batchId, records, 0));
-        _claim(_prove(batchId, records, 1));
+        _claim(batchId, records, 0, 1);
+        _claim(batchId, records, 1, 2);
         _lastGas("claim_later_slot", 80_000);
     }
 
@@ -129,11 +139,7 @@ contract GasTest is BaseTest {
         bytes[] memory records = _accepted(BATCH);
         uint64 batchId = _commitAndPost(records);
         _passChallengeWindow();
-        IContributionLedger.OutcomeProof[] memory outcomes = new IContributionLedger.OutcomeProof[](16);
-        for (uint256 i = 0; i < 16; ++i) {
-            outcomes[i] = _prove(batchId, records, i);
-        }
-        escrow.claim(outcomes);
+        _claim(batchId, records, 0, 16);
         _lastGas("claim_16_slots", 360_000);
     }
 
@@ -146,16 +152,28 @@ contract GasTest is BaseTest {
         _lastGas("challenge", 160_000);
     }
 
-    function test_gas_vote() public {
+    function test_gas_jury() public {
         bytes[] memory records = _accepted(BATCH);
         uint64 batchId = _commitAndPost(records);
         IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, 0);
         vm.prank(challenger);
         court.challenge(outcome, REJECTED);
         bytes32 leaf = _leaf(batchId, 0, records[0]);
-        vm.prank(validators[2]);
-        court.vote(leaf, true);
-        _lastGas("vote", 60_000);
+        vm.roll(block.number + DRAW_DELAY + 1);
+        court.drawJury(outcome);
+        _lastGas("drawJury", 200_000);
+        for (uint256 i = 2; i < 5; ++i) {
+            vm.prank(validators[i]);
+            court.commitVote(leaf, keccak256(abi.encode(leaf, validators[i], true, bytes32("result"), bytes32("salt"))));
+            _lastGas("commitVote", 60_000);
+        }
+        for (uint256 i = 2; i < 5; ++i) {
+            vm.prank(validators[i]);
+            court.revealVote(leaf, true, "result", "salt");
+            _lastGas("revealVote", 70_000);
+        }
+        court.close(outcome);
+        _lastGas("closeCase", 150_000);
     }
 
     function test_gas_requestUnbond_and_withdraw() public {

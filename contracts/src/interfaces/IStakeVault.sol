@@ -11,7 +11,9 @@ interface IStakeVaultErrors {
     error VaultInsufficientStake(address owner, uint256 asked, uint256 active);
     /// @notice Thrown when nothing is unbonding, or it is not yet withdrawable.
     error VaultNotWithdrawable(address owner, uint256 unbonding, uint256 withdrawableAt);
-    /// @notice Thrown when an offence was slashed before, or its escrow is already settled.
+    /// @notice Thrown when unbonded stake is held back by open cases or work that is not final.
+    error VaultStakeHeld(address owner, uint256 openCases, uint256 heldUntil);
+    /// @notice Thrown when an offence was slashed before, or its escrow is not held.
     error VaultOffenceSettled(bytes32 offence);
     /// @notice Thrown at construction when stake could leave before its work is judged.
     error VaultUnbondingTooShort(uint256 unbondingPeriod, uint256 required);
@@ -35,6 +37,8 @@ interface IStakeVaultEvents {
     event SlashReleased(bytes32 indexed offence, uint256 burned, uint256 insured, uint256 rewarded);
     /// @notice Emitted when an offence is overturned and its escrow goes back to the owner's active stake.
     event SlashRestored(address indexed owner, bytes32 indexed offence, uint256 amount);
+    /// @notice Emitted when stake is held back until a time (Unix seconds), or by `openCases` cases.
+    event StakeHeld(address indexed owner, uint256 heldUntil, uint256 openCases);
 }
 
 /// @title Holds all stake, and is the only contract that does
@@ -48,6 +52,18 @@ interface IStakeVault is IStakeVaultErrors, IStakeVaultEvents {
         uint128 unbonding;
         /// @dev Unix seconds from which `unbonding` may be withdrawn. Slot 1.
         uint64 withdrawableAt;
+        /// @dev Unix seconds before which it is held back nevertheless.
+        uint64 heldUntil;
+        /// @dev Open cases that hold it back.
+        uint32 openCases;
+    }
+
+    /// @notice Life of an escrow.
+    enum EscrowStatus {
+        None,
+        Held,
+        Released,
+        Restored
     }
 
     /// @notice Stake taken for one offence, held until its verdict is final.
@@ -56,8 +72,10 @@ interface IStakeVault is IStakeVaultErrors, IStakeVaultEvents {
         address owner;
         /// @dev Who reported the offence; zero for none.
         address reporter;
-        /// @dev Token wei held. Zero once settled, or when there was nothing to take.
-        uint128 amount;
+        /// @dev Token wei taken; zero when there was nothing.
+        uint88 amount;
+        /// @dev What became of it.
+        EscrowStatus status;
     }
 
     /// @notice Adds `amount` of the caller's tokens to the active stake of `owner`.
@@ -76,22 +94,31 @@ interface IStakeVault is IStakeVaultErrors, IStakeVaultEvents {
     /// @notice Starts to unbond all active stake of `worker`. Only WorkerRegistry may call.
     function requestUnbondFor(address worker) external;
 
-    /// @notice Pays out the caller's unbonded stake once the unbonding period is over.
-    /// @dev Never pausable.
+    /// @notice Pays out the caller's unbonded stake once the unbonding period is over and nothing holds it.
+    /// @dev Never pausable. Whatever holds stake back does so for one more unbonding period at most.
     function withdraw() external returns (uint256 amount);
 
+    /// @notice Holds an account's stake until `until`. Only ContributionLedger, DisputeCourt and FaultCourt may call.
+    function hold(address owner, uint256 until) external;
+
+    /// @notice Holds an account's stake while a case about its work is open. Only DisputeCourt may call.
+    function openCase(address owner) external;
+
+    /// @notice Undoes `openCase`. Only DisputeCourt may call.
+    function closeCase(address owner) external;
+
     /// @notice Moves `ppm` millionths of active and unbonding stake into escrow for an offence.
-    /// @dev Rounds up. Only ContributionLedger and DisputeCourt may call; each offence once.
-    /// @param offence The outcome leaf or equivocation that is punished.
+    /// @dev Rounds up. Only ContributionLedger, DisputeCourt and FaultCourt may call.
+    /// @param offence Names what is punished; each is punished once.
     /// @param reporter Gets the capped reporter share when the escrow is released; zero for none.
     function slash(address owner, uint256 ppm, bytes32 offence, address reporter) external returns (uint256 amount);
 
     /// @notice Splits a final offence's escrow into burn, insurance and reporter share.
-    /// @dev Only ContributionLedger and DisputeCourt may call.
+    /// @dev Only ContributionLedger, DisputeCourt and FaultCourt may call.
     function release(bytes32 offence) external;
 
     /// @notice Gives an overturned offence's escrow back to its owner's active stake.
-    /// @dev Only ContributionLedger and DisputeCourt may call.
+    /// @dev Only ContributionLedger, DisputeCourt and FaultCourt may call.
     function restore(bytes32 offence) external;
 
     /// @notice Returns the stake of `owner`.
@@ -102,9 +129,6 @@ interface IStakeVault is IStakeVaultErrors, IStakeVaultEvents {
 
     /// @notice Returns the escrow of an offence.
     function escrowOf(bytes32 offence) external view returns (Escrow memory);
-
-    /// @notice Returns the sums over all accounts, in token wei.
-    function totals() external view returns (uint256 active, uint256 unbonding, uint256 escrowed);
 
     /// @notice Returns the seconds between an unbond request and its withdrawal.
     function unbondingPeriod() external view returns (uint256);

@@ -27,16 +27,18 @@ interface IWorkerRegistryEvents {
     event WorkerRegistered(address indexed worker, address indexed node, uint32 workerId, uint256 activeFrom);
     /// @notice Emitted when a worker replaces its node key; the old key fails at once.
     event NodeRotated(address indexed worker, address indexed oldNode, address indexed newNode);
-    /// @notice Emitted when a worker is jailed until a time (Unix seconds) and its stake suffices.
+    /// @notice Emitted when a worker is jailed: until a time (Unix seconds), and until its stake suffices.
     event WorkerJailed(address indexed worker, bytes32 indexed offence, uint256 until);
     /// @notice Emitted when a jailed worker is active again from block `activeFrom` on.
     event WorkerUnjailed(address indexed worker, uint256 activeFrom);
     /// @notice Emitted when a worker is excluded for good.
     event WorkerBanned(address indexed worker, bytes32 indexed offence);
-    /// @notice Emitted when an overturned offence gives a worker its status back.
-    event WorkerReinstated(address indexed worker, bytes32 indexed offence);
+    /// @notice Emitted when a conviction is overturned. `status` is the worker's from now on.
+    event WorkerAcquitted(address indexed worker, bytes32 indexed offence, IWorkerRegistry.Status status);
     /// @notice Emitted when a worker starts to leave.
     event WorkerExiting(address indexed worker);
+    /// @notice Emitted when a worker that was leaving comes back; active from block `activeFrom` on.
+    event WorkerRejoined(address indexed worker, uint256 activeFrom);
 }
 
 /// @title Who may work, and with which key
@@ -62,6 +64,8 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
         uint64 activeFrom;
         /// @dev Unix seconds before which a jailed worker stays jailed.
         uint64 jailedUntil;
+        /// @dev Fraud verdicts against it that stand.
+        uint32 convictions;
     }
 
     /// @notice Registers the caller as a worker: takes `stake` from it and binds `node`.
@@ -90,14 +94,19 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
     /// @notice Makes the caller active again after its jail time, if its stake suffices.
     function unjail() external;
 
-    /// @notice Jails an active worker. Only ContributionLedger and DisputeCourt may call.
+    /// @notice Makes the caller, which was leaving, active again, if its stake suffices.
+    function rejoin() external;
+
+    /// @notice Jails an active worker. Only FaultCourt may call.
     function jail(address worker, bytes32 offence) external;
 
-    /// @notice Excludes a worker for good. Only ContributionLedger and DisputeCourt may call.
-    function ban(address worker, bytes32 offence) external;
+    /// @notice Convicts a worker of fraud. Only ContributionLedger and FaultCourt may call.
+    /// @dev An exact fraud or a second conviction bans, a first statistical one jails.
+    /// @return priors Convictions that stood before.
+    function convict(address worker, bytes32 offence, bool exact) external returns (uint256 priors);
 
-    /// @notice Undoes a ban or jailing whose offence was overturned. Only DisputeCourt may call.
-    function reinstate(address worker, bytes32 offence) external;
+    /// @notice Undoes a conviction that was overturned. Only DisputeCourt may call.
+    function acquit(address worker, bytes32 offence, bool exact) external;
 
     /// @notice Jails a worker whose active stake is below the requirement; does nothing for anybody else.
     /// @dev Anyone may call. StakeVault calls it whenever active stake falls, so nobody needs to.

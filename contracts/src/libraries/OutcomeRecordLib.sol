@@ -7,6 +7,11 @@ import {IContributionLedger, IContributionLedgerErrors} from "../interfaces/ICon
 /// @notice A record is `uint32 workerId ‖ uint32 step ‖ uint32 index ‖ uint32 policyVersion ‖ bytes32 fileHash ‖
 ///         uint16 rollouts ‖ uint32 units ‖ uint8 verdict ‖ uint8 reason`, as in docs/protocol.md section 9.
 library OutcomeRecordLib {
+    /// @dev EIP-712 type of a submission, as in docs/protocol.md section 3.
+    bytes32 internal constant SUBMISSION_TYPEHASH = keccak256(
+        "Submission(uint64 runId,address worker,uint32 step,uint32 index,uint32 policyVersion,bytes32 fileHash,uint32 rollouts,uint64 units)"
+    );
+
     /// @dev Bytes of a record.
     uint256 internal constant SIZE = 56;
 
@@ -14,9 +19,74 @@ library OutcomeRecordLib {
     uint8 internal constant ACCEPTED = 1;
     uint8 internal constant FRAUD = 4;
 
+    /// @dev The reasons of exact faults: checks 3 to 5 of docs/protocol.md section 8.
+    uint8 private constant FIRST_EXACT_REASON = 30;
+    uint8 private constant LAST_EXACT_REASON = 59;
+
     /// @dev Returns the leaf of one outcome. Its 68-byte preimage cannot pass for a 64-byte inner node.
     function leafOf(uint64 batchId, uint32 position, bytes calldata record) internal pure returns (bytes32) {
         return keccak256(abi.encodePacked(batchId, position, record));
+    }
+
+    /// @dev Returns the leaf of the submission that an outcome accepts as claimed.
+    function submissionLeafOf(IContributionLedger.Outcome memory claimed, uint64 runId, address worker)
+        internal
+        pure
+        returns (bytes32)
+    {
+        bytes32 structHash = keccak256(
+            abi.encode(
+                SUBMISSION_TYPEHASH,
+                runId,
+                worker,
+                claimed.step,
+                claimed.index,
+                claimed.policyVersion,
+                claimed.fileHash,
+                claimed.rollouts,
+                claimed.units
+            )
+        );
+        return keccak256(abi.encode(structHash));
+    }
+
+    /// @dev Returns the name, in cases, of a submission that stands as claimed because outcomes are overdue. The tree
+    ///      of submissions does not tell positions apart: without one, each submission has one name.
+    function overdueLeafOf(uint64 batchId, bytes32 submissionLeaf) internal pure returns (bytes32) {
+        return keccak256(abi.encodePacked(batchId, submissionLeaf));
+    }
+
+    /// @dev Returns whether a record is that of a submission that stands as claimed.
+    function isAsClaimed(IContributionLedger.Outcome memory outcome) internal pure returns (bool) {
+        return outcome.verdict == ACCEPTED && outcome.reason == 0;
+    }
+
+    /// @dev Returns the name of the fault that a file is: the same whatever batch the file is in.
+    function offenceOf(IContributionLedger.Outcome memory outcome, uint64 runId) internal pure returns (bytes32) {
+        return keccak256(abi.encode(runId, outcome.workerId, outcome.step, outcome.index, outcome.fileHash));
+    }
+
+    /// @dev Returns whether validators found an exact fault, which one look proves.
+    function isExactFraud(IContributionLedger.Outcome memory outcome) internal pure returns (bool) {
+        return outcome.verdict == FRAUD && outcome.reason >= FIRST_EXACT_REASON && outcome.reason <= LAST_EXACT_REASON;
+    }
+
+    /// @dev Returns the fields that a payment depends on; cheaper than all of them. Assumes a record of SIZE bytes.
+    function paymentOf(bytes calldata record)
+        internal
+        pure
+        returns (uint32 workerId, uint32 step, uint32 index, uint32 units, uint8 verdict)
+    {
+        bytes12 head = bytes12(record[0:12]);
+        bytes8 tail = bytes8(record[48:56]);
+        // Cutting off is the purpose: every cast keeps one field and drops those after it.
+        // forge-lint: disable-start(unsafe-typecast)
+        workerId = uint32(bytes4(head));
+        step = uint32(bytes4(head << 32));
+        index = uint32(bytes4(head << 64));
+        units = uint32(bytes4(tail << 16));
+        verdict = uint8(bytes1(tail << 48));
+        // forge-lint: disable-end(unsafe-typecast)
     }
 
     /// @dev Returns the fields of a record. Assumes `record` has SIZE bytes.
@@ -37,9 +107,10 @@ library OutcomeRecordLib {
         // forge-lint: disable-end(unsafe-typecast)
     }
 
-    /// @dev Returns the Merkle root over the outcome leaves of a batch: siblings sorted, a node without one moves up
-    ///      unchanged. Reverts when a verdict is none of the four. Assumes a positive whole number of records.
-    function rootOf(uint64 batchId, bytes calldata records) internal pure returns (bytes32 root) {
+    /// @dev Returns the Merkle root over the outcome leaves of a batch, siblings sorted, a node without one moving up
+    ///      unchanged; and the sum of the records' units. Reverts when a verdict is none of the four. Assumes a
+    ///      positive whole number of records.
+    function digest(uint64 batchId, bytes calldata records) internal pure returns (bytes32 root, uint256 units) {
         uint256 verdicts;
         // Memory-safe: works beyond the free memory pointer, which stays as it is.
         assembly ("memory-safe") {
@@ -55,7 +126,9 @@ library OutcomeRecordLib {
                 mstore(word, place)
                 mstore(end, keccak256(add(word, 20), 68))
                 // Below 1 wraps around, so valid verdicts alone leave nothing above the two lowest bits.
-                verdicts := or(verdicts, sub(and(mload(add(word, 55)), 0xff), ACCEPTED))
+                let tail := mload(add(word, 56))
+                verdicts := or(verdicts, sub(and(shr(8, tail), 0xff), ACCEPTED))
+                units := add(units, and(shr(16, tail), 0xffffffff))
                 place := add(place, 1)
                 word := add(word, SIZE)
                 end := add(end, 32)

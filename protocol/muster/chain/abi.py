@@ -28,6 +28,7 @@ CONTRACTS = (
     "RunRegistry",
     "ContributionLedger",
     "DisputeCourt",
+    "FaultCourt",
     "RewardEscrow",
 )
 """Every contract of a deployment."""
