@@ -70,8 +70,8 @@ contract RewardEscrow is IRewardEscrow {
         IDisputeCourt court_,
         uint256 claimPeriod_
     ) {
-        uint256 judged =
-            ledger_.outcomeDeadline() + ledger_.challengeWindow() + court_.juryTime();
+        (uint256 deadline, uint256 window) = (ledger_.outcomeDeadline(), ledger_.challengeWindow());
+        uint256 judged = deadline + window + court_.juryTime();
         require(claimPeriod_ > judged, EscrowPeriodTooShort(claimPeriod_, judged));
         // Work that is in flight when terms are announced must be judged by those it was done for.
         require(runs_.changeDelay() >= judged, EscrowPeriodTooShort(runs_.changeDelay(), judged));
@@ -81,6 +81,8 @@ contract RewardEscrow is IRewardEscrow {
         ledger = ledger_;
         court = court_;
         claimPeriod = claimPeriod_;
+        _outcomeDeadline = deadline;
+        _challengeWindow = window;
     }
 
     // ------------------------------------------------------------ fund, reserve
