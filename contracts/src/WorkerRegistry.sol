@@ -242,8 +242,12 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
     function acquit(address account, bytes32 offence, bool exact) external {
         require(msg.sender == court, RegistryUnauthorized(msg.sender));
         StoredWorker storage worker = _workers[account];
-        worker.convictions -= 1;
-        if (exact) worker.exactConvictions -= 1;
+        (uint32 convictions, uint32 exacts) = (worker.convictions - 1, worker.exactConvictions);
+        // One file may be an exact fraud in one batch and a statistical one in another: what is undone need not be
+        // what was done.
+        if (exact && exacts != 0) --exacts;
+        worker.convictions = convictions;
+        worker.exactConvictions = exacts < convictions ? exacts : convictions;
         Status status = _statusAfterAcquittal(worker);
         if (status == Status.Active && vault.activeStake(account) < requiredStake) status = Status.Jailed;
         worker.status = status;
