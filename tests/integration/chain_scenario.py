@@ -15,6 +15,7 @@ from muster.chain import (
     EventReader,
     OutcomeProof,
     RunConfig,
+    RunTerms,
     apply_poll,
     deploy_contracts,
 )
@@ -22,6 +23,7 @@ from muster.chain.rpc import Rpc
 from muster.protocol.eip712 import address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.jury import vote_commitment
 from muster.protocol.merkle import merkle_proof, merkle_root
 from muster.protocol.messages import (
     NodeRegistration,
@@ -35,13 +37,16 @@ from muster.protocol.messages import (
 
 TOKEN = 10**18
 PRICE = 10**12
-FRAUD_PPM = 250_000
+FRAUD_PPM = 100_000
+EXACT_FRAUD_PPM = 250_000
 WINDOW_S = 20
 PARAMETERS = DeployParameters(
     challenge_window_s=WINDOW_S,
-    jury_time_s=30,
+    vote_commit_s=20,
+    vote_reveal_s=10,
     outcome_deadline_s=60,
     unbonding_s=200,
+    change_delay_s=200,
     activation_delay_blocks=1,
     jail_time_s=5,
 )
@@ -137,9 +142,7 @@ class Scenario:
             TRAINER.address,
             ORCHESTRATOR.address,
             *(keccak(name.encode()) for name in names),
-            price_per_unit=PRICE,
-            fraud_ppm=FRAUD_PPM,
-            quorum=2,
+            terms=RunTerms(PRICE, FRAUD_PPM, EXACT_FRAUD_PPM, 2),
             validators=tuple(v.address for v in VALIDATORS),
         )
 
@@ -183,7 +186,8 @@ class Scenario:
         hashed = digest(self.of(OWNER).domain("ContributionLedger"), message.struct_hash())
         ordered = sorted(signers, key=lambda signer: int(signer.address, 16))
         signatures = [sign(hashed, signer.key) for signer in ordered]
-        await self.of(ORCHESTRATOR).ledger.post_outcomes(batch_id, packed, signatures)
+        header = (await self.view()).batches[batch_id].header()
+        await self.of(ORCHESTRATOR).ledger.post_outcomes(header, packed, signatures)
 
     async def dispute(self, proof: OutcomeProof, claimed: Verdict) -> None:
         chain, bond = self.of(CHALLENGER), PARAMETERS.challenge_bond
@@ -192,8 +196,14 @@ class Scenario:
         opened = await chain.court.challenge(proof, claimed)
         leaf = opened.event("CaseOpened").args["leaf"]
         assert await chain.court.is_open(leaf)
+        await self.rpc.call("anvil_mine", hex(PARAMETERS.draw_delay_blocks + 1))
+        await chain.court.draw_jury(proof)
         # The third validator did not sign: it is the jury.
-        await self.of(VALIDATORS[2]).court.vote(leaf, True)
+        juror = self.of(VALIDATORS[2])
+        salt, result = keccak(b"salt"), keccak(b"result")
+        commitment = vote_commitment(leaf, VALIDATORS[2].address, True, result, salt)
+        await juror.court.commit_vote(leaf, commitment)
+        await juror.court.reveal_vote(leaf, True, result, salt)
         await chain.court.close(proof)
 
     def node_signature(self, submission: Submission, worker: Person) -> bytes:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import RunId
+from muster.protocol.ids import Hash32, RunId
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,15 +98,27 @@ async def observe(chain: Chain, view: ChainView) -> Observed:
     """Return what the contracts say about what the events tell; `chain` is at the view's block."""
     from muster.client.audit_checks import Observed
 
-    unjudged = [batch.batch_id for batch in view.batches.values() if batch.records is None]
+    at = chain.deployment.contracts
+    strange = [
+        batch.batch_id
+        for batch in view.batches.values()
+        if undisputed(await chain.ledger.commitment_of(batch.batch_id))
+        != batch.header().commitment()
+    ]
     return Observed(
-        totals=await chain.vault.totals(),
+        vault_wei=await chain.token.balance_of(at["StakeVault"]),
+        escrow_wei=await chain.token.balance_of(at["RewardEscrow"]),
         runs=await chain.runs.run_count(),
         batches=await chain.ledger.batch_count(),
         funds={run: await chain.escrow.funds_of(run) for run in view.runs},
         versions={run: await chain.runs.latest_version(run) for run in view.runs},
-        judged=frozenset([b for b in unjudged if (await chain.ledger.batch_of(b)).posted_at]),
+        strange=frozenset(strange),
     )
+
+
+def undisputed(commitment: Hash32) -> Hash32:
+    """Return a batch's stored hash without the bit that tells of challenges."""
+    return Hash32(commitment[:-1] + bytes([commitment[-1] & 0xFE]))
 
 
 def print_report(report: AuditReport) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from muster.chain import BatchView, ChainView, Deployment, Funds, StakeTotals
+from muster.chain import BatchView, ChainView, Deployment, Funds
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 
@@ -32,8 +32,10 @@ class Check:
 class Observed:
     """What the contracts themselves say at the audited block, to compare sums with."""
 
-    totals: StakeTotals
-    """Sums of StakeVault."""
+    vault_wei: int
+    """Tokens of StakeVault."""
+    escrow_wei: int
+    """Tokens of RewardEscrow."""
     runs: int
     """Runs of RunRegistry."""
     batches: int
@@ -42,8 +44,8 @@ class Observed:
     """Money of each run the events tell of."""
     versions: Mapping[RunId, PolicyVersion | None] = field(default_factory=dict)
     """Newest policy version of each."""
-    judged: frozenset[int] = frozenset()
-    """Batches with outcomes, of those that have none by the events."""
+    strange: frozenset[int] = frozenset()
+    """Batches whose header is not the one that the events add up to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,9 +251,9 @@ def _run_report(view: ChainView, run: RunView, outcomes: Sequence[Judged]) -> Ru
         run_id=run.run_id,
         owner=run.owner,
         paused=run.paused,
-        quorum=run.config.quorum,
+        quorum=run.config.terms.quorum,
         validators=tuple(run.validators),
-        price_wei=str(run.config.price_per_unit),
+        price_wei=str(run.config.terms.price_per_unit),
         funded_wei=str(run.funded_wei),
         paid_wei=str(run.paid_wei),
         batches=len(batches),
@@ -298,13 +298,13 @@ def _worker_report(
 
 def _slash_report(view: ChainView, slash: SlashView) -> SlashReport:
     batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
-    reason = ""
+    reason = slash.fault or ("double submission" if slash.is_double_submission else "")
     if batch and slash.position is not None:
         # A tampered chain may point anywhere.
         of_position = (batch.records or [])[slash.position : slash.position + 1]
         reason = "".join(record.reason.name.lower() for record in of_position)
     return SlashReport(
-        worker=slash.worker,
+        worker=slash.owner,
         amount_wei=str(slash.amount_wei),
         reason=reason,
         state=slash.state,

@@ -151,7 +151,7 @@ def _signature_problems(view: ChainView, batch: BatchView, domain: Domain) -> It
     for stranger in {signer for signer in signers if signer} - valid:
         yield f"{stranger} signed and was no validator"
     run = view.runs.get(batch.run_id)
-    quorum = run.config.quorum if run else 1
+    quorum = run.config.terms.quorum if run else 1
     if len(valid) < quorum:
         yield f"{len(valid)} validators signed, the quorum is {quorum}"
 

@@ -6,20 +6,28 @@ Everything comes from the chain alone; the orchestrator is not asked.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from muster.chain import BatchView, Chain, ChainView, EventReader, OutcomeProof, apply_poll
+from muster.chain import (
+    BatchView,
+    Chain,
+    ChainView,
+    Claim,
+    EventReader,
+    OutcomeProof,
+    apply_poll,
+)
 from muster.client.stake import format_tokens
 from muster.protocol.ids import Address, RunId
-from muster.protocol.merkle import merkle_proof
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 V = TypeVar("V", bound=ChainView)
 
 CLAIM_SIZE = 100
-"""Outcomes claimed in one transaction: about 3 million gas."""
+"""Outcomes claimed in one transaction: about 1 million gas."""
 PARALLEL_CALLS = 16
 """Questions asked of the RPC endpoint at once."""
 
@@ -39,14 +47,12 @@ class Earning:
 
     def proof(self) -> OutcomeProof:
         """Return the outcome with its Merkle proof, as contracts take it."""
-        records = self.batch.records or []
-        leaves = [record.leaf(self.batch.batch_id, i) for i, record in enumerate(records)]
-        return OutcomeProof(
-            batch_id=self.batch.batch_id,
-            position=self.position,
-            record=self.record.to_bytes(),
-            proof=merkle_proof(leaves, self.position),
-        )
+        return self.batch.prove(self.position)
+
+    @property
+    def amount_wei(self) -> int:
+        """What it is worth, if accepted."""
+        return self.record.units * self.batch.price_per_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,6 @@ class Earnings:
 
     run_id: RunId
     """The run."""
-    price_wei: int
-    """Token wei per unit."""
     claimable: tuple[Earning, ...]
     """Final and unpaid."""
     pending: tuple[Earning, ...]
@@ -66,7 +70,7 @@ class Earnings:
 
     def amount_wei(self, earnings: Sequence[Earning]) -> int:
         """Return what some of them are worth."""
-        return self.price_wei * sum(earning.record.units for earning in earnings)
+        return sum(earning.amount_wei for earning in earnings)
 
 
 async def read_view(chain: Chain, view: V) -> V:
@@ -102,10 +106,10 @@ async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Ad
             record = earning.record
             if await chain.escrow.is_paid(run_id, worker, record.step, record.index):
                 return "paid"
-            settled = await chain.ledger.settled_outcome(earning.proof())
-            if settled.record.verdict is not Verdict.ACCEPTED:
+            standing = await chain.ledger.standing_of(earning.proof())
+            if standing.verdict is not Verdict.ACCEPTED:
                 return "overturned"
-            return "claimable" if settled.is_final else "pending"
+            return "claimable" if standing.is_final else "pending"
 
     outcomes = candidate_outcomes(view, run_id, worker)
     standings = await asyncio.gather(*(standing(outcome) for outcome in outcomes))
@@ -115,7 +119,6 @@ async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Ad
 
     return Earnings(
         run_id=run_id,
-        price_wei=view.runs[run_id].config.price_per_unit,
         claimable=those("claimable"),
         pending=those("pending"),
         paid=those("paid"),
@@ -126,9 +129,19 @@ async def claim(chain: Chain, earnings: Earnings, *, size: int = CLAIM_SIZE) -> 
     """Claim everything claimable, `size` outcomes per transaction; return the transactions."""
     transactions = []
     for part in _parts(earnings.claimable, size):
-        receipt = await chain.escrow.claim([earning.proof() for earning in part])
+        receipt = await chain.escrow.claim(list(_claims(part)))
         transactions.append(receipt.tx_hash)
     return transactions
+
+
+def _claims(earnings: Sequence[Earning]) -> Iterator[Claim]:
+    """Yield one claim per batch."""
+    positions: dict[int, list[int]] = defaultdict(list)
+    for earning in earnings:
+        positions[earning.batch.batch_id].append(earning.position)
+    batches = {earning.batch.batch_id: earning.batch for earning in earnings}
+    for batch_id, batch in batches.items():
+        yield batch.claim(sorted(positions[batch_id]))
 
 
 def describe_earnings(earnings: Earnings, transactions: Sequence[str]) -> dict[str, Any]:

@@ -360,7 +360,7 @@ async def _is_settled(network: Network, view: ChainView) -> bool:
     judged = {record.file_hash for record in records}
     cheaters = {record.worker_id for record in records if record.verdict is Verdict.FRAUD}
     stored = read_database(network.database)
-    slashed = {view.workers[slash.worker].worker_id for slash in view.slashes}
+    slashed = {view.workers[slash.owner].worker_id for slash in view.slashes}
     return all(row.file_hash in judged for row in stored) and cheaters == slashed
 
 

@@ -51,8 +51,10 @@ PARAMETERS = DeployParameters(
     activation_delay_blocks=1,
     outcome_deadline_s=60,
     challenge_window_s=3,
-    jury_time_s=10,
+    vote_commit_s=20,
+    vote_reveal_s=10,
     unbonding_s=120,
+    change_delay_s=120,
 )
 """Windows of seconds, where a real network has days."""
 
@@ -208,6 +210,7 @@ class Network:
             ["--calibration", str(self.folder / "calibration.json")],
             ["--documents", str(self.folder / "documents"), "--store", str(self._store)],
             ["--price", str(PRICE_PER_UNIT), "--fraud-ppm", str(FRAUD_PPM)],
+            ["--exact-fraud-ppm", str(FRAUD_PPM)],
             ["--fund", str(RUN_FUNDS)],
         )
         return RunId(int(json.loads(output.splitlines()[-1])["run_id"]))

@@ -17,6 +17,8 @@ from muster.protocol.messages import OutcomeRecord, Verdict
 
 END_REWARD, REWARD_GAIN = 0.7, 0.3
 """The policy must reach this held-out reward, and gain this much."""
+PUNISHED = ("jailed", "banned")
+"""What a worker is after a fraud verdict: banned for an exact or a repeated one."""
 TIME_TO_RETURN = 16
 """Training steps in which a killed worker is back at work; shorter runs do not promise it."""
 
@@ -174,7 +176,7 @@ def _records(facts: DemoFacts) -> list[OutcomeRecord]:
 
 def _slash(facts: DemoFacts, slash: SlashView) -> dict[str, str]:
     return {
-        "worker": slash.worker,
+        "worker": slash.owner,
         "amount_wei": str(slash.amount_wei),
         "reason": _slash_reason(facts, slash),
         "tx": slash.tx_hash,
@@ -217,13 +219,13 @@ def _learned(facts: DemoFacts) -> bool:
 
 
 def _cheaters_punished(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
-    slashed = {slash.worker for slash in facts.view.slashes if slash.amount_wei > 0}
+    slashed = {slash.owner for slash in facts.view.slashes if slash.amount_wei > 0}
     cheaters = [w for w in workers if w.role == Role.CHEATER]
-    return all(w.status == "banned" and w.address in slashed and w.accepted == 0 for w in cheaters)
+    return all(w.status in PUNISHED and w.address in slashed and w.accepted == 0 for w in cheaters)
 
 
 def _honest_unharmed(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
-    slashed = {slash.worker for slash in facts.view.slashes}
+    slashed = {slash.owner for slash in facts.view.slashes}
     honest = [w for w in workers if w.role != Role.CHEATER]
     return all(w.status == "active" and w.address not in slashed for w in honest)
 
@@ -248,7 +250,7 @@ def _came_back(facts: DemoFacts) -> bool:
 
 
 def _paid_exactly(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
-    price = facts.view.runs[facts.run_id].config.price_per_unit
+    price = facts.view.runs[facts.run_id].config.terms.price_per_unit
     return all(
         w.units > 0 and int(w.paid_wei) == w.units * price == facts.earned_wei[w.address]
         for w in workers
@@ -297,6 +299,4 @@ def _audit_agrees(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
     }
     ours = {w.address: tuple(str(asdict(w)[name]) for name in names) for w in workers}
     slashes = {(s["worker"], str(s["amount_wei"])) for s in facts.audit.get("slashes", [])}
-    return audited == ours and slashes == {
-        (s.worker, str(s.amount_wei)) for s in facts.view.slashes
-    }
+    return audited == ours and slashes == {(s.owner, str(s.amount_wei)) for s in facts.view.slashes}

@@ -150,11 +150,11 @@ async def record_once(services: Services, backoff: Backoff) -> None:
 
         async def post(agreed: Agreed = agreed) -> None:
             await services.chain.ledger.post_outcomes(
-                agreed.batch_id, agreed.records, list(agreed.signatures)
+                agreed.header, agreed.records, list(agreed.signatures)
             )
-            logger.info("outcomes posted", extra={"batch": agreed.batch_id})
+            logger.info("outcomes posted", extra={"batch": agreed.header.batch_id})
 
-        await _transact(services, "outcomes", agreed.batch_id, post, backoff)
+        await _transact(services, "outcomes", agreed.header.batch_id, post, backoff)
 
 
 async def settle(services: Services) -> NoReturn:

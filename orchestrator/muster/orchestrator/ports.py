@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from muster.chain import OutcomeProof, Poll
+from muster.chain import Batch, OutcomeProof, Poll
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Submission
@@ -20,14 +20,14 @@ class LedgerPort(Protocol):
         """Commit a batch; returns its id and the receipt."""
 
     async def post_outcomes(
-        self, batch_id: int, records: bytes, signatures: Sequence[bytes]
+        self, batch: Batch, records: bytes, signatures: Sequence[bytes]
     ) -> object:
         """Record a batch's outcomes."""
 
     async def execute_fraud(
         self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
     ) -> object:
-        """Slash and ban the worker of a fraud outcome, on its own signed submission."""
+        """Slash, and jail or ban, the worker of a fraud outcome, on its own signed submission."""
 
     async def finalise_fraud(self, outcome: OutcomeProof) -> object:
         """Release the escrow of a fraud whose window is over."""

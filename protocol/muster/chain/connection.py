@@ -12,6 +12,7 @@ from muster.chain.abi import CONTRACTS, contract_abi
 from muster.chain.contracts import (
     ContributionLedger,
     DisputeCourt,
+    FaultCourt,
     MusterToken,
     Receipt,
     RewardEscrow,
@@ -59,6 +60,7 @@ class Chain:
         self.runs = RunRegistry(self)
         self.ledger = ContributionLedger(self)
         self.court = DisputeCourt(self)
+        self.faults = FaultCourt(self)
         self.escrow = RewardEscrow(self)
 
     @classmethod

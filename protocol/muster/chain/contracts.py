@@ -1,4 +1,4 @@
-"""Typed clients of the seven contracts: snake-case names, Solidity's argument order, Python types.
+"""Typed clients of the eight contracts: snake-case names, Solidity's argument order, Python types.
 
 Views return frozen types of `muster.chain.structs`; writes send a transaction and return its
 receipt, or raise ContractRevert. A write needs a client that was connected with a key.
@@ -12,10 +12,16 @@ from typing import Any, Protocol
 
 from muster.chain.events import Event
 from muster.chain.structs import (
+    CASE_STATUSES,
+    ESCROW_STATUSES,
     STATUSES,
     ZERO_ADDRESS,
+    Admission,
     Batch,
     Case,
+    CaseStatus,
+    Claim,
+    CourtTerms,
     Escrow,
     Funds,
     OutcomeProof,
@@ -23,10 +29,9 @@ from muster.chain.structs import (
     Quorum,
     RunConfig,
     RunTerms,
-    Seat,
-    SettledOutcome,
     StakeAccount,
-    StakeTotals,
+    Standing,
+    Work,
     WorkerAccount,
     abi_tuple,
     version_or_none,
@@ -34,7 +39,7 @@ from muster.chain.structs import (
 from muster.chain.view_parts import lenient_reason
 from muster.protocol.errors import ChainError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.messages import OutcomeRecord, Submission, Verdict
+from muster.protocol.messages import OutcomeRecord, Outcomes, Submission, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +193,8 @@ class StakeVault(_Client):
 
     async def escrow_of(self, offence: Hash32) -> Escrow:
         """Return the escrow of an offence."""
-        return Escrow(*await self._one("escrowOf", offence))
-
-    async def totals(self) -> StakeTotals:
-        """Return the sums over all accounts."""
-        return StakeTotals(*await self._read("totals"))
+        owner, reporter, amount, status = await self._one("escrowOf", offence)
+        return Escrow(owner, reporter, amount, ESCROW_STATUSES[status])
 
     async def unbonding_period(self) -> int:
         """Return the seconds between asking for stake and having it."""
@@ -260,6 +262,10 @@ class WorkerRegistry(_Client):
         """Start to leave; all stake unbonds."""
         return await self._write("exit")
 
+    async def rejoin(self) -> Receipt:
+        """Come back after having started to leave; the stake must suffice."""
+        return await self._write("rejoin")
+
     async def unjail(self) -> Receipt:
         """Become active again after the jail time."""
         return await self._write("unjail")
@@ -270,8 +276,12 @@ class WorkerRegistry(_Client):
 
     async def worker_of(self, worker: Address) -> WorkerAccount:
         """Return a worker's record."""
-        node, worker_id, status, active_from, jailed_until = await self._one("workerOf", worker)
-        return WorkerAccount(node, worker_id, STATUSES[status], active_from, jailed_until)
+        node, worker_id, status, active_from, jailed_until, convictions = await self._one(
+            "workerOf", worker
+        )
+        return WorkerAccount(
+            node, worker_id, STATUSES[status], active_from, jailed_until, convictions
+        )
 
     async def worker_of_node(self, node: Address) -> Address:
         """Return the worker a node serves now, or the zero address."""
@@ -334,15 +344,65 @@ class RunRegistry(_Client):
         """Pause or resume submissions; only the owner."""
         return await self._write("setSubmissionsPaused", run_id, paused)
 
+    async def close_run(self, run_id: RunId) -> Receipt:
+        """End a run for good; only the owner."""
+        return await self._write("closeRun", run_id)
+
+    async def seat_validator(self, run_id: RunId, validator: Address) -> Receipt:
+        """Seat another validator; only the owner."""
+        return await self._write("seatValidator", run_id, validator)
+
     async def rotate_validator(
         self, run_id: RunId, old_validator: Address, new_validator: Address
     ) -> Receipt:
         """Replace a validator; only the owner."""
         return await self._write("rotateValidator", run_id, old_validator, new_validator)
 
+    async def unseat_validator(self, run_id: RunId, validator: Address) -> Receipt:
+        """Take the seat of a validator whose stake is below the requirement."""
+        return await self._write("unseatValidator", run_id, validator)
+
+    async def rotate_trainer(self, run_id: RunId, old: Address, new: Address) -> Receipt:
+        """Replace the trainer's key; only the owner."""
+        return await self._write("rotateTrainer", run_id, old, new)
+
+    async def rotate_orchestrator(self, run_id: RunId, old: Address, new: Address) -> Receipt:
+        """Replace the orchestrator's key; only the owner."""
+        return await self._write("rotateOrchestrator", run_id, old, new)
+
+    async def propose_change(self, run_id: RunId, terms: RunTerms) -> Receipt:
+        """Announce other terms; only the owner."""
+        return await self._write("proposeChange", run_id, abi_tuple(terms))
+
+    async def cancel_change(self, run_id: RunId) -> Receipt:
+        """Withdraw an announcement; only the owner."""
+        return await self._write("cancelChange", run_id)
+
+    async def apply_change(self, run_id: RunId) -> Receipt:
+        """Put announced terms into effect once they are due."""
+        return await self._write("applyChange", run_id)
+
     async def config_of(self, run_id: RunId) -> RunConfig:
-        """Return a run's configuration."""
-        return RunConfig(*await self._one("configOf", run_id))
+        """Return a run's configuration; its validators are those seated now."""
+        return RunConfig.from_abi(await self._one("configOf", run_id))
+
+    async def terms_of(self, run_id: RunId) -> RunTerms:
+        """Return what a run pays and punishes."""
+        return RunTerms(*await self._one("termsOf", run_id))
+
+    async def slashes_of(self, run_id: RunId) -> tuple[int, int]:
+        """Return the millionths of stake that a first statistical and an exact fraud cost."""
+        first, exact = await self._read("slashesOf", run_id)
+        return int(first), int(exact)
+
+    async def proposed_change(self, run_id: RunId) -> tuple[RunTerms, int] | None:
+        """Return announced terms and when they take effect, or None."""
+        terms, effective_at = await self._read("proposedChange", run_id)
+        return (RunTerms(*terms), int(effective_at)) if effective_at else None
+
+    async def admission_of(self, run_id: RunId) -> Admission:
+        """Return what a commitment depends on."""
+        return Admission(*await self._read("admissionOf", run_id))
 
     async def owner_of(self, run_id: RunId) -> Address:
         """Return a run's owner."""
@@ -351,6 +411,10 @@ class RunRegistry(_Client):
     async def is_paused(self, run_id: RunId) -> bool:
         """Return whether submissions are paused."""
         return bool(await self._one("isPaused", run_id))
+
+    async def closed_at(self, run_id: RunId) -> int:
+        """Return when a run ended; 0 while it is open."""
+        return int(await self._one("closedAt", run_id))
 
     async def is_validator(self, run_id: RunId, account: Address) -> bool:
         """Return whether an account validates for the run."""
@@ -368,26 +432,29 @@ class RunRegistry(_Client):
         """Return the number of runs."""
         return int(await self._one("runCount"))
 
-    async def terms_of(self, run_id: RunId) -> RunTerms:
-        """Return what other contracts ask of a run."""
-        return RunTerms(*await self._read("termsOf", run_id))
+    async def seat_bit_of(self, run_id: RunId, account: Address) -> int:
+        """Return the bit of an account among the validators; 0 when it never was one."""
+        return int(await self._one("seatBitOf", run_id, account))
 
-    async def price_of(self, run_id: RunId) -> int:
-        """Return the wei per unit."""
-        return int(await self._one("priceOf", run_id))
+    async def was_seated_throughout(
+        self, run_id: RunId, account: Address, from_: int, to: int
+    ) -> bool:
+        """Return whether an account held its seat from one time to another."""
+        return bool(await self._one("wasSeatedThroughout", run_id, account, from_, to))
 
-    async def seat_of(self, run_id: RunId, account: Address) -> Seat:
-        """Return an account's seat among the validators."""
-        return Seat(*await self._read("seatOf", run_id, account))
-
-    async def seats_of(self, run_id: RunId) -> int:
-        """Return the seats of the current validators as a bitmap."""
-        return int(await self._one("seatsOf", run_id))
+    async def validators_of(self, run_id: RunId) -> dict[Address, int]:
+        """Return the validators and the bits of their seats."""
+        accounts, bits = await self._read("validatorsOf", run_id)
+        return dict(zip(accounts, bits, strict=True))
 
     async def quorum_among(self, run_id: RunId, accounts: Sequence[Address]) -> Quorum:
         """Return the quorum and which of these accounts validate."""
         quorum, seats, stranger = await self._read("quorumAmong", run_id, list(accounts))
         return Quorum(quorum, seats, None if stranger == ZERO_ADDRESS else stranger)
+
+    async def change_delay(self) -> int:
+        """Return the seconds between announcing terms and their effect."""
+        return int(await self._one("changeDelay"))
 
     async def required_validator_stake(self) -> int:
         """Return the active stake a validator must hold."""
@@ -414,15 +481,15 @@ class ContributionLedger(_Client):
         return int(receipt.event("BatchCommitted").args["batch_id"]), receipt
 
     async def post_outcomes(
-        self, batch_id: int, records: bytes, signatures: Sequence[bytes]
+        self, batch: Batch, records: bytes, signatures: Sequence[bytes]
     ) -> Receipt:
         """Record the outcomes of a batch; signatures ascend by signer."""
-        return await self._write("postOutcomes", batch_id, records, list(signatures))
+        return await self._write("postOutcomes", abi_tuple(batch), records, b"".join(signatures))
 
     async def execute_fraud(
         self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
     ) -> Receipt:
-        """Slash and ban the worker of a fraud outcome, on its node's own signature."""
+        """Slash, and jail or ban, the worker of a fraud outcome, on its node's own signature."""
         return await self._write(
             "executeFraud", abi_tuple(outcome), abi_tuple(submission), node_signature
         )
@@ -431,27 +498,46 @@ class ContributionLedger(_Client):
         """Release the escrow of a fraud whose challenge window is over."""
         return await self._write("finaliseFraud", abi_tuple(outcome))
 
-    async def outcome_of(self, outcome: OutcomeProof) -> tuple[OutcomeRecord, Hash32]:
-        """Return a posted outcome and its leaf."""
-        record, leaf = await self._read("outcomeOf", abi_tuple(outcome))
-        return _record(record), Hash32(leaf)
+    async def standing_of(self, outcome: OutcomeProof) -> Standing:
+        """Return an outcome as it stands now."""
+        record, leaf, offence, verdict, closes_at, is_final = await self._one(
+            "standingOf", abi_tuple(outcome)
+        )
+        return Standing(_record(record), leaf, offence, Verdict(verdict), closes_at, is_final)
 
-    async def settled_outcome(self, outcome: OutcomeProof) -> SettledOutcome:
-        """Return a posted outcome with the verdict that stands."""
-        run_id, record, is_final = await self._read("settledOutcome", abi_tuple(outcome))
-        return SettledOutcome(RunId(run_id), _record(record), is_final)
+    async def in_flight_until(
+        self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
+    ) -> int:
+        """Return when the challenge window of work in flight closes at the latest."""
+        return int(
+            await self._one(
+                "inFlightUntil", abi_tuple(outcome), abi_tuple(submission), node_signature
+            )
+        )
 
-    async def signers_of(self, batch_id: int) -> int:
-        """Return the seats of a batch's signers as a bitmap."""
-        return int(await self._one("signersOf", batch_id))
+    async def is_disputed(self, batch: Batch) -> bool:
+        """Return whether an outcome of a batch was ever challenged."""
+        return bool(await self._one("isDisputed", abi_tuple(batch)))
 
-    async def is_final(self, batch_id: int, leaf: Hash32) -> bool:
-        """Return whether an outcome is final."""
-        return bool(await self._one("isFinal", batch_id, leaf))
+    async def overdue_since(self, batch: Batch) -> int:
+        """Return when outcomes of a batch were due, if that is past and there are none."""
+        return int(await self._one("overdueSince", abi_tuple(batch)))
 
-    async def batch_of(self, batch_id: int) -> Batch:
-        """Return a batch."""
-        return Batch(*await self._one("batchOf", batch_id))
+    async def unit_cap_of(self, worker: Address) -> int:
+        """Return the units that a worker's active stake covers in flight."""
+        return int(await self._one("unitCapOf", worker))
+
+    async def commitment_of(self, batch_id: int) -> Hash32:
+        """Return the hash stored for a batch; zero when there is none."""
+        return Hash32(await self._one("commitmentOf", batch_id))
+
+    async def submission_signer(self, submission: Submission, signature: bytes) -> Address:
+        """Return who signed a submission; the zero address when the signature is malformed."""
+        return Address(await self._one("submissionSigner", abi_tuple(submission), signature))
+
+    async def outcomes_signer(self, outcomes: Outcomes, signature: bytes) -> Address:
+        """Return who signed outcomes; the zero address when the signature is malformed."""
+        return Address(await self._one("outcomesSigner", abi_tuple(outcomes), signature))
 
     async def batch_count(self) -> int:
         """Return the number of batches."""
@@ -464,6 +550,10 @@ class ContributionLedger(_Client):
     async def outcome_deadline(self) -> int:
         """Return the seconds after the commitment by which outcomes are due."""
         return int(await self._one("outcomeDeadline"))
+
+    async def stake_per_unit(self) -> int:
+        """Return the wei of stake behind one unit in flight."""
+        return int(await self._one("stakePerUnit"))
 
     async def domain_separator(self) -> Hash32:
         """Return the EIP-712 domain separator."""
@@ -479,33 +569,47 @@ class DisputeCourt(_Client):
         """Challenge an outcome; takes the bond, which must be approved."""
         return await self._write("challenge", abi_tuple(outcome), int(claimed_verdict))
 
-    async def vote(self, leaf: Hash32, overturn: bool) -> Receipt:
-        """Vote on a case as a juror."""
-        return await self._write("vote", leaf, overturn)
+    async def draw_jury(self, outcome: OutcomeProof) -> Receipt:
+        """Draw the jury of a case, once its draw block is mined."""
+        return await self._write("drawJury", abi_tuple(outcome))
+
+    async def commit_vote(self, leaf: Hash32, commitment: Hash32) -> Receipt:
+        """Commit to a vote as a juror, see `muster.protocol.jury.vote_commitment`."""
+        return await self._write("commitVote", leaf, commitment)
+
+    async def reveal_vote(
+        self, leaf: Hash32, overturn: bool, result_hash: Hash32, salt: Hash32
+    ) -> Receipt:
+        """Reveal a vote."""
+        return await self._write("revealVote", leaf, overturn, result_hash, salt)
 
     async def close(self, outcome: OutcomeProof) -> Receipt:
-        """Close a case whose voting is over."""
+        """Close a case that all jurors voted on, or whose time is over."""
         return await self._write("close", abi_tuple(outcome))
 
     async def case_of(self, leaf: Hash32) -> Case | None:
         """Return the case about an outcome, or None."""
         values = await self._one("caseOf", leaf)
-        if values[2] == 0:
+        challenger, batch_id, recorded, claimed, run_id, status, *rest = values
+        if CASE_STATUSES[status] is CaseStatus.NONE:
             return None
-        recorded, claimed = Verdict(values[5]), Verdict(values[6])
-        challenger, run_id, ends_at, overturn, uphold, _, _, closed, overturned, bond = values
         return Case(
-            challenger=challenger,
-            run_id=run_id,
-            voting_ends_at=ends_at,
-            votes_to_overturn=overturn,
-            votes_to_uphold=uphold,
-            recorded_verdict=recorded,
-            claimed_verdict=claimed,
-            closed=closed,
-            overturned=overturned,
-            bond_wei=bond,
+            challenger,
+            batch_id,
+            Verdict(recorded),
+            Verdict(claimed),
+            RunId(run_id),
+            CASE_STATUSES[status],
+            *rest,
         )
+
+    async def challenger_of(self, leaf: Hash32) -> Address:
+        """Return who challenged an outcome, or the zero address."""
+        return Address(await self._one("challengerOf", leaf))
+
+    async def commitment_of(self, leaf: Hash32, juror: Address) -> Hash32:
+        """Return what a juror committed: zero for nothing, one once revealed."""
+        return Hash32(await self._one("commitmentOf", leaf, juror))
 
     async def is_open(self, leaf: Hash32) -> bool:
         """Return whether an outcome has an open case."""
@@ -515,13 +619,81 @@ class DisputeCourt(_Client):
         """Return the verdict that stands, given the recorded one."""
         return Verdict(await self._one("effectiveVerdict", leaf, int(recorded)))
 
-    async def challenge_bond(self) -> int:
-        """Return the wei of a challenge's bond."""
-        return int(await self._one("challengeBond"))
+    async def terms(self) -> CourtTerms:
+        """Return what the deployment fixed."""
+        return CourtTerms(*await self._one("terms"))
 
     async def jury_time(self) -> int:
-        """Return the seconds a jury has."""
+        """Return the seconds after which a case can be closed."""
         return int(await self._one("juryTime"))
+
+
+class FaultCourt(_Client):
+    """Faults that prove themselves."""
+
+    contract = "FaultCourt"
+
+    async def slash_signer(self, outcome: OutcomeProof, validator: Address) -> Receipt:
+        """Slash a validator that signed an outcome which a jury overturned."""
+        return await self._write("slashSigner", abi_tuple(outcome), validator)
+
+    async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> Receipt:
+        """Slash a juror that did not reveal a vote."""
+        return await self._write("slashAbsentJuror", leaf, juror)
+
+    async def slash_overdue(self, batch: Batch, validator: Address) -> Receipt:
+        """Slash a validator of a batch that waited in vain for its outcomes."""
+        return await self._write("slashOverdue", abi_tuple(batch), validator)
+
+    async def prove_double_outcome(
+        self,
+        batch: Batch,
+        first: Outcomes,
+        first_signature: bytes,
+        second: Outcomes,
+        second_signature: bytes,
+    ) -> Receipt:
+        """Slash and unseat a validator that signed two outcomes of one batch."""
+        return await self._write(
+            "proveDoubleOutcome",
+            abi_tuple(batch),
+            abi_tuple(first),
+            first_signature,
+            abi_tuple(second),
+            second_signature,
+        )
+
+    async def prove_double_submission(
+        self,
+        first: Submission,
+        first_signature: bytes,
+        second: Submission,
+        second_signature: bytes,
+    ) -> Receipt:
+        """Slash and ban a worker whose nodes signed two submissions for one slot."""
+        return await self._write(
+            "proveDoubleSubmission",
+            abi_tuple(first),
+            first_signature,
+            abi_tuple(second),
+            second_signature,
+        )
+
+    async def prove_overcommit(self, works: Sequence[Work]) -> Receipt:
+        """Jail a worker whose units in flight exceed what its stake covers."""
+        return await self._write("proveOvercommit", [abi_tuple(work) for work in works])
+
+    async def hold_stake(self, work: Work) -> Receipt:
+        """Hold a worker's stake back until work that is not final is."""
+        return await self._write("holdStake", abi_tuple(work))
+
+    async def wrong_verdict_ppm(self) -> int:
+        """Return the millionths of a signer's stake that an overturned verdict costs."""
+        return int(await self._one("wrongVerdictPpm"))
+
+    async def absence_ppm(self) -> int:
+        """Return the millionths of a validator's stake that an absence costs."""
+        return int(await self._one("absencePpm"))
 
 
 class RewardEscrow(_Client):
@@ -533,17 +705,29 @@ class RewardEscrow(_Client):
         """Add our tokens to a run's funds; needs an allowance."""
         return await self._write("fund", run_id, amount)
 
-    async def claim(self, outcomes: Sequence[OutcomeProof]) -> Receipt:
+    async def claim(self, claims: Sequence[Claim]) -> Receipt:
         """Have a worker paid for final accepted outcomes of one run."""
-        return await self._write("claim", [abi_tuple(outcome) for outcome in outcomes])
+        return await self._write("claim", [abi_tuple(claim) for claim in claims])
+
+    async def recover(self, claims: Sequence[Claim]) -> Receipt:
+        """Free what was set aside for final outcomes that were not accepted."""
+        return await self._write("recover", [abi_tuple(claim) for claim in claims])
+
+    async def reclaim(self, run_id: RunId) -> Receipt:
+        """Return a closed run's money to its owner."""
+        return await self._write("reclaim", run_id)
 
     async def is_paid(self, run_id: RunId, worker: Address, step: Step, index: int) -> bool:
         """Return whether a slot was paid."""
         return bool(await self._one("isPaid", run_id, worker, step, index))
 
     async def funds_of(self, run_id: RunId) -> Funds:
-        """Return what a run received and paid."""
-        return Funds(*await self._read("fundsOf", run_id))
+        """Return a run's money."""
+        return Funds(*await self._one("fundsOf", run_id))
+
+    async def claim_period(self) -> int:
+        """Return the seconds that workers of a closed run have to claim."""
+        return int(await self._one("claimPeriod"))
 
 
 def _record(values: tuple[Any, ...]) -> OutcomeRecord:

@@ -1,4 +1,4 @@
-"""Deploys the seven contracts from the committed artifacts.
+"""Deploys the eight contracts from the committed artifacts.
 
 They are immutable and refer to one another, so every address is computed before anything is
 deployed: a contract's address follows from its deployer's account and nonce.
@@ -35,6 +35,7 @@ ORDER = (
     "WorkerRegistry",
     "ContributionLedger",
     "DisputeCourt",
+    "FaultCourt",
     "RewardEscrow",
     "StakeVault",
 )
@@ -60,8 +61,24 @@ class DeployParameters(BaseModel):
     """Seconds after the commitment by which outcomes are due."""
     challenge_window_s: Annotated[int, Field(ge=0)] = 30
     """Seconds after posting during which an outcome may be challenged."""
-    jury_time_s: Annotated[int, Field(ge=0)] = 120
-    """Seconds a jury has."""
+    vote_commit_s: Annotated[int, Field(ge=1)] = 80
+    """Seconds after a challenge until which jurors may commit to a vote."""
+    vote_reveal_s: Annotated[int, Field(ge=1)] = 40
+    """Seconds after that until which they may reveal it."""
+    draw_delay_blocks: Annotated[int, Field(ge=1)] = 1
+    """Blocks after a challenge whose hash decides its jury."""
+    jury_size: Annotated[int, Field(ge=1, le=88)] = 3
+    """Jurors of a case, fewer when there are fewer that may sit."""
+    wrong_verdict_ppm: Annotated[int, Field(ge=0, le=PPM)] = 50_000
+    """Share of a signer's stake that an overturned verdict costs, in millionths."""
+    absence_ppm: Annotated[int, Field(ge=0, le=PPM)] = 5_000
+    """Share of a validator's stake that a missed jury or outcome deadline costs, in millionths."""
+    stake_per_unit: Annotated[int, Field(ge=1)] = TOKEN // 10_000
+    """Stake behind one unit in flight."""
+    change_delay_s: Annotated[int, Field(ge=0)] = 3600
+    """Seconds between announcing a run's terms and their effect; must outlast judgement."""
+    claim_period_s: Annotated[int, Field(ge=1)] = 90 * 24 * 3600
+    """Seconds that workers of a closed run have to claim; must outlast judgement."""
     unbonding_s: Annotated[int, Field(ge=1)] = 3600
     """Seconds from an unbond request to its withdrawal; must exceed the three before together."""
     challenge_bond: Annotated[int, Field(ge=0)] = 10 * TOKEN
@@ -76,13 +93,16 @@ class DeployParameters(BaseModel):
     """The most a reporter gets for one offence."""
 
     @model_validator(mode="after")
-    def _stake_outlasts_judgement(self) -> Self:
-        judged = self.outcome_deadline_s + self.challenge_window_s + self.jury_time_s
-        if self.unbonding_s <= judged:
-            raise ValueError(
-                f"unbonding_s {self.unbonding_s} must exceed outcome_deadline_s + "
-                f"challenge_window_s + jury_time_s = {judged}: stake must outlast judgement"
-            )
+    def _judgement_is_outlasted(self) -> Self:
+        judged = self.outcome_deadline_s + self.challenge_window_s
+        judged += self.vote_commit_s + self.vote_reveal_s
+        least = {"unbonding_s": judged + 1, "claim_period_s": judged + 1, "change_delay_s": judged}
+        for name, seconds in least.items():
+            if getattr(self, name) < seconds:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is below {seconds}: it must outlast "
+                    "outcome_deadline_s + challenge_window_s + vote_commit_s + vote_reveal_s"
+                )
         if self.insurance_ppm + self.reporter_ppm > PPM:
             raise ValueError("insurance_ppm and reporter_ppm add up to more than the whole")
         return self
@@ -143,24 +163,30 @@ def constructor_arguments(
     p, at = parameters, addresses
     token, vault, workers = at["MusterToken"], at["StakeVault"], at["WorkerRegistry"]
     runs, ledger, court = at["RunRegistry"], at["ContributionLedger"], at["DisputeCourt"]
+    faults, escrow = at["FaultCourt"], at["RewardEscrow"]
+    disputes = (
+        *(p.challenge_bond, p.draw_delay_blocks, p.jury_size),
+        *(p.vote_commit_s, p.vote_reveal_s),
+    )
     return {
         "MusterToken": (p.initial_supply,),
-        "RunRegistry": (vault, p.required_validator_stake),
+        "RunRegistry": (vault, faults, p.required_validator_stake, p.change_delay_s),
         "WorkerRegistry": (
-            *(token, vault, ledger, court),
+            *(token, vault, ledger, court, faults),
             *(p.required_worker_stake, p.activation_delay_blocks, p.jail_time_s),
         ),
         "ContributionLedger": (
-            *(runs, workers, vault, court),
-            *(p.challenge_window_s, p.outcome_deadline_s),
+            (runs, workers, vault, court, escrow),
+            *(p.challenge_window_s, p.outcome_deadline_s, p.stake_per_unit),
         ),
-        "DisputeCourt": (
-            *(token, runs, workers, vault, ledger),
-            *(p.challenge_bond, p.jury_time_s),
+        "DisputeCourt": (token, runs, workers, vault, ledger, disputes),
+        "FaultCourt": (
+            *(runs, workers, vault, ledger, court),
+            *(p.wrong_verdict_ppm, p.absence_ppm),
         ),
-        "RewardEscrow": (token, runs, workers, ledger),
+        "RewardEscrow": (token, runs, workers, ledger, court, p.claim_period_s),
         "StakeVault": (
-            *(token, workers, ledger, court, p.insurance or deployer),
+            *(token, workers, ledger, court, faults, p.insurance or deployer),
             *(p.unbonding_s, p.insurance_ppm, p.reporter_ppm, p.reporter_cap),
         ),
     }

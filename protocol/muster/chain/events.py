@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.chain.abi import AbiEvent, contract_abi
-from muster.chain.structs import RunConfig
+from muster.chain.structs import RunConfig, RunTerms
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Submission
 
-_STRUCTS: dict[str | None, Any] = {"RunConfig": RunConfig, "Submission": Submission}
+
+_STRUCTS: dict[str | None, Any] = {
+    "RunConfig": lambda *values: RunConfig.from_abi(values),
+    "Submission": Submission,
+    "Terms": RunTerms,
+}
 
 
 @dataclass(frozen=True, slots=True)

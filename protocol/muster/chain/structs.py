@@ -5,12 +5,14 @@ Amounts are token wei, times Unix seconds of the chain's clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from muster.protocol.encoding import abi_words, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import OutcomeRecord, Verdict
+from muster.protocol.messages import OutcomeRecord, Submission, Verdict
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)
 """What Solidity returns for nobody."""
@@ -49,6 +51,8 @@ class WorkerAccount:
     """First block in which it counts as active."""
     jailed_until: int
     """Before this time it stays jailed."""
+    convictions: int
+    """Fraud verdicts against it that stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,27 @@ class StakeAccount:
     """Leaving, still slashable."""
     withdrawable_at: int
     """From when `unbonding_wei` may be withdrawn."""
+    held_until: int
+    """Before this time it is held back nevertheless, for one more unbonding period at most."""
+    open_cases: int
+    """Cases that hold it back in the same way."""
+
+
+class EscrowStatus(StrEnum):
+    """What became of slashed stake."""
+
+    NONE = "None"
+    """Nothing was slashed."""
+    HELD = "Held"
+    """Waits until the verdict is final."""
+    RELEASED = "Released"
+    """Burned, insured, rewarded."""
+    RESTORED = "Restored"
+    """Given back: the verdict was overturned."""
+
+
+ESCROW_STATUSES = tuple(EscrowStatus)
+"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +97,23 @@ class Escrow:
     reporter: Address
     """Who reported it; the zero address for nobody."""
     amount_wei: int
-    """What is held; zero once settled."""
+    """What was taken."""
+    status: EscrowStatus
+    """What became of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class StakeTotals:
-    """Sums over all accounts of StakeVault."""
+class RunTerms:
+    """What a run pays and punishes, and how many must agree."""
 
-    active_wei: int
-    """Active stake."""
-    unbonding_wei: int
-    """Unbonding stake."""
-    escrowed_wei: int
-    """Stake held for offences."""
+    price_per_unit: int
+    """Token wei per unit."""
+    fraud_ppm: int
+    """Millionths of the stake slashed for a first statistical fraud."""
+    exact_fraud_ppm: int
+    """Millionths of the stake slashed for an exact fraud."""
+    quorum: int
+    """Validators that must sign an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,38 +132,29 @@ class RunConfig:
     """Hash of the recipe."""
     calibration_hash: Hash32
     """Hash of the calibration."""
-    price_per_unit: int
-    """Token wei per unit."""
-    fraud_ppm: int
-    """Millionths of the stake slashed for fraud."""
-    quorum: int
-    """Validators that must sign an outcome."""
+    terms: RunTerms
+    """Price, slashes, quorum."""
     validators: tuple[Address, ...]
     """The validators."""
 
+    @classmethod
+    def from_abi(cls, values: Sequence[Any]) -> Self:
+        """Return the configuration that the ABI's nested tuples hold."""
+        trainer, orchestrator, model, tasks, recipe, calibration, terms, validators = values
+        hashes = (model, tasks, recipe, calibration)
+        return cls(trainer, orchestrator, *hashes, RunTerms(*terms), validators)
+
 
 @dataclass(frozen=True, slots=True)
-class RunTerms:
-    """The part of a run that other contracts ask for."""
+class Admission:
+    """What a commitment depends on."""
 
     orchestrator: Address
-    """Commits batches."""
-    fraud_ppm: int
-    """Millionths of the stake slashed for fraud."""
-    quorum: int
-    """Validators that must sign an outcome."""
-    paused: bool
-    """Whether submissions are paused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """An account's place among a run's validators."""
-
-    number: int
-    """Bit in sets of signers."""
-    seated: bool
-    """Whether it validates now."""
+    """Who may commit."""
+    price_per_unit: int
+    """Token wei per unit."""
+    is_open: bool
+    """Whether the run takes submissions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,46 +183,123 @@ class PolicyCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A committed batch."""
+    """The header of a batch, which calls about it hand in: the ledger keeps its hash only."""
 
-    root: Hash32
-    """Over its submissions; zero once outcomes are posted (its event keeps it)."""
-    outcomes_root: Hash32
-    """Over its outcomes; zero before."""
+    batch_id: int
+    """Its number."""
     run_id: RunId
-    """The run; 0 for an unknown batch."""
+    """The run."""
+    root: Hash32
+    """Over its submissions until outcomes are posted, over its outcomes from then on."""
     count: int
     """Submissions."""
+    units: int
+    """Units they claim together."""
+    price_per_unit: int
+    """Token wei per unit, as it was at the commitment."""
     committed_at: int
     """When it was committed."""
-    posted_at: int
+    posted_at: int = 0
     """When its outcomes were posted; 0 before."""
+    signers: int = 0
+    """Seats of the validators that signed them, as a bitmap."""
+
+    def commitment(self) -> Hash32:
+        """Return what the ledger keeps of it while nothing in it was challenged."""
+        words = abi_words(*abi_tuple(self))
+        digest = keccak(words)
+        return Hash32(digest[:-1] + bytes([digest[-1] & 0xFE]))
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeProof:
-    """An outcome, its place and the proof that it was posted."""
+    """An outcome, its place and the proof that it stands."""
 
-    batch_id: int
+    batch: Batch
     """The batch."""
     position: int
     """Its place there."""
     record: bytes
     """The 56-byte record."""
     proof: tuple[Hash32, ...] | list[Hash32]
-    """Siblings up to the outcomes root."""
+    """Siblings up to the batch's root."""
 
 
 @dataclass(frozen=True, slots=True)
-class SettledOutcome:
-    """A posted outcome with the verdict that stands."""
+class Claim:
+    """Outcomes of one batch and the proof that they stand."""
 
-    run_id: RunId
-    """Its run."""
-    record: OutcomeRecord
-    """The outcome, with the verdict that stands."""
+    batch: Batch
+    """The batch."""
+    positions: tuple[int, ...] | list[int]
+    """Their places there, ascending."""
+    records: bytes
+    """Their records, joined."""
+    siblings: tuple[Hash32, ...] | list[Hash32]
+    """Nodes that the records do not give, as `merkle_multi_proof` returns them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An outcome as it stands now."""
+
+    outcome: OutcomeRecord
+    """As recorded."""
+    leaf: Hash32
+    """Its name in cases."""
+    offence: Hash32
+    """The file's name in slashes."""
+    verdict: Verdict
+    """The verdict that stands."""
+    closes_at: int
+    """When its challenge window closes."""
     is_final: bool
-    """Whether the window is over and no case is open."""
+    """Whether the window is closed and no case is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A worker's work in flight, with its proof."""
+
+    outcome: OutcomeProof
+    """Where it is."""
+    submission: Submission
+    """What its node signed."""
+    node_signature: bytes
+    """The signature."""
+
+
+@dataclass(frozen=True, slots=True)
+class CourtTerms:
+    """What a deployment fixes about disputes."""
+
+    challenge_bond: int
+    """Wei that a challenger puts up."""
+    draw_delay: int
+    """Blocks after the challenge whose hash decides the jury."""
+    jury_size: int
+    """Jurors of a case, fewer when there are fewer that may sit."""
+    commit_time: int
+    """Seconds after the challenge until which jurors may commit."""
+    reveal_time: int
+    """Seconds after that until which they may reveal."""
+
+
+class CaseStatus(StrEnum):
+    """Life of a case."""
+
+    NONE = "None"
+    """There is no case."""
+    OPEN = "Open"
+    """Drawing, committing, revealing."""
+    UPHELD = "Upheld"
+    """The recorded verdict stands."""
+    OVERTURNED = "Overturned"
+    """The challenger won."""
+
+
+CASE_STATUSES = tuple(CaseStatus)
+"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,35 +307,56 @@ class Case:
     """A dispute."""
 
     challenger: Address
-    """Who challenged; the zero address when there is no case."""
-    run_id: RunId
-    """Whose validators vote."""
-    voting_ends_at: int
-    """Until when votes count."""
-    votes_to_overturn: int
-    """Votes for the challenger."""
-    votes_to_uphold: int
-    """Votes for the recorded verdict."""
+    """Who challenged."""
+    batch_id: int
+    """The batch of the outcome."""
     recorded_verdict: Verdict
     """As recorded."""
     claimed_verdict: Verdict
     """As the challenger claims."""
-    closed: bool
-    """Whether it is over."""
-    overturned: bool
-    """Whether the challenger won."""
-    bond_wei: int
-    """What the challenger put up."""
+    run_id: RunId
+    """The run whose validators are the jurors."""
+    status: CaseStatus
+    """Where it stands."""
+    opened_at: int
+    """When it was opened."""
+    draw_block: int
+    """The block whose hash decides the jury."""
+    jury: int
+    """Seats of the jurors, as a bitmap; 0 until drawn."""
+    committed: int
+    """Jurors that committed."""
+    votes_to_overturn: int
+    """Votes revealed for the challenger."""
+    votes_to_uphold: int
+    """Votes revealed for the recorded verdict."""
+
+
+class Fault(StrEnum):
+    """What a validator is punished for."""
+
+    WRONG_VERDICT = "WrongVerdict"
+    """It signed an outcome that a jury overturned."""
+    ABSENT_JUROR = "AbsentJuror"
+    """It did not reveal a vote."""
+    MISSED_DEADLINE = "MissedDeadline"
+    """A batch waited in vain for its outcomes."""
+    DOUBLE_OUTCOME = "DoubleOutcome"
+    """It signed two outcomes of one batch."""
+
+
+FAULTS = tuple(Fault)
+"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Funds:
     """A run's money in RewardEscrow."""
 
-    funded_wei: int
-    """Received."""
-    paid_wei: int
-    """Paid out."""
+    available_wei: int
+    """Free for batches to come."""
+    reserved_wei: int
+    """Set aside for batches committed and not yet paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +371,11 @@ class BlockId:
 
 def abi_tuple(value: Any) -> tuple[Any, ...]:
     """Return a dataclass's fields as the tuple that the ABI encodes as a struct."""
-    return tuple(getattr(value, field.name) for field in fields(value))
+    return tuple(_abi_value(getattr(value, field.name)) for field in fields(value))
+
+
+def _abi_value(value: Any) -> Any:
+    return abi_tuple(value) if is_dataclass(value) else value
 
 
 @dataclass(frozen=True, slots=True)

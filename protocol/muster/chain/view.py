@@ -8,10 +8,11 @@ reorganisation made void, by building everything again from the events that stan
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from muster.chain.events import Event
-from muster.chain.structs import BlockId, WorkerStatus
+from muster.chain.structs import FAULTS, STATUSES, BlockId, WorkerStatus
 from muster.chain.view_parts import (
     BatchView,
     CaseView,
@@ -24,12 +25,15 @@ from muster.chain.view_parts import (
     StreamItem,
     WorkerView,
     parse_records,
+    split_signatures,
 )
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Verdict
 
+NO_OFFENCE = Hash32(bytes(32))
+"""What a jailing without a fraud verdict is filed under."""
 REMEMBERED_BLOCKS = 256
 """Blocks whose hashes a reader gets to notice a reorganisation."""
 
@@ -63,7 +67,6 @@ class ChainView:
         self.contradictions: list[str] = []
         """Events that do not follow from those before them."""
         self._slash_by_offence: dict[Hash32, SlashView] = {}
-        self._before_ban: dict[Address, WorkerStatus] = {}
         self._slots: set[tuple[int, int, int, int]] = set()
 
     # -------------------------------------------------------------------- events
@@ -167,7 +170,7 @@ class ChainView:
         stake = self._stake(args["owner"])
         taken = (args["from_active"], args["from_unbonding"])
         slash = SlashView(
-            worker=args["owner"],
+            owner=args["owner"],
             offence=args["offence"],
             amount_wei=sum(taken),
             tx_hash=event.tx_hash,
@@ -195,6 +198,10 @@ class ChainView:
         stake = self._stake(args["owner"])
         stake.active_wei += args["amount"]
         stake.slashed_wei -= args["amount"]
+
+    def _stake_held(self, _event: Event, args: dict[str, Any]) -> None:
+        stake = self._stake(args["owner"])
+        stake.held_until, stake.open_cases = args["held_until"], args["open_cases"]
 
     def _settle(self, event: Event, state: SlashState) -> SlashView:
         slash = self._slash_by_offence[event.args["offence"]]
@@ -239,7 +246,12 @@ class ChainView:
         return worker
 
     def _worker_jailed(self, event: Event, args: dict[str, Any]) -> None:
-        self._set_status(event, WorkerStatus.JAILED).jailed_until = args["until"]
+        worker = self.workers[args["worker"]]
+        worker.jailed_until = args["until"]
+        worker.convictions += args["offence"] != NO_OFFENCE
+        # Who is leaving goes on leaving.
+        if worker.status is WorkerStatus.ACTIVE:
+            self._set_status(event, WorkerStatus.JAILED)
 
     def _worker_unjailed(self, event: Event, args: dict[str, Any]) -> None:
         self._set_status(event, WorkerStatus.ACTIVE).active_from = args["active_from"]
@@ -247,14 +259,11 @@ class ChainView:
     def _worker_exiting(self, event: Event, _args: dict[str, Any]) -> None:
         self._set_status(event, WorkerStatus.EXITING)
 
-    def _worker_banned(self, event: Event, args: dict[str, Any]) -> None:
-        worker = self.workers[args["worker"]]
-        if worker.status is not WorkerStatus.BANNED:
-            self._before_ban[worker.address] = worker.status
-        self._set_status(event, WorkerStatus.BANNED)
+    def _worker_banned(self, event: Event, _args: dict[str, Any]) -> None:
+        self._set_status(event, WorkerStatus.BANNED).convictions += 1
 
-    def _worker_reinstated(self, event: Event, args: dict[str, Any]) -> None:
-        self._set_status(event, self._before_ban.pop(args["worker"]))
+    def _worker_acquitted(self, event: Event, args: dict[str, Any]) -> None:
+        self._set_status(event, STATUSES[args["status"]]).convictions -= 1
 
     # ---------------------------------------------------------------------- runs
 
@@ -265,7 +274,8 @@ class ChainView:
             run_id=run_id,
             owner=args["owner"],
             config=args["config"],
-            validators=list(args["config"].validators),
+            seats={},
+            validators=[],
             created_block=event.block_number,
             created_tx=event.tx_hash,
         )
@@ -291,13 +301,46 @@ class ChainView:
     def _submissions_paused(self, _event: Event, args: dict[str, Any]) -> None:
         self.runs[args["run_id"]].paused = args["paused"]
 
-    def _validator_rotated(self, event: Event, args: dict[str, Any]) -> None:
-        run = self.runs[args["run_id"]]
-        if args["old_validator"] not in run.validators:
-            self._contradict(event, f"{args['old_validator']} was no validator")
+    def _run_closed(self, event: Event, args: dict[str, Any]) -> None:
+        self.runs[args["run_id"]].closed_at = event.block_timestamp
+
+    def _validator_seated(self, event: Event, args: dict[str, Any]) -> None:
+        run, validator = self.runs[args["run_id"]], args["validator"]
+        if validator in run.validators:
+            self._contradict(event, f"{validator} is seated already")
+        run.validators.append(validator)
+        bit = run.seats.setdefault(validator, args["seat_bit"])
+        self._expect(event, "the seat", bit, args["seat_bit"])
+
+    def _validator_unseated(self, event: Event, args: dict[str, Any]) -> None:
+        run, validator = self.runs[args["run_id"]], args["validator"]
+        if validator not in run.validators:
+            self._contradict(event, f"{validator} was no validator")
             return
-        seat = run.validators.index(args["old_validator"])
-        run.validators[seat] = args["new_validator"]
+        run.validators.remove(validator)
+
+    def _trainer_rotated(self, event: Event, args: dict[str, Any]) -> None:
+        run = self.runs[args["run_id"]]
+        self._expect(event, "the old trainer", run.config.trainer, args["old_trainer"])
+        run.config = replace(run.config, trainer=args["new_trainer"])
+
+    def _orchestrator_rotated(self, event: Event, args: dict[str, Any]) -> None:
+        run = self.runs[args["run_id"]]
+        old = run.config.orchestrator
+        self._expect(event, "the old orchestrator", old, args["old_orchestrator"])
+        run.config = replace(run.config, orchestrator=args["new_orchestrator"])
+
+    def _change_proposed(self, _event: Event, args: dict[str, Any]) -> None:
+        self.runs[args["run_id"]].proposed = (args["terms"], args["effective_at"])
+
+    def _change_cancelled(self, _event: Event, args: dict[str, Any]) -> None:
+        self.runs[args["run_id"]].proposed = None
+
+    def _change_applied(self, event: Event, args: dict[str, Any]) -> None:
+        run = self.runs[args["run_id"]]
+        announced = run.proposed[0] if run.proposed else None
+        self._expect(event, "the terms", announced, args["terms"])
+        run.config, run.proposed = replace(run.config, terms=args["terms"]), None
 
     # ------------------------------------------------------------------- batches
 
@@ -311,7 +354,8 @@ class ChainView:
             root=args["root"],
             count=args["count"],
             units=args["units"],
-            committed_at=event.block_timestamp,
+            price_per_unit=args["price_per_unit"],
+            committed_at=args["committed_at"],
             block_number=event.block_number,
             tx_hash=event.tx_hash,
         )
@@ -329,9 +373,10 @@ class ChainView:
             return
         batch.records = records
         batch.records_hash = keccak(args["records"])
-        batch.signatures = list(args["signatures"])
+        batch.signatures = split_signatures(args["signatures"])
+        batch.signers = args["signers"]
         batch.outcomes_root = args["outcomes_root"]
-        batch.posted_at = event.block_timestamp
+        batch.posted_at = args["posted_at"]
         batch.posted_block = event.block_number
         batch.posted_tx = event.tx_hash
         run = self.runs[batch.run_id]
@@ -345,7 +390,9 @@ class ChainView:
     def _fraud_executed(self, event: Event, args: dict[str, Any]) -> None:
         slash = self._slash_by_offence[args["offence"]]
         slash.batch_id, slash.position = args["batch_id"], args["position"]
-        self._expect(event, "the slashed worker", slash.worker, args["worker"])
+        slash.leaf = args["leaf"]
+        slash.priors = self.workers[slash.owner].convictions - 1
+        self._expect(event, "the slashed worker", slash.owner, args["worker"])
         self._expect(event, "the slashed amount", slash.amount_wei, args["amount"])
 
     def _fraud_finalised(self, event: Event, args: dict[str, Any]) -> None:
@@ -370,7 +417,32 @@ class ChainView:
                 timestamp=event.block_timestamp,
             )
         )
-        self.runs[args["run_id"]].paid_wei += args["amount"]
+        run = self.runs[args["run_id"]]
+        run.paid_wei += args["amount"]
+        run.reserved_wei -= args["amount"]
+
+    def _reward_reserved(self, _event: Event, args: dict[str, Any]) -> None:
+        self.runs[args["run_id"]].reserved_wei += args["amount"]
+
+    def _reward_recovered(self, _event: Event, args: dict[str, Any]) -> None:
+        self.runs[args["run_id"]].reserved_wei -= args["amount"]
+
+    def _run_reclaimed(self, _event: Event, args: dict[str, Any]) -> None:
+        run = self.runs[args["run_id"]]
+        # What is free goes first; more than that means that the time to claim is over.
+        if args["amount"] > run.available_wei:
+            run.reserved_wei = 0
+        run.reclaimed_wei += args["amount"]
+
+    def _validator_punished(self, event: Event, args: dict[str, Any]) -> None:
+        slash = self._slash_by_offence[args["offence"]]
+        slash.fault = FAULTS[args["fault"]]
+        self._expect(event, "the slashed validator", slash.owner, args["validator"])
+
+    def _double_submission_proven(self, event: Event, args: dict[str, Any]) -> None:
+        slash = self._slash_by_offence[args["offence"]]
+        slash.is_double_submission = True
+        self._expect(event, "the slashed worker", slash.owner, args["worker"])
 
     def _case_opened(self, event: Event, args: dict[str, Any]) -> None:
         self.cases[args["leaf"]] = CaseView(
@@ -378,16 +450,30 @@ class ChainView:
             batch_id=args["batch_id"],
             position=args["position"],
             challenger=args["challenger"],
+            recorded_verdict=args["recorded_verdict"],
             claimed_verdict=args["claimed_verdict"],
-            bond_wei=args["bond"],
+            draw_block=args["draw_block"],
+            opened_at=event.block_timestamp,
             opened_tx=event.tx_hash,
         )
 
-    def _case_voted(self, event: Event, args: dict[str, Any]) -> None:
-        case = self.cases[args["leaf"]]
-        if args["juror"] in case.votes:
-            self._contradict(event, f"{args['juror']} votes twice")
-        case.votes[args["juror"]] = args["overturn"]
+    def _draw_postponed(self, _event: Event, args: dict[str, Any]) -> None:
+        self.cases[args["leaf"]].draw_block = args["draw_block"]
+
+    def _jury_drawn(self, _event: Event, args: dict[str, Any]) -> None:
+        self.cases[args["leaf"]].jurors = tuple(args["jurors"])
+
+    def _vote_committed(self, event: Event, args: dict[str, Any]) -> None:
+        case, juror = self.cases[args["leaf"]], args["juror"]
+        if juror in case.commitments or juror not in case.jurors:
+            self._contradict(event, f"{juror} is no juror, or commits twice")
+        case.commitments[juror] = args["commitment"]
+
+    def _vote_revealed(self, event: Event, args: dict[str, Any]) -> None:
+        case, juror = self.cases[args["leaf"]], args["juror"]
+        if juror in case.votes or juror not in case.commitments:
+            self._contradict(event, f"{juror} did not commit, or reveals twice")
+        case.votes[juror], case.results[juror] = args["overturn"], args["result_hash"]
 
     def _case_closed(self, event: Event, args: dict[str, Any]) -> None:
         case = self.cases[args["leaf"]]
@@ -405,26 +491,43 @@ _HANDLERS: dict[tuple[str, str], Callable[[ChainView, Event, dict[str, Any]], No
     ("StakeVault", "Slashed"): ChainView._slashed,
     ("StakeVault", "SlashReleased"): ChainView._slash_released,
     ("StakeVault", "SlashRestored"): ChainView._slash_restored,
+    ("StakeVault", "StakeHeld"): ChainView._stake_held,
     ("WorkerRegistry", "WorkerRegistered"): ChainView._worker_registered,
     ("WorkerRegistry", "NodeRotated"): ChainView._node_rotated,
     ("WorkerRegistry", "WorkerJailed"): ChainView._worker_jailed,
     ("WorkerRegistry", "WorkerUnjailed"): ChainView._worker_unjailed,
     ("WorkerRegistry", "WorkerExiting"): ChainView._worker_exiting,
     ("WorkerRegistry", "WorkerBanned"): ChainView._worker_banned,
-    ("WorkerRegistry", "WorkerReinstated"): ChainView._worker_reinstated,
+    ("WorkerRegistry", "WorkerAcquitted"): ChainView._worker_acquitted,
+    ("WorkerRegistry", "WorkerRejoined"): ChainView._worker_unjailed,
     ("RunRegistry", "RunCreated"): ChainView._run_created,
     ("RunRegistry", "CheckpointPublished"): ChainView._checkpoint_published,
     ("RunRegistry", "BeaconRecorded"): ChainView._beacon_recorded,
     ("RunRegistry", "SubmissionsPaused"): ChainView._submissions_paused,
-    ("RunRegistry", "ValidatorRotated"): ChainView._validator_rotated,
+    ("RunRegistry", "RunClosed"): ChainView._run_closed,
+    ("RunRegistry", "ValidatorSeated"): ChainView._validator_seated,
+    ("RunRegistry", "ValidatorUnseated"): ChainView._validator_unseated,
+    ("RunRegistry", "TrainerRotated"): ChainView._trainer_rotated,
+    ("RunRegistry", "OrchestratorRotated"): ChainView._orchestrator_rotated,
+    ("RunRegistry", "ChangeProposed"): ChainView._change_proposed,
+    ("RunRegistry", "ChangeCancelled"): ChainView._change_cancelled,
+    ("RunRegistry", "ChangeApplied"): ChainView._change_applied,
     ("ContributionLedger", "BatchCommitted"): ChainView._batch_committed,
     ("ContributionLedger", "DirectlySubmitted"): ChainView._directly_submitted,
     ("ContributionLedger", "OutcomesPosted"): ChainView._outcomes_posted,
     ("ContributionLedger", "FraudExecuted"): ChainView._fraud_executed,
     ("ContributionLedger", "FraudFinalised"): ChainView._fraud_finalised,
     ("RewardEscrow", "RunFunded"): ChainView._run_funded,
+    ("RewardEscrow", "RewardReserved"): ChainView._reward_reserved,
     ("RewardEscrow", "RewardClaimed"): ChainView._reward_claimed,
+    ("RewardEscrow", "RewardRecovered"): ChainView._reward_recovered,
+    ("RewardEscrow", "RunReclaimed"): ChainView._run_reclaimed,
     ("DisputeCourt", "CaseOpened"): ChainView._case_opened,
-    ("DisputeCourt", "CaseVoted"): ChainView._case_voted,
+    ("DisputeCourt", "DrawPostponed"): ChainView._draw_postponed,
+    ("DisputeCourt", "JuryDrawn"): ChainView._jury_drawn,
+    ("DisputeCourt", "VoteCommitted"): ChainView._vote_committed,
+    ("DisputeCourt", "VoteRevealed"): ChainView._vote_revealed,
     ("DisputeCourt", "CaseClosed"): ChainView._case_closed,
+    ("FaultCourt", "ValidatorPunished"): ChainView._validator_punished,
+    ("FaultCourt", "DoubleSubmissionProven"): ChainView._double_submission_proven,
 }

@@ -5,12 +5,22 @@ These objects change while events are applied; nobody but the view may change th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from muster.chain.structs import RunConfig, WorkerStatus
+from muster.chain.structs import (
+    Batch,
+    Claim,
+    Fault,
+    OutcomeProof,
+    RunConfig,
+    RunTerms,
+    WorkerStatus,
+)
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.merkle import merkle_multi_proof, merkle_proof
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, unpack_records
 
 
@@ -39,6 +49,10 @@ class StakeView:
     """From when it may be withdrawn."""
     slashed_wei: int = 0
     """Taken for offences and not given back."""
+    held_until: int = 0
+    """Before this time it is held back, for one more unbonding period at most."""
+    open_cases: int = 0
+    """Cases that hold it back in the same way."""
 
 
 @dataclass(slots=True)
@@ -61,6 +75,8 @@ class WorkerView:
     """Its stake."""
     jailed_until: int = 0
     """Before this time it stays jailed."""
+    convictions: int = 0
+    """Fraud verdicts against it that stand."""
     registered_block: int = 0
     """Where it was registered."""
     registered_tx: str = ""
@@ -141,7 +157,9 @@ class RunView:
     owner: Address
     """Who created it."""
     config: RunConfig
-    """What it was created with."""
+    """What it is made of now; its validators are those it was created with."""
+    seats: dict[Address, int]
+    """Everybody who ever validated, with the bit of its seat."""
     validators: list[Address]
     """The current validators."""
     created_block: int
@@ -150,16 +168,29 @@ class RunView:
     """The creating transaction."""
     paused: bool = False
     """Whether submissions are paused."""
+    closed_at: int = 0
+    """When its owner ended it; 0 while it is open."""
+    proposed: tuple[RunTerms, int] | None = None
+    """Announced terms and when they take effect."""
     funded_wei: int = 0
     """Reward received."""
+    reserved_wei: int = 0
+    """Set aside for batches and not paid yet."""
     paid_wei: int = 0
     """Reward paid out."""
+    reclaimed_wei: int = 0
+    """Taken back by the owner after the end."""
     checkpoints: dict[PolicyVersion, CheckpointView] = field(default_factory=dict)
     """Published policy versions, in order."""
     latest_version: PolicyVersion | None = None
     """The newest of them."""
     stream: list[StreamItem] = field(default_factory=list)
     """The training stream."""
+
+    @property
+    def available_wei(self) -> int:
+        """Reward that is free for batches to come."""
+        return self.funded_wei - self.reserved_wei - self.paid_wei - self.reclaimed_wei
 
 
 @dataclass(slots=True)
@@ -176,6 +207,8 @@ class BatchView:
     """Submissions."""
     units: int
     """Units they claim together."""
+    price_per_unit: int
+    """Token wei per unit, as it was at the commitment."""
     committed_at: int
     """Time of the commitment."""
     block_number: int
@@ -194,6 +227,8 @@ class BatchView:
     """The validators' signatures."""
     outcomes_root: Hash32 | None = None
     """Root over the outcomes, as the ledger computed it."""
+    signers: int = 0
+    """Seats of the validators that signed, as a bitmap."""
     posted_at: int | None = None
     """Time of the outcomes."""
     posted_block: int | None = None
@@ -203,15 +238,49 @@ class BatchView:
     validators: tuple[Address, ...] = ()
     """The run's validators when the outcomes were posted."""
 
+    def header(self) -> Batch:
+        """Return the header that contracts want to see, as it is now."""
+        return Batch(
+            batch_id=self.batch_id,
+            run_id=self.run_id,
+            root=self.root if self.outcomes_root is None else self.outcomes_root,
+            count=self.count,
+            units=self.units,
+            price_per_unit=self.price_per_unit,
+            committed_at=self.committed_at,
+            posted_at=self.posted_at or 0,
+            signers=self.signers,
+        )
+
+    def leaves(self) -> list[Hash32]:
+        """Return the leaves of the outcomes tree; empty until outcomes are posted."""
+        return [record.leaf(self.batch_id, i) for i, record in enumerate(self.records or ())]
+
+    def prove(self, position: int) -> OutcomeProof:
+        """Return a posted outcome with its proof."""
+        record = (self.records or ())[position]
+        proof = merkle_proof(self.leaves(), position)
+        return OutcomeProof(self.header(), position, record.to_bytes(), proof)
+
+    def claim(self, positions: Sequence[int]) -> Claim:
+        """Return posted outcomes at ascending positions with the proof of all of them."""
+        records = self.records or ()
+        return Claim(
+            batch=self.header(),
+            positions=list(positions),
+            records=b"".join(records[position].to_bytes() for position in positions),
+            siblings=merkle_multi_proof(self.leaves(), positions),
+        )
+
 
 @dataclass(slots=True)
 class SlashView:
     """A slash."""
 
-    worker: Address
-    """Whose stake it was."""
+    owner: Address
+    """Whose stake it was: a worker's or a validator's."""
     offence: Hash32
-    """What it is filed under: the leaf of the fraud outcome."""
+    """What it is filed under."""
     amount_wei: int
     """What was taken."""
     tx_hash: str
@@ -228,6 +297,14 @@ class SlashView:
     """The batch of the outcome, when a fraud verdict was executed."""
     position: int | None = None
     """Its place there."""
+    leaf: Hash32 | None = None
+    """Its name in cases."""
+    priors: int = 0
+    """Fraud verdicts that stood against the worker before this one."""
+    fault: Fault | None = None
+    """What a validator was punished for."""
+    is_double_submission: bool = False
+    """Whether a worker was punished for signing two submissions for one slot."""
     state: SlashState = SlashState.ESCROWED
     """What became of it."""
     split: tuple[int, int, int] | None = None
@@ -270,14 +347,24 @@ class CaseView:
     """Its place there."""
     challenger: Address
     """Who challenged."""
+    recorded_verdict: int
+    """As recorded."""
     claimed_verdict: int
     """What the challenger claims."""
-    bond_wei: int
-    """What the challenger put up."""
+    draw_block: int
+    """The block whose hash decides the jury."""
+    opened_at: int
+    """When it was opened."""
     opened_tx: str
     """The challenge."""
+    jurors: tuple[Address, ...] = ()
+    """Who was drawn."""
+    commitments: dict[Address, Hash32] = field(default_factory=dict)
+    """What each juror committed to."""
     votes: dict[Address, bool] = field(default_factory=dict)
-    """By juror: whether to overturn."""
+    """By juror: whether to overturn, once revealed."""
+    results: dict[Address, Hash32] = field(default_factory=dict)
+    """By juror: the hash of what it recomputed, once revealed."""
     closed: bool = False
     """Whether it is over."""
     overturned: bool = False
@@ -288,6 +375,11 @@ class CaseView:
     """How much of the bond went back, once closed."""
     closed_tx: str | None = None
     """The closing transaction."""
+
+
+def split_signatures(joined: bytes) -> list[bytes]:
+    """Return the 65-byte signatures that the ledger accepted joined."""
+    return [joined[i : i + 65] for i in range(0, len(joined), 65)]
 
 
 def parse_records(data: bytes) -> list[OutcomeRecord]:

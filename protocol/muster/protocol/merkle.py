@@ -7,6 +7,7 @@ unchanged. A leaf's preimage is never 64 bytes long, so no node can be passed of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
@@ -46,6 +47,30 @@ def merkle_proof(leaves: Sequence[Hash32], position: int) -> list[Hash32]:
         level = _parents(level)
         position //= 2
     return proof
+
+
+def merkle_multi_proof(leaves: Sequence[Hash32], positions: Sequence[int]) -> list[Hash32]:
+    """Return the siblings that prove the leaves at ascending positions together.
+
+    They are the nodes that cannot be computed on the way up, level by level, left to right, as
+    the contracts' MultiProofLib takes them. Raises EncodingError when positions do not ascend
+    strictly or are not in the tree.
+    """
+    ascending = all(a < b for a, b in pairwise(positions))
+    if not positions or not ascending or positions[0] < 0 or positions[-1] >= len(leaves):
+        raise EncodingError(f"no ascending positions among {len(leaves)} leaves: {positions}")
+    siblings: list[Hash32] = []
+    level, known = list(leaves), list(positions)
+    while len(level) > 1:
+        present = set(known)
+        siblings += [
+            level[place ^ 1]
+            for place in known
+            if place ^ 1 < len(level) and place ^ 1 not in present
+        ]
+        level = _parents(level)
+        known = sorted({place // 2 for place in known})
+    return siblings
 
 
 def verify_merkle_proof(leaf: Hash32, proof: Sequence[Hash32], root: Hash32) -> bool:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, Self
 
 from muster.protocol.eip712 import struct_hash
-from muster.protocol.encoding import address_bytes, hex0x, keccak, require_uint
+from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak, require_uint
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address, to_hash32
 
@@ -293,6 +293,21 @@ class OutcomeRecord:
         return keccak(
             prefix + require_uint("position", position, 32).to_bytes(4, "big") + self.to_bytes()
         )
+
+    def offence(self, run_id: int) -> Hash32:
+        """Return the name that the file has in slashes, whatever batch it is in."""
+        words = abi_words(run_id, self.worker_id, self.step, self.index, self.file_hash)
+        return keccak(words)
+
+    @property
+    def is_exact_fraud(self) -> bool:
+        """Whether validators found a fault that one look proves: checks 3 to 5."""
+        return self.verdict is Verdict.FRAUD and 30 <= self.reason < 60
+
+
+def overdue_leaf(batch_id: int, submission_leaf: Hash32) -> Hash32:
+    """Return the name, in cases, of a submission that stands as claimed."""
+    return keccak(require_uint("batch_id", batch_id, 64).to_bytes(8, "big") + submission_leaf)
 
 
 def pack_records(records: list[OutcomeRecord]) -> bytes:

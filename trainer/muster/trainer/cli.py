@@ -127,7 +127,20 @@ def run_base_model(
 @click.option("--task-set", type=FILE, required=True, help="The problems.")
 @click.option("--calibration", type=FILE, required=True, help="From `muster calibrate`.")
 @click.option("--price", type=int, required=True, metavar="WEI", help="Token wei per unit.")
-@click.option("--fraud-ppm", type=int, required=True, help="Millionths of stake slashed for fraud.")
+@click.option(
+    "--fraud-ppm",
+    type=click.IntRange(0, 10**6),
+    default=100_000,
+    show_default=True,
+    help="Millionths of stake slashed for a first statistical fraud; doubled each time.",
+)
+@click.option(
+    "--exact-fraud-ppm",
+    type=click.IntRange(0, 10**6),
+    default=500_000,
+    show_default=True,
+    help="Millionths of stake slashed for an exact fraud, which also bans.",
+)
 @click.option("--fund", type=int, default=0, metavar="WEI", help="Reward to pay in now.")
 @click.option("--store", type=FOLDER, required=True, help="The trainer's chunk store.")
 @click.option("--documents", type=FOLDER, required=True, help="Receives the documents, by hash.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.chain import Chain, RunConfig
+from muster.chain import Chain, RunConfig, RunTerms
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
@@ -51,7 +51,9 @@ class RunPlan:
     price_wei: int
     """Token wei per unit."""
     fraud_ppm: int
-    """Millionths of the stake slashed for fraud."""
+    """Millionths of the stake slashed for a first statistical fraud."""
+    exact_fraud_ppm: int
+    """Millionths of the stake slashed for an exact fraud."""
     fund_wei: int
     """Reward paid in at once; 0 for nothing."""
     store: Path
@@ -77,9 +79,7 @@ async def create_run(
         task_set_hash=hashes["task_set"],
         recipe_hash=hashes["recipe"],
         calibration_hash=hashes["calibration"],
-        price_per_unit=plan.price_wei,
-        fraud_ppm=plan.fraud_ppm,
-        quorum=plan.quorum,
+        terms=RunTerms(plan.price_wei, plan.fraud_ppm, plan.exact_fraud_ppm, plan.quorum),
         validators=tuple(plan.validators),
     )
     async with await Chain.connect(rpc, deployments, key=owner) as chain:

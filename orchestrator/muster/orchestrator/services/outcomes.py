@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from muster.api.answers import BatchContents
-from muster.chain import BatchView, ChainView
+from muster.chain import Batch, BatchView, ChainView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import OutcomesRow
 from muster.orchestrator.services.batching import Batching
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Agreed:
     """Outcomes that a quorum of current validators signed."""
 
-    batch_id: int
+    header: Batch
     """The batch."""
     records: bytes
     """The packed records."""
@@ -90,7 +90,7 @@ class OutcomeDesk:
                     select(OutcomesRow).where(OutcomesRow.batch_id.in_(ids[start : start + 500]))
                 )
                 found += self._quorums(rows.all())
-        return sorted(found, key=lambda agreed: agreed.batch_id)
+        return sorted(found, key=lambda agreed: agreed.header.batch_id)
 
     def _quorums(self, rows: Sequence[OutcomesRow]) -> Iterator[Agreed]:
         run = self._projection.run
@@ -99,9 +99,11 @@ class OutcomeDesk:
             if row.validator in run.validators:
                 groups[row.batch_id, row.records][row.validator] = row.signature
         for (batch_id, records), signatures in groups.items():
-            if len(signatures) >= run.config.quorum:
-                signers = sorted(signatures, key=str.lower)[: run.config.quorum]
-                yield Agreed(batch_id, records, tuple(signatures[s] for s in signers))
+            quorum = run.config.terms.quorum
+            if len(signatures) >= quorum:
+                signers = sorted(signatures, key=str.lower)[:quorum]
+                header = self._projection.view.batches[batch_id].header()
+                yield Agreed(header, records, tuple(signatures[s] for s in signers))
 
     def _check_records(self, contents: BatchContents, data: bytes) -> None:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from muster.chain import OutcomeProof, SlashState
 from muster.orchestrator.services.projection import Projection
-from muster.protocol.merkle import merkle_proof
+from muster.protocol.ids import Hash32
 from muster.protocol.messages import Verdict
 
 Place = tuple[int, int]
@@ -30,17 +30,22 @@ class Settlement:
     def to_execute(self) -> list[Place]:
         """Return the outcomes whose standing verdict is fraud and that were not executed."""
         view = self._projection.view
-        executed = {(slash.batch_id, slash.position) for slash in view.slashes}
+        executed = {slash.offence for slash in view.slashes}
         overturned = [
             (case.batch_id, case.position) for case in view.cases.values() if case.overturned
         ]
         return [
             place
             for place in dict.fromkeys([*self._projection.frauds, *overturned])
-            if place not in executed
-            and self._projection.batch(place[0]) is not None
+            if self._projection.batch(place[0]) is not None
+            and self._offence(place) not in executed
             and view.standing_verdict(*place) is Verdict.FRAUD
         ]
+
+    def _offence(self, place: Place) -> Hash32 | None:
+        """Return the judged file's name in slashes: it is slashed once, whatever its batch."""
+        batch = self._projection.view.batches[place[0]]
+        return (batch.records or ())[place[1]].offence(batch.run_id)
 
     def to_finalise(self) -> list[Place]:
         """Return the executed frauds that nobody can challenge any more, with stake in escrow."""
@@ -59,11 +64,7 @@ class Settlement:
     def proof(self, place: Place) -> OutcomeProof:
         """Return an outcome with its Merkle proof."""
         batch_id, position = place
-        records = self._projection.view.batches[batch_id].records or ()
-        leaves = [record.leaf(batch_id, i) for i, record in enumerate(records)]
-        return OutcomeProof(
-            batch_id, position, records[position].to_bytes(), merkle_proof(leaves, position)
-        )
+        return self._projection.view.batches[batch_id].prove(position)
 
     def _is_over(self, batch_id: int) -> bool:
         batch = self._projection.batch(batch_id)

@@ -215,7 +215,7 @@ class StatusDesk:
             batches_committed=committed,
             batches_judged=judged,
             validators=list(run.validators),
-            quorum=run.config.quorum,
+            quorum=run.config.terms.quorum,
             funded_wei=str(run.funded_wei),
             paid_wei=str(run.paid_wei),
             workers_total=len(projection.view.workers),
@@ -266,7 +266,7 @@ class StatusDesk:
             rejected=tally.rejected,
             fraud=tally.fraud,
             units=tally.units,
-            earned_wei=str(tally.units * self._projection.run.config.price_per_unit),
+            earned_wei=str(tally.units * self._projection.run.config.terms.price_per_unit),
             paid_wei=str(paid_wei),
             policy_version=None if beat is None else beat.policy_version,
             state=None if beat is None else beat.state,
@@ -281,7 +281,7 @@ class StatusDesk:
         if batch is not None and batch.records and slash.position is not None:
             reason = batch.records[slash.position].reason.name
         return SlashStatus(
-            worker=slash.worker,
+            worker=slash.owner,
             amount_wei=str(slash.amount_wei),
             reason=reason,
             state=slash.state.lower(),
