@@ -13,6 +13,7 @@ import {IRewardEscrow} from "./interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
+import {BatchLib} from "./libraries/BatchLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 
 /// @title The ledger of contributions: what was submitted, and what validators decided
@@ -21,6 +22,7 @@ import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 ///      time it stands as claimed.
 contract ContributionLedger is IContributionLedger, EIP712 {
     using SafeCast for uint256;
+    using BatchLib for Batch;
     using OutcomeRecordLib for Outcome;
 
     /// @dev What a worker has in flight by its own submissions. One slot.
@@ -41,9 +43,6 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     bytes32 private constant OUTCOMES_TYPEHASH =
         keccak256("Outcomes(uint64 batchId,bytes32 batchRoot,bytes32 recordsHash)");
-
-    /// @dev The bit of a stored hash that tells whether an outcome of the batch was ever challenged.
-    bytes32 private constant DISPUTED = bytes32(uint256(1));
 
     /// @dev Bytes of a signature: r, s, v.
     uint256 private constant SIGNATURE_SIZE = 65;
@@ -119,7 +118,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     {
         batchId = ++batchCount;
         uint40 committedAt = block.timestamp.toUint40();
-        _commitments[batchId] = _hashOf(
+        _commitments[batchId] = BatchLib.hashOf(
             Batch({
                 batchId: batchId,
                 runId: runId,
@@ -196,7 +195,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         posted.signers = _checkQuorum(batch.runId, _hashTypedDataV4(structHash), signatures);
         posted.root = _checkRecords(batch, records);
         posted.postedAt = block.timestamp.toUint40();
-        _commitments[batchId] = _hashOf(posted);
+        _commitments[batchId] = posted.hashOf();
         emit OutcomesPosted(batchId, posted.runId, posted.root, posted.postedAt, posted.signers, records, signatures);
     }
 
@@ -293,7 +292,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     /// @inheritdoc IContributionLedger
     function markDisputed(uint64 batchId) external {
         require(msg.sender == address(court), LedgerUnauthorized(msg.sender));
-        _commitments[batchId] |= DISPUTED;
+        _commitments[batchId] |= BatchLib.DISPUTED;
     }
 
     // -------------------------------------------------------------------- views
@@ -360,16 +359,9 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     // ------------------------------------------------------------------- batches
 
-    /// @dev The hash that stands for a batch; its lowest bit is free.
-    function _hashOf(Batch memory batch) private pure returns (bytes32) {
-        return keccak256(abi.encode(batch)) & ~DISPUTED;
-    }
-
     /// @dev Returns whether an outcome of the batch was challenged; reverts when the header is not the stored one.
     function _check(Batch calldata batch) private view returns (bool disputed) {
-        bytes32 stored = _commitments[batch.batchId];
-        require(stored & ~DISPUTED == _hashOf(batch) && stored != 0, LedgerBatchMismatch(batch.batchId));
-        return stored & DISPUTED != 0;
+        return batch.check(_commitments[batch.batchId]);
     }
 
     function _requireOverdue(Batch calldata batch) private view returns (uint256 dueAt) {

@@ -10,6 +10,7 @@ import {IMusterToken} from "./interfaces/IMusterToken.sol";
 import {IRewardEscrow} from "./interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
+import {BatchLib} from "./libraries/BatchLib.sol";
 import {MultiProofLib} from "./libraries/MultiProofLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 
@@ -18,6 +19,7 @@ import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 contract RewardEscrow is IRewardEscrow {
     using SafeERC20 for IMusterToken;
     using SafeCast for uint256;
+    using BatchLib for IContributionLedger.Batch;
     using OutcomeRecordLib for IContributionLedger.Outcome;
 
     /// @dev Whom and what a call is about.
@@ -128,11 +130,11 @@ contract RewardEscrow is IRewardEscrow {
 
     /// @dev Marks the slots of final accepted outcomes as paid; returns their units.
     function _settle(Claim calldata claimed, Subject memory subject) private returns (uint256 units) {
-        (bytes32[] memory leaves, bool disputed) = _finalLeaves(claimed, subject);
         bytes calldata records = claimed.records;
+        (bytes32[] memory leaves, bool disputed) = _finalLeaves(claimed, records, subject);
         for (uint256 i = 0; i < leaves.length; ++i) {
             (uint32 workerId, uint32 step, uint32 index, uint32 more, uint8 verdict) =
-                OutcomeRecordLib.paymentOf(_recordAt(records, i));
+                OutcomeRecordLib.paymentOf(OutcomeRecordLib.at(records, i));
             require(workerId == subject.workerId, EscrowMixedClaim(claimed.batch.batchId, claimed.positions[i]));
             if (disputed) verdict = _verdictOf(claimed, i, leaves[i], verdict);
             if (verdict != OutcomeRecordLib.ACCEPTED) {
@@ -170,67 +172,82 @@ contract RewardEscrow is IRewardEscrow {
 
     /// @dev Returns the run of the first claim and the worker of its first record.
     function _subjectOf(Claim[] calldata claims) private view returns (Subject memory subject) {
-        require(claims.length != 0 && claims[0].records.length >= OutcomeRecordLib.SIZE, EscrowEmpty());
-        subject.runId = claims[0].batch.runId;
-        (subject.workerId,,,,) = OutcomeRecordLib.paymentOf(claims[0].records);
+        require(claims.length != 0, EscrowEmpty());
+        Claim calldata first = claims[0];
+        bytes calldata records = first.records;
+        require(records.length >= OutcomeRecordLib.SIZE, EscrowEmpty());
+        subject.runId = first.batch.runId;
+        (subject.workerId,,,,) = OutcomeRecordLib.paymentOf(records);
         subject.worker = workers.workerById(subject.workerId);
     }
 
     /// @dev Returns the names that outcomes have in cases, and whether there were cases about their batch. Reverts
     ///      unless they are in the batch, it is the run's, and its challenge window is over.
-    function _finalLeaves(Claim calldata claimed, Subject memory subject)
+    function _finalLeaves(Claim calldata claimed, bytes calldata records, Subject memory subject)
         private
         view
         returns (bytes32[] memory leaves, bool disputed)
     {
-        IContributionLedger.Batch calldata batch = claimed.batch;
-        disputed = ledger.isDisputed(batch);
-        require(batch.runId == subject.runId, EscrowMixedClaim(batch.batchId, 0));
-        bool posted = batch.postedAt != 0;
-        uint256 finalAt = (posted ? batch.postedAt : batch.committedAt + _outcomeDeadline) + _challengeWindow;
-        require(block.timestamp >= finalAt, EscrowNotFinal(batch.batchId, finalAt));
-        leaves = _leavesOf(claimed, subject, posted);
-        (bytes32 root, bool valid) = MultiProofLib.rootOf(leaves, claimed.positions, batch.count, claimed.siblings);
-        require(valid && root == batch.root, EscrowInvalidProof(batch.batchId));
-        if (!posted) _renameOverdue(leaves, batch.batchId);
+        disputed = _requireFinal(claimed.batch, subject.runId);
+        uint32[] calldata positions = claimed.positions;
+        uint64 batchId = claimed.batch.batchId;
+        require(records.length == positions.length * OutcomeRecordLib.SIZE, EscrowInvalidProof(batchId));
+        if (claimed.batch.postedAt != 0) {
+            leaves = _outcomeLeaves(batchId, positions, records);
+            _requireProof(claimed, positions, leaves);
+        } else {
+            leaves = _submissionLeaves(batchId, subject, records);
+            _requireProof(claimed, positions, leaves);
+            _renameOverdue(leaves, batchId);
+        }
     }
 
-    function _leavesOf(Claim calldata claimed, Subject memory subject, bool posted)
+    /// @dev Returns whether there were cases about a batch, which must be the run's and past its challenge window.
+    function _requireFinal(IContributionLedger.Batch calldata batch, uint64 runId)
+        private
+        view
+        returns (bool disputed)
+    {
+        disputed = batch.check(ledger.commitmentOf(batch.batchId));
+        require(batch.runId == runId, EscrowMixedClaim(batch.batchId, 0));
+        uint256 postedAt = batch.postedAt;
+        uint256 finalAt = (postedAt != 0 ? postedAt : batch.committedAt + _outcomeDeadline) + _challengeWindow;
+        require(block.timestamp >= finalAt, EscrowNotFinal(batch.batchId, finalAt));
+    }
+
+    function _requireProof(Claim calldata claimed, uint32[] calldata positions, bytes32[] memory leaves) private pure {
+        (bytes32 root, bool valid) = MultiProofLib.rootOf(leaves, positions, claimed.batch.count, claimed.siblings);
+        require(valid && root == claimed.batch.root, EscrowInvalidProof(claimed.batch.batchId));
+    }
+
+    function _outcomeLeaves(uint64 batchId, uint32[] calldata positions, bytes calldata records)
         private
         pure
         returns (bytes32[] memory leaves)
     {
-        uint32[] calldata positions = claimed.positions;
-        bytes calldata records = claimed.records;
-        uint64 batchId = claimed.batch.batchId;
-        require(records.length == positions.length * OutcomeRecordLib.SIZE, EscrowInvalidProof(batchId));
         leaves = new bytes32[](positions.length);
         for (uint256 i = 0; i < leaves.length; ++i) {
-            bytes calldata record = _recordAt(records, i);
-            leaves[i] = posted
-                ? OutcomeRecordLib.leafOf(batchId, positions[i], record)
-                : _submissionLeafOf(batchId, subject, record);
+            leaves[i] = OutcomeRecordLib.leafOf(batchId, positions[i], OutcomeRecordLib.at(records, i));
         }
     }
 
-    function _submissionLeafOf(uint64 batchId, Subject memory subject, bytes calldata record)
+    function _submissionLeaves(uint64 batchId, Subject memory subject, bytes calldata records)
         private
         pure
-        returns (bytes32)
+        returns (bytes32[] memory leaves)
     {
-        IContributionLedger.Outcome memory outcome = OutcomeRecordLib.decode(record);
-        require(outcome.isAsClaimed(), EscrowInvalidProof(batchId));
-        return outcome.submissionLeafOf(subject.runId, subject.worker);
+        leaves = new bytes32[](records.length / OutcomeRecordLib.SIZE);
+        for (uint256 i = 0; i < leaves.length; ++i) {
+            IContributionLedger.Outcome memory outcome = OutcomeRecordLib.decode(OutcomeRecordLib.at(records, i));
+            require(outcome.isAsClaimed(), EscrowInvalidProof(batchId));
+            leaves[i] = outcome.submissionLeafOf(subject.runId, subject.worker);
+        }
     }
 
     function _renameOverdue(bytes32[] memory leaves, uint64 batchId) private pure {
         for (uint256 i = 0; i < leaves.length; ++i) {
             leaves[i] = OutcomeRecordLib.overdueLeafOf(batchId, leaves[i]);
         }
-    }
-
-    function _recordAt(bytes calldata records, uint256 i) private pure returns (bytes calldata) {
-        return records[i * OutcomeRecordLib.SIZE:(i + 1) * OutcomeRecordLib.SIZE];
     }
 
     /// @dev Returns the verdict that stands in a batch with cases; reverts while the outcome's own is open.
@@ -260,9 +277,10 @@ contract RewardEscrow is IRewardEscrow {
         uint64 batchId = claimed.batch.batchId;
         // What is overdue was accepted, but for what a jury overturned; the end of the run gives that back.
         require(claimed.batch.postedAt != 0, EscrowAccepted(batchId, 0));
-        (bytes32[] memory leaves, bool disputed) = _finalLeaves(claimed, subject);
+        bytes calldata records = claimed.records;
+        (bytes32[] memory leaves, bool disputed) = _finalLeaves(claimed, records, subject);
         for (uint256 i = 0; i < leaves.length; ++i) {
-            (,,, uint32 more, uint8 verdict) = OutcomeRecordLib.paymentOf(_recordAt(claimed.records, i));
+            (,,, uint32 more, uint8 verdict) = OutcomeRecordLib.paymentOf(OutcomeRecordLib.at(records, i));
             if (disputed) verdict = _verdictOf(claimed, i, leaves[i], verdict);
             uint32 position = claimed.positions[i];
             require(verdict != OutcomeRecordLib.ACCEPTED, EscrowAccepted(batchId, position));

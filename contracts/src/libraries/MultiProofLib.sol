@@ -38,12 +38,15 @@ library MultiProofLib {
         returns (bytes32, bool)
     {
         uint256 used;
-        for (; width > 1; width = (width + 1) / 2) {
-            if (place ^ 1 < width) {
-                if (used == siblings.length) return (0, false);
-                node = Hashes.commutativeKeccak256(node, siblings[used++]);
+        // Cannot overflow: width and place have 32 bits.
+        unchecked {
+            for (; width > 1; width = (width + 1) >> 1) {
+                if (place ^ 1 < width) {
+                    if (used == siblings.length) return (0, false);
+                    node = Hashes.commutativeKeccak256(node, siblings[used++]);
+                }
+                place >>= 1;
             }
-            place /= 2;
         }
         return (node, used == siblings.length);
     }
@@ -76,8 +79,9 @@ library MultiProofLib {
     function _areInOrder(uint32[] calldata positions, uint256 width) private pure returns (bool) {
         uint256 next;
         for (uint256 i = 0; i < positions.length; ++i) {
-            if (positions[i] < next || positions[i] >= width) return false;
-            next = uint256(positions[i]) + 1;
+            uint256 position = positions[i];
+            if (position < next || position >= width) return false;
+            next = position + 1;
         }
         return true;
     }

@@ -71,21 +71,34 @@ library OutcomeRecordLib {
         return outcome.verdict == FRAUD && outcome.reason >= FIRST_EXACT_REASON && outcome.reason <= LAST_EXACT_REASON;
     }
 
+    /// @dev Returns the record at a place of joined ones. Assumes that there is one.
+    function at(bytes calldata records, uint256 place) internal pure returns (bytes calldata record) {
+        assembly ("memory-safe") {
+            record.offset := add(records.offset, mul(place, SIZE))
+            record.length := SIZE
+        }
+    }
+
     /// @dev Returns the fields that a payment depends on; cheaper than all of them. Assumes a record of SIZE bytes.
     function paymentOf(bytes calldata record)
         internal
         pure
         returns (uint32 workerId, uint32 step, uint32 index, uint32 units, uint8 verdict)
     {
-        bytes12 head = bytes12(record[0:12]);
-        bytes8 tail = bytes8(record[48:56]);
-        // Cutting off is the purpose: every cast keeps one field and drops those after it.
+        uint256 head;
+        uint256 tail;
+        // The first and the last word of the record.
+        assembly ("memory-safe") {
+            head := calldataload(record.offset)
+            tail := calldataload(add(record.offset, sub(SIZE, 32)))
+        }
+        // Cutting off is the purpose: every cast keeps one field and drops those before it.
         // forge-lint: disable-start(unsafe-typecast)
-        workerId = uint32(bytes4(head));
-        step = uint32(bytes4(head << 32));
-        index = uint32(bytes4(head << 64));
-        units = uint32(bytes4(tail << 16));
-        verdict = uint8(bytes1(tail << 48));
+        workerId = uint32(head >> 224);
+        step = uint32(head >> 192);
+        index = uint32(head >> 160);
+        units = uint32(tail >> 16);
+        verdict = uint8(tail >> 8);
         // forge-lint: disable-end(unsafe-typecast)
     }
 
