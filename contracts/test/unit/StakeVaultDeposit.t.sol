@@ -12,7 +12,9 @@ contract StakeVaultDepositTest is BaseTest {
     // -------------------------------------------------------------- construction
 
     function _newVault(address insurance_, uint256 unbonding, uint256 insuredPpm, uint256 rewardedPpm) private {
-        new StakeVault(token, workers, ledger, court, insurance_, unbonding, insuredPpm, rewardedPpm, REPORTER_CAP);
+        new StakeVault(
+            token, workers, ledger, court, address(faults), insurance_, unbonding, insuredPpm, rewardedPpm, REPORTER_CAP
+        );
     }
 
     function testFuzz_constructor_reverts_whenStakeCouldLeaveUnjudged(uint256 unbonding) public {
@@ -36,8 +38,21 @@ contract StakeVaultDepositTest is BaseTest {
         _newVault(address(0), UNBONDING_PERIOD, insuredPpm, 0);
     }
 
-    function test_constructor_allowsNoInsurance() public {
+    function test_constructor_allowsNoInsurance_andTheShortestPeriod() public {
         _newVault(address(0), OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME + 1, 0, PPM);
+    }
+
+    function test_constructor_keepsItsParameters() public view {
+        assertEq(address(vault.token()), address(token), "token");
+        assertEq(address(vault.workers()), address(workers), "workers");
+        assertEq(address(vault.ledger()), address(ledger), "ledger");
+        assertEq(address(vault.court()), address(court), "court");
+        assertEq(vault.faults(), address(faults), "fault court");
+        assertEq(vault.insurance(), insurance, "insurance");
+        assertEq(vault.unbondingPeriod(), UNBONDING_PERIOD, "unbonding period");
+        assertEq(vault.insurancePpm(), INSURANCE_PPM, "insured share");
+        assertEq(vault.reporterPpm(), REPORTER_PPM, "reporter's share");
+        assertEq(vault.reporterCap(), REPORTER_CAP, "reporter's cap");
     }
 
     // ------------------------------------------------------------------- deposit
@@ -49,17 +64,37 @@ contract StakeVaultDepositTest is BaseTest {
     }
 
     function testFuzz_deposit_reverts_whenCallerHasTooLittle(uint256 amount) public {
-        amount = bound(amount, WALLET + 1, type(uint96).max);
+        amount = bound(amount, WALLET + 1, type(uint88).max);
         vm.expectRevert(abi.encodeWithSelector(IERC20Errors.ERC20InsufficientBalance.selector, alice, WALLET, amount));
         vm.prank(alice);
         vault.deposit(alice, amount);
     }
 
     function testFuzz_deposit_reverts_whenAnAccountWouldOutgrowItsEscrow(uint256 amount) public {
-        amount = bound(amount, uint256(type(uint96).max) + 1, type(uint128).max);
-        vm.expectRevert(abi.encodeWithSelector(SafeCast.SafeCastOverflowedUintDowncast.selector, 96, amount));
+        amount = bound(amount, uint256(type(uint88).max) + 1, type(uint128).max);
+        vm.expectRevert(abi.encodeWithSelector(SafeCast.SafeCastOverflowedUintDowncast.selector, 88, amount));
         vm.prank(alice);
         vault.deposit(alice, amount);
+    }
+
+    /// @dev What is leaving counts, too: all of an account may be slashed into one escrow.
+    function testFuzz_deposit_reverts_whenUnbondingStakeFillsTheEscrow(uint256 leaving, uint256 amount) public {
+        leaving = bound(leaving, 1, WALLET);
+        amount = bound(amount, uint256(type(uint88).max) - leaving + 1, type(uint88).max);
+        _deposit(alice, leaving);
+        vm.prank(alice);
+        vault.requestUnbond(leaving);
+        vm.expectRevert(abi.encodeWithSelector(SafeCast.SafeCastOverflowedUintDowncast.selector, 88, leaving + amount));
+        vm.prank(alice);
+        vault.deposit(alice, amount);
+    }
+
+    function test_deposit_takesAsMuchAsAnEscrowHolds() public {
+        vm.prank(deployer);
+        token.approve(address(vault), type(uint256).max);
+        vm.prank(deployer);
+        vault.deposit(alice, type(uint88).max);
+        assertEq(vault.activeStake(alice), type(uint88).max, "to the last wei");
     }
 
     function testFuzz_deposit_addsToTheOwner(address owner_, uint256 first, uint256 second) public {
@@ -75,9 +110,7 @@ contract StakeVaultDepositTest is BaseTest {
         assertEq(vault.activeStake(owner_), first + second, "owner's stake");
         assertEq(token.balanceOf(alice), WALLET - first - second, "caller paid");
         assertEq(token.balanceOf(address(vault)), first + second, "vault holds it");
-        (uint256 active, uint256 unbonding, uint256 escrowed) = vault.totals();
-        assertEq(active, first + second, "total active");
-        assertEq(unbonding + escrowed, 0, "nothing else");
+        assertEq(vault.accountOf(owner_).unbonding, 0, "nothing leaves");
     }
 
     // ------------------------------------------------------- deposit with permit

@@ -30,7 +30,7 @@ contract StakeVaultSlashTest is BaseTest {
     // -------------------------------------------------------------------- slash
 
     function testFuzz_slash_reverts_whenNotASlasher(address caller) public {
-        vm.assume(caller != address(ledger) && caller != address(court));
+        vm.assume(caller != address(ledger) && caller != address(court) && caller != address(faults));
         vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultUnauthorized.selector, caller));
         vm.prank(caller);
         vault.slash(alice, PPM, OFFENCE, caller);
@@ -68,6 +68,7 @@ contract StakeVaultSlashTest is BaseTest {
         assertEq(escrow.owner, alice, "escrow's owner");
         assertEq(escrow.reporter, challenger, "escrow's reporter");
         assertEq(escrow.amount, fromActive + fromUnbonding, "escrow's amount");
+        assertEq(uint8(escrow.status), uint8(IStakeVault.EscrowStatus.Held), "held");
     }
 
     function testFuzz_slash_movesNoTokens_andKeepsTheTotal(uint256 active, uint256 unbonding, uint256 ppm) public {
@@ -75,9 +76,9 @@ contract StakeVaultSlashTest is BaseTest {
         ppm = bound(ppm, 0, PPM);
         _give(active, unbonding);
         uint256 amount = _slash(ppm, OFFENCE, address(0));
-        (uint256 totalActive, uint256 totalUnbonding, uint256 escrowed) = vault.totals();
-        assertEq(escrowed, amount, "escrowed");
-        assertEq(totalActive + totalUnbonding + escrowed, active + unbonding, "sum");
+        (uint256 activeLeft, uint256 unbondingLeft) = _stake(alice);
+        assertLe(amount, active + unbonding, "never more than there is");
+        assertEq(activeLeft + unbondingLeft + vault.escrowOf(OFFENCE).amount, active + unbonding, "sum");
         assertEq(token.balanceOf(address(vault)), active + unbonding, "balance");
     }
 
@@ -110,12 +111,40 @@ contract StakeVaultSlashTest is BaseTest {
     function test_slash_filesTheOffence_whenThereIsNoStake() public {
         assertEq(_slash(PPM, OFFENCE, address(0)), 0, "nothing to take");
         assertEq(vault.escrowOf(OFFENCE).owner, alice, "filed");
+        assertEq(uint8(vault.escrowOf(OFFENCE).status), uint8(IStakeVault.EscrowStatus.Held), "held");
+    }
+
+    function testFuzz_slash_letsEverySlasher(uint256 who) public {
+        address[3] memory slashers = [address(ledger), address(court), address(faults)];
+        _deposit(alice, 1 ether);
+        vm.prank(slashers[who % 3]);
+        assertEq(vault.slash(alice, PPM / 2, OFFENCE, address(0)), 0.5 ether, "half");
+    }
+
+    /// @dev A second offence takes its share of what the first one left.
+    function testFuzz_slash_twice_neverTakesMoreThanThereIs(uint256 stake, uint256 first, uint256 second) public {
+        stake = bound(stake, 1, WALLET);
+        _deposit(alice, stake);
+        uint256 taken = _slash(bound(first, 0, PPM), OFFENCE, address(0));
+        taken += _slash(bound(second, 0, PPM), "second offence", address(0));
+        assertLe(taken, stake, "taken");
+        assertEq(vault.activeStake(alice), stake - taken, "left");
+    }
+
+    function testFuzz_slash_ofMaturedUnbonding_leavesTheRestWithdrawable(uint256 unbonding, uint256 ppm) public {
+        unbonding = bound(unbonding, 1 ether, WALLET - 1);
+        ppm = bound(ppm, 0, PPM - 1);
+        _give(1, unbonding);
+        vm.warp(block.timestamp + UNBONDING_PERIOD);
+        _slash(ppm, OFFENCE, address(0));
+        vm.prank(alice);
+        assertEq(vault.withdraw(), unbonding - (unbonding * ppm + PPM - 1) / PPM, "what the slash left");
     }
 
     // ------------------------------------------------------------------- release
 
     function testFuzz_release_reverts_whenNotASlasher(address caller) public {
-        vm.assume(caller != address(ledger) && caller != address(court));
+        vm.assume(caller != address(ledger) && caller != address(court) && caller != address(faults));
         vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultUnauthorized.selector, caller));
         vm.prank(caller);
         vault.release(OFFENCE);
@@ -150,8 +179,8 @@ contract StakeVaultSlashTest is BaseTest {
         assertEq(token.balanceOf(challenger), WALLET + rewarded, "rewarded");
         assertEq(token.totalSupply(), SUPPLY - burned, "burned");
         assertEq(token.balanceOf(address(vault)), 0, "nothing stays");
-        (,, uint256 escrowed) = vault.totals();
-        assertEq(escrowed, 0, "escrow is empty");
+        assertEq(insured + rewarded + burned, amount, "split");
+        assertEq(uint8(vault.escrowOf(OFFENCE).status), uint8(IStakeVault.EscrowStatus.Released), "released");
     }
 
     function testFuzz_release_capsTheReporter(uint256 amount) public {
@@ -175,10 +204,31 @@ contract StakeVaultSlashTest is BaseTest {
     // ------------------------------------------------------------------- restore
 
     function testFuzz_restore_reverts_whenNotASlasher(address caller) public {
-        vm.assume(caller != address(ledger) && caller != address(court));
+        vm.assume(caller != address(ledger) && caller != address(court) && caller != address(faults));
         vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultUnauthorized.selector, caller));
         vm.prank(caller);
         vault.restore(OFFENCE);
+    }
+
+    function testFuzz_release_reverts_whenRestored(uint256 ppm) public {
+        _deposit(alice, 1 ether);
+        _slash(bound(ppm, 0, PPM), OFFENCE, challenger);
+        vm.startPrank(address(court));
+        vault.restore(OFFENCE);
+        vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultOffenceSettled.selector, OFFENCE));
+        vault.release(OFFENCE);
+    }
+
+    function testFuzz_restore_reverts_whenUnknownOrRestored(bytes32 offence, bool restored) public {
+        if (restored) {
+            _deposit(alice, 1 ether);
+            _slash(PPM, offence, address(0));
+            vm.prank(address(court));
+            vault.restore(offence);
+        }
+        vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultOffenceSettled.selector, offence));
+        vm.prank(address(court));
+        vault.restore(offence);
     }
 
     function test_restore_reverts_whenReleased() public {
@@ -206,9 +256,8 @@ contract StakeVaultSlashTest is BaseTest {
         assertEq(activeAfter, activeLeft + amount, "active");
         assertEq(unbondingAfter, unbondingLeft, "unbonding");
         assertEq(activeAfter + unbondingAfter, active + unbonding, "nothing is lost");
-        (uint256 totalActive,, uint256 escrowed) = vault.totals();
-        assertEq(totalActive, activeAfter, "total active");
-        assertEq(escrowed, 0, "nothing in escrow");
+        assertEq(uint8(vault.escrowOf(OFFENCE).status), uint8(IStakeVault.EscrowStatus.Restored), "restored");
+        assertEq(token.balanceOf(address(vault)), active + unbonding, "nothing moves");
     }
 
     function test_restore_leavesTheOffenceFiled() public {

@@ -41,9 +41,7 @@ contract StakeVaultUnbondTest is BaseTest {
         (uint256 active, uint256 unbonding) = _stake(stranger);
         assertEq(active, STAKE - amount, "active");
         assertEq(unbonding, amount, "unbonding");
-        (active, unbonding,) = vault.totals();
-        assertEq(active, STAKE - amount, "total active");
-        assertEq(unbonding, amount, "total unbonding");
+        assertEq(vault.accountOf(stranger).withdrawableAt, block.timestamp + UNBONDING_PERIOD, "from");
     }
 
     function testFuzz_requestUnbond_restartsTheClock(uint256 first, uint256 second, uint256 later) public {
@@ -137,7 +135,7 @@ contract StakeVaultUnbondTest is BaseTest {
     function test_withdraw_works_forABannedWorker() public {
         _register(alice, aliceNode, aliceNodeKey, REQUIRED_STAKE);
         vm.prank(address(ledger));
-        workers.ban(alice, "offence");
+        workers.convict(alice, "offence", true);
         vm.prank(alice);
         vault.requestUnbond(REQUIRED_STAKE);
         vm.warp(block.timestamp + UNBONDING_PERIOD);

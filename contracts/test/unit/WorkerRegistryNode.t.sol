@@ -29,8 +29,8 @@ contract WorkerRegistryNodeTest is BaseTest {
     }
 
     function test_rotateNode_reverts_whenBanned() public {
-        vm.prank(address(court));
-        workers.ban(alice, "offence");
+        vm.prank(address(ledger));
+        workers.convict(alice, "offence", true);
         bytes memory consent = _consent(alice, bobNode, bobNodeKey, block.timestamp);
         vm.expectRevert(
             abi.encodeWithSelector(
@@ -39,6 +39,29 @@ contract WorkerRegistryNodeTest is BaseTest {
         );
         vm.prank(alice);
         workers.rotateNode(bobNode, block.timestamp, consent);
+    }
+
+    function test_rotateNode_reverts_whenExiting() public {
+        bytes memory consent = _consent(alice, bobNode, bobNodeKey, block.timestamp);
+        vm.startPrank(alice);
+        workers.exit();
+        vm.expectRevert(
+            abi.encodeWithSelector(
+                IWorkerRegistryErrors.RegistryWrongStatus.selector, alice, uint8(IWorkerRegistry.Status.Exiting)
+            )
+        );
+        workers.rotateNode(bobNode, block.timestamp, consent);
+    }
+
+    function testFuzz_rotateNode_reverts_whenConsentExpired(uint256 late) public {
+        uint256 deadline = block.timestamp;
+        bytes memory consent = _consent(alice, bobNode, bobNodeKey, deadline);
+        vm.warp(deadline + bound(late, 1, 1000 days));
+        vm.expectRevert(
+            abi.encodeWithSelector(IWorkerRegistryErrors.RegistryExpired.selector, deadline, block.timestamp)
+        );
+        vm.prank(alice);
+        workers.rotateNode(bobNode, deadline, consent);
     }
 
     function testFuzz_rotateNode_reverts_whenConsentIsReplayed(uint256 deadline) public {
@@ -82,7 +105,7 @@ contract WorkerRegistryNodeTest is BaseTest {
     }
 
     function test_rotateNode_works_whenJailed() public {
-        vm.prank(address(court));
+        vm.prank(address(faults));
         workers.jail(alice, "offence");
         _rotate(bobNode, bobNodeKey);
         assertEq(workers.workerOf(alice).node, bobNode, "record");
