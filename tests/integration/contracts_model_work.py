@@ -1,0 +1,528 @@
+"""What the contracts should do with work: commit it, judge it, dispute it.
+
+Continues `contracts_model`; `contracts_model_money` ends it. Trees are lists here and proofs say
+what they lead to; whether hashes, proofs and signatures are computed alike is decided when the
+model is compared with the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from contracts_model import (
+    HELD,
+    NOBODY,
+    PPM,
+    Fixed,
+    Name,
+    Parties,
+    need,
+)
+
+ACCEPTED, INCOMPLETE, REJECTED, FRAUD = range(1, 5)
+OPEN, UPHELD, OVERTURNED = 1, 2, 3
+MAX_COUNT = 4096
+REVEALED = "revealed"
+
+Draw = Callable[[Sequence[int], int, Name, int], list[int]]
+"""(weights, size, leaf, draw block) to the places drawn; docs/protocol.md has the rule."""
+
+
+class Submission(NamedTuple):
+    run: int
+    worker: str
+    step: int
+    index: int
+    version: int
+    file: int
+    rollouts: int
+    units: int
+
+
+class Record(NamedTuple):
+    number: int
+    """The worker's."""
+    step: int
+    index: int
+    version: int
+    file: int
+    rollouts: int
+    units: int
+    verdict: int
+    reason: int
+
+
+class Header(NamedTuple):
+    batch: int
+    run: int
+    root: Name
+    count: int
+    units: int
+    price: int
+    committed_at: int
+    posted_at: int
+    signers: int
+
+
+class Proof(NamedTuple):
+    """A record that is said to be at `position`, with siblings that lead from place `path`."""
+
+    header: Header
+    position: int
+    record: Record
+    path: int
+    intact: bool
+
+
+class Claim(NamedTuple):
+    header: Header
+    positions: tuple[int, ...]
+    records: tuple[Record, ...]
+    intact: bool
+
+
+class Work(NamedTuple):
+    proof: Proof
+    submission: Submission
+    signer: str
+
+
+class Statement(NamedTuple):
+    """What a validator signs: records of a batch with this number and root."""
+
+    batch: int
+    root: Name
+    records: tuple[Record, ...]
+
+
+@dataclass
+class Batch:
+    header: Header
+    submissions: tuple[Submission, ...]
+    records: tuple[Record, ...] = ()
+    disputed: bool = False
+    recovered: set[int] = field(default_factory=set)
+    overdue_units: int = 0
+    """Paid without outcomes."""
+
+
+@dataclass
+class Case:
+    challenger: str
+    batch: int
+    recorded: int
+    claimed: int
+    run: int
+    opened_at: int
+    draw_block: int
+    status: int = OPEN
+    jury: tuple[str, ...] = ()
+    commitments: dict[str, Any] = field(default_factory=dict)
+    overturn: int = 0
+    uphold: int = 0
+
+    @property
+    def committed(self) -> int:
+        return len(self.commitments)
+
+
+class Standing(NamedTuple):
+    record: Record
+    leaf: Name
+    offence: Name
+    verdict: int
+    closes_at: int
+    is_final: bool
+
+
+@dataclass
+class Funds:
+    available: int = 0
+    reserved: int = 0
+
+
+class Judgement(Parties):
+    """ContributionLedger and DisputeCourt, and what RewardEscrow sets aside."""
+
+    def __init__(self, fixed: Fixed, now: int, block: int, rank: dict[str, int]) -> None:
+        """`rank` orders accounts as their addresses are ordered."""
+        super().__init__(fixed, now, block)
+        self.rank = rank
+        self.batches: dict[int, Batch] = {}
+        self.direct: dict[str, tuple[int, int]] = {}
+        """Units a worker submitted itself, and when all are final."""
+        self.used: set[tuple[int, str, int, int]] = set()
+        self.cases: dict[Name, Case] = {}
+        self.funds: dict[int, Funds] = {}
+
+    # -------------------------------------------------------------------- commit
+
+    def commit(
+        self, caller: str, run_number: int, submissions: tuple[Submission, ...], units: int
+    ) -> None:
+        """`units` is what the orchestrator declares. No submissions stand for an empty batch."""
+        run = self._run(run_number)
+        need(caller == run.orchestrator, "LedgerUnauthorized", caller)
+        need(run.is_open, "LedgerPaused", run_number)
+        count = len(submissions)
+        need(0 < count <= MAX_COUNT, "LedgerInvalidBatch", ("submissions", submissions), count)
+        self._commit(run_number, submissions, units)
+
+    def _commit(self, run: int, submissions: tuple[Submission, ...], units: int) -> int:
+        batch, root = len(self.batches) + 1, ("submissions", submissions)
+        price = self.runs[run].terms.price
+        header = Header(batch, run, root, len(submissions), units, price, self.now, 0, 0)
+        self.batches[batch] = Batch(header, submissions)
+        self.emit(
+            "BatchCommitted",
+            batch_id=batch,
+            run_id=run,
+            root=root,
+            count=len(submissions),
+            units=units,
+            price_per_unit=price,
+            committed_at=self.now,
+        )
+        self._reserve(run, units * price)
+        return batch
+
+    def submit_direct(self, caller: str, work: Submission, signer: str) -> None:
+        run = self._run(work.run)
+        need(run.is_open, "LedgerPaused", work.run)
+        fits = work.units < 2**32 and work.rollouts < 2**16
+        fair = signer != NOBODY and self.serves(signer) == work.worker
+        fair = fair and self.is_active(work.worker) and fits
+        need(fair, "LedgerInvalidSubmission", work.worker, signer)
+        need(caller in (work.worker, signer), "LedgerUnauthorized", caller)
+        slot = (work.run, work.worker, work.step, work.index)
+        need(slot not in self.used, "LedgerSlotUsed", *slot)
+        self.used.add(slot)
+        self._cover(work.worker, work.units)
+        batch = self._commit(work.run, (work,), work.units)
+        self.emit(
+            "DirectlySubmitted",
+            batch_id=batch,
+            worker=work.worker,
+            submission=work,
+            node_signature=("signed", signer, work),
+        )
+
+    def _cover(self, worker: str, units: int) -> None:
+        before, until = self.direct.get(worker, (0, 0))
+        in_flight = units + (before if self.now < until else 0)
+        cap = self.unit_cap(worker)
+        need(in_flight <= cap, "LedgerUnitCap", worker, in_flight, cap)
+        fixed = self.fixed
+        until = self.now + fixed.outcome_deadline + fixed.challenge_window + fixed.jury_time
+        self.direct[worker] = (in_flight, until)
+        self._hold(worker, until)
+
+    def unit_cap(self, worker: str) -> int:
+        return self.stakes[worker].active // self.fixed.stake_per_unit
+
+    # -------------------------------------------------------------- post outcomes
+
+    def post(self, header: Header, records: tuple[Record, ...], signers: Sequence[str]) -> None:
+        batch = self._batch(header)
+        need(not header.posted_at, "LedgerOutcomesPosted", header.batch)
+        due = self._due(header)
+        need(self.now < due, "LedgerOutcomesOverdue", header.batch, due)
+        sizes = len(records) * 56, header.count * 56
+        need(sizes[0] == sizes[1], "LedgerRecordCount", *sizes)
+        self._check_signers(header.run, signers)
+        for place, record in enumerate(records):
+            verdict = record.verdict
+            need(ACCEPTED <= verdict <= FRAUD, "LedgerInvalidVerdict", place, verdict)
+        units = sum(record.units for record in records)
+        need(units <= header.units, "LedgerUnitsExceeded", header.batch, units, header.units)
+        seats = sum(self.seat_bit(header.run, signer) for signer in signers)
+        root = ("outcomes", header.batch, records)
+        batch.header = header._replace(root=root, posted_at=self.now, signers=seats)
+        batch.records = records
+        self.emit(
+            "OutcomesPosted",
+            batch_id=header.batch,
+            run_id=header.run,
+            outcomes_root=root,
+            posted_at=self.now,
+            signers=seats,
+            records=("records", records),
+            signatures=(
+                "signatures",
+                tuple(signers),
+                Statement(header.batch, header.root, records),
+            ),
+        )
+
+    def _check_signers(self, run: int, signers: Sequence[str]) -> None:
+        last = 0
+        for signer in signers:
+            need(self.rank[signer] > last, "LedgerInvalidSigner", signer)
+            last = self.rank[signer]
+        for signer in signers:
+            need(self.is_validator(run, signer), "LedgerInvalidSigner", signer)
+        quorum = self.runs[run].terms.quorum
+        need(len(signers) >= quorum, "LedgerQuorumNotMet", len(signers), quorum)
+
+    # ------------------------------------------------------------------ standing
+
+    def _batch(self, header: Header) -> Batch:
+        batch = self.batches.get(header.batch)
+        present = batch is not None and batch.header == header
+        need(present, "LedgerBatchMismatch", header.batch)
+        assert batch is not None
+        return batch
+
+    def _due(self, header: Header) -> int:
+        return header.committed_at + self.fixed.outcome_deadline
+
+    def _need_overdue(self, header: Header) -> None:
+        due = self._due(header)
+        need(self.now >= due, "LedgerOutcomesPending", header.batch, due)
+
+    def as_claimed(self, work: Submission) -> Record:
+        """Return the record of a submission that stands because nobody judged it in time."""
+        number = self.number_of(work.worker)
+        return Record(number, *work[2:], verdict=ACCEPTED, reason=0)
+
+    def _claimed_by(self, record: Record, run: int, worker: str) -> Submission | None:
+        """Return what a worker must have submitted for its record to stand as claimed."""
+        if (record.verdict, record.reason) != (ACCEPTED, 0):
+            return None
+        return Submission(run, worker, *record[1:7])
+
+    def _prove(self, proof: Proof) -> tuple[Name, int]:
+        """Return an outcome's name and when its window closes."""
+        header, batch = proof.header, self.batches[proof.header.batch]
+        window = self.fixed.challenge_window
+        leaf: Name
+        if header.posted_at:
+            there = proof.path == proof.position < len(batch.records)
+            there = there and batch.records[proof.path] == proof.record
+            leaf = ("outcome", header.batch, proof.position, proof.record)
+            closes_at = header.posted_at + window
+        else:
+            worker = self.by_number(proof.record.number)
+            claimed = self._claimed_by(proof.record, header.run, worker)
+            there = claimed is not None and proof.path < len(batch.submissions)
+            there = there and batch.submissions[proof.path] == claimed
+            leaf = ("overdue", header.batch, claimed)
+            closes_at = self._due(header) + window
+        need(there and proof.intact, "LedgerInvalidProof", header.batch, proof.position)
+        return leaf, closes_at
+
+    def standing(self, proof: Proof) -> Standing:
+        batch = self._batch(proof.header)
+        if not proof.header.posted_at:
+            self._need_overdue(proof.header)
+        leaf, closes_at = self._prove(proof)
+        record = proof.record
+        verdict = self._effective(leaf, record.verdict) if batch.disputed else record.verdict
+        final = self._is_final(leaf, closes_at)
+        offence = self.offence(proof.header.run, record)
+        return Standing(record, leaf, offence, verdict, closes_at, final)
+
+    @staticmethod
+    def offence(run: int, record: Record) -> Name:
+        return ("offence", run, record.number, record.step, record.index, record.file)
+
+    def _is_open(self, leaf: Name) -> bool:
+        return leaf in self.cases and self.cases[leaf].status == OPEN
+
+    def _is_final(self, leaf: Name, closes_at: int) -> bool:
+        return self.now >= closes_at and not self._is_open(leaf)
+
+    def _effective(self, leaf: Name, recorded: int) -> int:
+        case = self.cases.get(leaf)
+        return case.claimed if case and case.status == OVERTURNED else recorded
+
+    # --------------------------------------------------------------------- fraud
+
+    def execute_fraud(self, proof: Proof, work: Submission, signer: str) -> None:
+        standing = self.standing(proof)
+        self._need_fraud(proof, standing)
+        self._check_evidence(proof, work, signer)
+        found = standing.record.verdict == FRAUD
+        exact = found and 30 <= standing.record.reason <= 59
+        priors = self._convict(work.worker, standing.offence, exact)
+        terms = self.runs[proof.header.run].terms
+        ppm = terms.exact_ppm if exact else min(terms.fraud_ppm * 2**priors, PPM)
+        reporter = NOBODY if found else self.cases[standing.leaf].challenger
+        amount = self._slash(work.worker, ppm, standing.offence, reporter)
+        self.emit(
+            "FraudExecuted",
+            batch_id=proof.header.batch,
+            worker=work.worker,
+            offence=standing.offence,
+            leaf=standing.leaf,
+            position=proof.position,
+            amount=amount,
+        )
+
+    @staticmethod
+    def _need_fraud(proof: Proof, standing: Standing) -> None:
+        place = proof.header.batch, proof.position
+        need(standing.verdict == FRAUD, "LedgerNotFraud", *place, standing.verdict)
+
+    def _check_evidence(self, proof: Proof, work: Submission, signer: str) -> None:
+        judged = proof.record
+        same = work.run == proof.header.run and work[2:6] == judged[1:5]
+        same = same and self.was_node(signer, work.worker, judged.number)
+        need(same, "LedgerInvalidSubmission", work.worker, signer)
+
+    def finalise_fraud(self, proof: Proof) -> None:
+        standing = self.standing(proof)
+        self._need_fraud(proof, standing)
+        need(standing.is_final, "LedgerNotFinal", proof.header.batch, proof.position)
+        self.emit(
+            "FraudFinalised",
+            batch_id=proof.header.batch,
+            offence=standing.offence,
+            leaf=standing.leaf,
+        )
+        self._release(standing.offence)
+
+    # ------------------------------------------------------------------- disputes
+
+    def challenge(self, caller: str, proof: Proof, claimed: int) -> None:
+        standing = self.standing(proof)
+        leaf, recorded = standing.leaf, standing.record.verdict
+        open_until = standing.closes_at
+        need(self.now < open_until, "CourtWindowClosed", leaf, open_until)
+        sensible = claimed != recorded and ACCEPTED <= claimed <= FRAUD
+        need(sensible, "CourtInvalidClaim", recorded, claimed)
+        need(leaf not in self.cases, "CourtCaseExists", leaf)
+        header = proof.header
+        draw_block = self.block + self.fixed.draw_delay
+        self.cases[leaf] = Case(
+            caller, header.batch, recorded, claimed, header.run, self.now, draw_block
+        )
+        self.batches[header.batch].disputed = True
+        self.emit(
+            "CaseOpened",
+            leaf=leaf,
+            batch_id=header.batch,
+            challenger=caller,
+            position=proof.position,
+            recorded_verdict=recorded,
+            claimed_verdict=claimed,
+            draw_block=draw_block,
+        )
+        self._count_case(self.by_number(standing.record.number), 1)
+        self._pull("DisputeCourt", caller, self.fixed.challenge_bond)
+
+    def _open_case(self, leaf: Name) -> Case:
+        case = self.cases.get(leaf)
+        status = case.status if case else 0
+        need(status == OPEN, "CourtNoOpenCase", leaf, status)
+        assert case is not None
+        return case
+
+    def draw_jury(self, proof: Proof, draw: Draw) -> None:
+        standing = self.standing(proof)
+        leaf, case = standing.leaf, self._open_case(standing.leaf)
+        need(not case.jury, "CourtJuryDrawn", leaf)
+        ends_at = case.opened_at + self.fixed.commit_time
+        need(self.now < ends_at, "CourtPhaseOver", leaf, ends_at)
+        need(self.block > case.draw_block, "CourtTooEarlyToDraw", leaf, case.draw_block)
+        if self.block > case.draw_block + 256:
+            case.draw_block = self.block + self.fixed.draw_delay
+            self.emit("DrawPostponed", leaf=leaf, draw_block=case.draw_block)
+            return
+        run = self.runs[case.run]
+        parties = {case.challenger, self.by_number(standing.record.number)}
+        weights = [
+            0
+            if account in parties or run.seats[account].bit & proof.header.signers
+            else self.stakes[account].active
+            for account in run.validators
+        ]
+        places = draw(weights, self.fixed.jury_size, leaf, case.draw_block)
+        need(bool(places), "CourtNoJurors", leaf)
+        case.jury = tuple(run.validators[place] for place in places)
+        seats = sum(run.seats[juror].bit for juror in case.jury)
+        self.emit("JuryDrawn", leaf=leaf, seats=seats, jurors=case.jury)
+
+    def commit_vote(self, caller: str, leaf: Name, vote: Name) -> None:
+        """`vote` is ("vote", leaf, juror, overturn, result, salt)."""
+        case = self._open_case(leaf)
+        ends_at = case.opened_at + self.fixed.commit_time
+        need(self.now < ends_at, "CourtPhaseOver", leaf, ends_at)
+        need(caller in case.jury, "CourtNotJuror", leaf, caller)
+        need(caller not in case.commitments, "CourtVoteMismatch", leaf, caller)
+        case.commitments[caller] = vote
+        self.emit("VoteCommitted", leaf=leaf, juror=caller, commitment=vote)
+
+    def reveal_vote(self, caller: str, leaf: Name, vote: Name) -> None:
+        """`vote` as the caller says it committed it."""
+        case = self._open_case(leaf)
+        commits_until = case.opened_at + self.fixed.commit_time
+        begun = self.now >= commits_until or case.committed == len(case.jury)
+        need(begun, "CourtPhaseOpen", leaf, commits_until)
+        ends_at = commits_until + self.fixed.reveal_time
+        need(self.now < ends_at, "CourtPhaseOver", leaf, ends_at)
+        need(case.commitments.get(caller) == vote, "CourtVoteMismatch", leaf, caller)
+        case.commitments[caller] = REVEALED
+        overturn = bool(vote[3])
+        case.overturn += overturn
+        case.uphold += not overturn
+        self.emit(
+            "VoteRevealed",
+            leaf=leaf,
+            juror=caller,
+            overturn=overturn,
+            result_hash=("result", vote[4]),
+        )
+
+    def close_case(self, proof: Proof) -> None:
+        standing = self.standing(proof)
+        leaf, case = standing.leaf, self._open_case(standing.leaf)
+        ends_at = case.opened_at + self.fixed.jury_time
+        revealed = case.overturn + case.uphold
+        all_spoke = bool(case.jury) and revealed == len(case.jury)
+        need(self.now >= ends_at or all_spoke, "CourtPhaseOpen", leaf, ends_at)
+        overturned = case.overturn > case.uphold
+        case.status = OVERTURNED if overturned else UPHELD
+        bond = self.fixed.challenge_bond if case.overturn >= case.uphold else 0
+        self.emit(
+            "CaseClosed",
+            leaf=leaf,
+            overturned=overturned,
+            verdict=case.claimed if overturned else case.recorded,
+            bond_returned=bond,
+        )
+        worker = self.by_number(standing.record.number)
+        self._count_case(worker, -1)
+        if overturned:
+            self._enforce(standing, worker, case.claimed)
+        if bond:
+            self._move("DisputeCourt", case.challenger, bond)
+        else:
+            self._burn("DisputeCourt", self.fixed.challenge_bond)
+
+    def _enforce(self, standing: Standing, worker: str, verdict: int) -> None:
+        escrow = self.escrows.get(standing.offence)
+        if verdict == FRAUD:
+            self._hold(worker, self.now + self.fixed.challenge_window)
+        elif escrow and escrow.status == HELD:
+            self._restore(standing.offence)
+            self._acquit(worker, standing.offence)
+
+    # ---------------------------------------------------------------------- money
+
+    def _funds(self, number: int) -> Funds:
+        return self.funds.setdefault(number, Funds())
+
+    def _reserve(self, number: int, amount: int) -> None:
+        funds = self._funds(number)
+        need(amount <= funds.available, "EscrowUnderfunded", number, amount, funds.available)
+        funds.available -= amount
+        funds.reserved += amount
+        self.emit("RewardReserved", run_id=number, amount=amount)
+
+    def _unreserve(self, number: int, amount: int) -> None:
+        funds = self._funds(number)
+        need(amount <= funds.reserved, "EscrowUnderfunded", number, amount, funds.reserved)
+        funds.reserved -= amount
