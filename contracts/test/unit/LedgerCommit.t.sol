@@ -6,166 +6,140 @@ import {
     IContributionLedgerErrors,
     IContributionLedgerEvents
 } from "../../src/interfaces/IContributionLedger.sol";
-import {IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
+import {IRewardEscrowErrors, IRewardEscrowEvents} from "../../src/interfaces/IRewardEscrow.sol";
+import {IRunRegistry, IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
 import {BaseTest} from "../BaseTest.sol";
 
 contract LedgerCommitTest is BaseTest {
+    uint256 private constant FUNDS = WALLET / 2;
+    bytes32 private constant ROOT = keccak256("root");
+
     function setUp() public override {
         super.setUp();
-        _startRun(0);
+        _startRun(FUNDS);
     }
-
-    function _pause() private {
-        vm.prank(owner);
-        runs.setSubmissionsPaused(runId, true);
-    }
-
-    // --------------------------------------------------------------- commit batch
 
     function testFuzz_commitBatch_reverts_whenNotTheOrchestrator(address caller) public {
         vm.assume(caller != orchestrator);
         vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerUnauthorized.selector, caller));
         vm.prank(caller);
-        ledger.commitBatch(runId, keccak256("root"), 1, 1);
+        ledger.commitBatch(runId, ROOT, 1, 1);
+    }
+
+    function testFuzz_commitBatch_reverts_whenTheOrchestratorWasReplaced(address successor) public {
+        vm.assume(successor != address(0) && successor != orchestrator);
+        vm.prank(owner);
+        runs.rotateOrchestrator(runId, orchestrator, successor);
+        vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerUnauthorized.selector, orchestrator));
+        vm.prank(orchestrator);
+        ledger.commitBatch(runId, ROOT, 1, 1);
+        vm.prank(successor);
+        assertEq(ledger.commitBatch(runId, ROOT, 1, 1), 1, "the new key commits");
     }
 
     function testFuzz_commitBatch_reverts_whenRunIsUnknown(uint64 unknown) public {
         vm.assume(unknown != runId);
         vm.expectRevert(abi.encodeWithSelector(IRunRegistryErrors.RunUnknown.selector, unknown));
         vm.prank(orchestrator);
-        ledger.commitBatch(unknown, keccak256("root"), 1, 1);
+        ledger.commitBatch(unknown, ROOT, 1, 1);
     }
 
-    function test_commitBatch_reverts_whenPaused() public {
-        _pause();
+    function test_commitBatch_reverts_whenPaused_andWorksAgainAfterwards() public {
+        vm.prank(owner);
+        runs.setSubmissionsPaused(runId, true);
+        _expectPaused();
+        vm.prank(owner);
+        runs.setSubmissionsPaused(runId, false);
+        assertEq(_commit(1), 1, "resumed");
+    }
+
+    function test_commitBatch_reverts_whenClosed() public {
+        vm.prank(owner);
+        runs.closeRun(runId);
+        _expectPaused();
+    }
+
+    function _expectPaused() private {
         vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerPaused.selector, runId));
         vm.prank(orchestrator);
-        ledger.commitBatch(runId, keccak256("root"), 1, 1);
+        ledger.commitBatch(runId, ROOT, 1, 1);
     }
 
-    function testFuzz_commitBatch_reverts_whenCountIsOutOfRange(uint32 count) public {
-        vm.assume(count == 0 || count > 4096);
-        vm.expectRevert(
-            abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidBatch.selector, keccak256("root"), count)
-        );
-        vm.prank(orchestrator);
-        ledger.commitBatch(runId, keccak256("root"), count, 1);
+    function testFuzz_commitBatch_reverts_whenCountIsTooLarge(uint32 count) public {
+        _expectInvalidBatch(ROOT, uint32(bound(count, 4097, type(uint32).max)));
+    }
+
+    function test_commitBatch_reverts_whenEmpty() public {
+        _expectInvalidBatch(ROOT, 0);
     }
 
     function testFuzz_commitBatch_reverts_whenRootIsZero(uint32 count) public {
+        _expectInvalidBatch(0, uint32(bound(count, 1, 4096)));
+    }
+
+    function _expectInvalidBatch(bytes32 root, uint32 count) private {
+        vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidBatch.selector, root, count));
+        vm.prank(orchestrator);
+        ledger.commitBatch(runId, root, count, 1);
+    }
+
+    function testFuzz_commitBatch_reverts_whenTheRunCannotPay(uint64 units) public {
+        units = uint64(bound(units, FUNDS / PRICE + 1, type(uint64).max));
         vm.expectRevert(
-            abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidBatch.selector, bytes32(0), count)
+            abi.encodeWithSelector(IRewardEscrowErrors.EscrowUnderfunded.selector, runId, uint256(units) * PRICE, FUNDS)
         );
         vm.prank(orchestrator);
-        ledger.commitBatch(runId, 0, count, 1);
+        ledger.commitBatch(runId, ROOT, 1, units);
+    }
+
+    function testFuzz_commitBatch_reverts_whenEarlierBatchesTookTheMoney(uint64 first) public {
+        first = uint64(bound(first, 1, FUNDS / PRICE));
+        uint256 left = FUNDS / PRICE - first;
+        _commitRoot(ROOT, 1, first);
+        vm.expectRevert(
+            abi.encodeWithSelector(
+                IRewardEscrowErrors.EscrowUnderfunded.selector, runId, (left + 1) * PRICE, left * PRICE
+            )
+        );
+        vm.prank(orchestrator);
+        ledger.commitBatch(runId, ROOT, 1, uint64(left + 1));
+        assertEq(_commitRoot(ROOT, 1, left), 2, "what is left can be used to the last wei");
     }
 
     function testFuzz_commitBatch_records(bytes32 root, uint32 count, uint64 units, uint40 time) public {
         vm.assume(root != 0);
         count = uint32(bound(count, 1, 4096));
+        units = uint64(bound(units, 0, FUNDS / PRICE));
         vm.warp(time);
         vm.expectEmit(address(ledger));
-        emit IContributionLedgerEvents.BatchCommitted(1, runId, root, count, units);
-        vm.prank(orchestrator);
-        uint64 batchId = ledger.commitBatch(runId, root, count, units);
+        emit IContributionLedgerEvents.BatchCommitted(1, runId, root, count, units, PRICE, time);
+        vm.expectEmit(address(escrow));
+        emit IRewardEscrowEvents.RewardReserved(runId, uint256(units) * PRICE);
+        uint64 batchId = _commitRoot(root, count, units);
 
         assertEq(batchId, 1, "ids count from 1");
         assertEq(ledger.batchCount(), 1, "count");
-        IContributionLedger.Batch memory batch = ledger.batchOf(batchId);
-        assertEq(batch.root, root, "root");
-        assertEq(batch.outcomesRoot, 0, "no outcomes");
-        assertEq(batch.runId, runId, "run");
-        assertEq(batch.count, count, "submissions");
-        assertEq(batch.committedAt, time, "time");
-        assertEq(batch.postedAt, 0, "not posted");
+        bytes32 hash = keccak256(abi.encode(batches[1]));
+        assertEq(ledger.commitmentOf(1), hash & ~bytes32(uint256(1)), "one slot: the header's hash, nobody challenged");
+        assertFalse(ledger.isDisputed(batches[1]), "the header is the batch's");
+        assertEq(escrow.fundsOf(runId).available, FUNDS - uint256(units) * PRICE, "available");
+        assertEq(escrow.fundsOf(runId).reserved, uint256(units) * PRICE, "set aside");
     }
 
-    // -------------------------------------------------------------- submit direct
-
-    function test_submitDirect_reverts_whenPaused() public {
-        _pause();
-        IContributionLedger.Submission memory submission = _submission(alice, 1, 0);
-        bytes memory signature = _signSubmission(submission, aliceNodeKey);
-        vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerPaused.selector, runId));
-        ledger.submitDirect(submission, signature);
-    }
-
-    function testFuzz_submitDirect_reverts_whenRunIsUnknown(uint64 unknown) public {
-        vm.assume(unknown != runId);
-        IContributionLedger.Submission memory submission = _submission(alice, 1, 0);
-        submission.runId = unknown;
-        bytes memory signature = _signSubmission(submission, aliceNodeKey);
-        vm.expectRevert(abi.encodeWithSelector(IRunRegistryErrors.RunUnknown.selector, unknown));
-        ledger.submitDirect(submission, signature);
-    }
-
-    function testFuzz_submitDirect_reverts_whenNotSignedByTheNode(uint256 key) public {
-        key = bound(key, 1, 1 << 200);
-        vm.assume(key != aliceNodeKey);
-        _expectInvalidSubmission(_submission(alice, 1, 0), key);
-    }
-
-    function test_submitDirect_reverts_whenSignedByAnotherWorkersNode() public {
-        _expectInvalidSubmission(_submission(alice, 1, 0), bobNodeKey);
-    }
-
-    function test_submitDirect_reverts_whenTheWalletSigns() public {
-        _expectInvalidSubmission(_submission(alice, 1, 0), aliceKey);
-    }
-
-    function test_submitDirect_reverts_whenWorkerIsJailed() public {
-        vm.prank(address(court));
-        workers.jail(alice, "offence");
-        _expectInvalidSubmission(_submission(alice, 1, 0), aliceNodeKey);
-    }
-
-    function _expectInvalidSubmission(IContributionLedger.Submission memory submission, uint256 key) private {
-        bytes memory signature = _signSubmission(submission, key);
-        vm.expectRevert(
-            abi.encodeWithSelector(
-                IContributionLedgerErrors.LedgerInvalidSubmission.selector, submission.worker, vm.addr(key)
-            )
-        );
-        ledger.submitDirect(submission, signature);
-    }
-
-    function testFuzz_submitDirect_reverts_whenSignatureIsMalformed(bytes memory signature, address worker) public {
-        vm.assume(signature.length != 65);
-        IContributionLedger.Submission memory submission = _submission(worker, 1, 0);
-        vm.expectRevert(
-            abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidSubmission.selector, worker, address(0))
-        );
-        ledger.submitDirect(submission, signature);
-    }
-
-    function testFuzz_submitDirect_reverts_whenAnythingSignedWasChanged(uint256 field) public {
-        IContributionLedger.Submission memory submission = _submission(alice, 1, 0);
-        bytes memory signature = _signSubmission(submission, aliceNodeKey);
-        field = bound(field, 0, 6);
-        if (field == 0) submission.worker = bob;
-        if (field == 1) submission.step += 1;
-        if (field == 2) submission.index += 1;
-        if (field == 3) submission.policyVersion += 1;
-        if (field == 4) submission.fileHash = keccak256("other file");
-        if (field == 5) submission.rollouts += 1;
-        if (field == 6) submission.units += 1;
-        vm.expectPartialRevert(IContributionLedgerErrors.LedgerInvalidSubmission.selector);
-        ledger.submitDirect(submission, signature);
-    }
-
-    function testFuzz_submitDirect_commitsABatchOfOne(address caller, uint32 step, uint32 index, uint64 units) public {
-        IContributionLedger.Submission memory submission = _submission(alice, 1, index);
-        (submission.step, submission.units) = (step, units);
-        bytes memory signature = _signSubmission(submission, aliceNodeKey);
-        bytes32 leaf = keccak256(abi.encode(_submissionHash(submission)));
-
-        vm.expectEmit(address(ledger));
-        emit IContributionLedgerEvents.BatchCommitted(1, runId, leaf, 1, units);
-        vm.expectEmit(address(ledger));
-        emit IContributionLedgerEvents.DirectlySubmitted(1, alice, submission, signature);
-        vm.prank(caller);
-        uint64 batchId = ledger.submitDirect(submission, signature);
-        assertEq(ledger.batchOf(batchId).root, leaf, "the leaf is the root");
-        assertEq(ledger.batchOf(batchId).count, 1, "one submission");
+    function testFuzz_commitBatch_keepsThePriceOfTheCommitment(uint88 price) public {
+        price = uint88(bound(price, PRICE / 2, 2 * PRICE));
+        uint64 before = _commit(1);
+        IRunRegistry.Terms memory terms = runs.termsOf(runId);
+        terms.pricePerUnit = price;
+        vm.prank(owner);
+        runs.proposeChange(runId, terms);
+        vm.warp(block.timestamp + CHANGE_DELAY);
+        runs.applyChange(runId);
+        uint64 later = _commit(1);
+        assertEq(batches[before].pricePerUnit, PRICE, "as committed");
+        assertFalse(ledger.isDisputed(batches[before]), "the old header still stands");
+        assertEq(batches[later].pricePerUnit, price, "the new price");
+        assertFalse(ledger.isDisputed(batches[later]), "for new batches");
+        assertEq(escrow.fundsOf(runId).reserved, 1000 * (uint256(PRICE) + price), "set aside at either price");
     }
 }
