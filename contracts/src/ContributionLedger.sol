@@ -283,8 +283,8 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         Standing memory standing = _standing(outcome);
         _requireFraud(outcome, standing.verdict);
         require(standing.isFinal, LedgerNotFinal(outcome.batch.batchId, outcome.position));
-        emit FraudFinalised(outcome.batch.batchId, standing.offence, standing.leaf);
         vault.release(standing.offence);
+        emit FraudFinalised(outcome.batch.batchId, standing.offence, standing.leaf);
     }
 
     // ----------------------------------------------------------------- disputes

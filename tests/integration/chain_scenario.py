@@ -24,7 +24,7 @@ from muster.protocol.eip712 import address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.jury import vote_commitment
-from muster.protocol.merkle import merkle_proof, merkle_root
+from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import (
     NodeRegistration,
     OutcomeRecord,
@@ -189,6 +189,9 @@ class Scenario:
         header = (await self.view()).batches[batch_id].header()
         await self.of(ORCHESTRATOR).ledger.post_outcomes(header, packed, signatures)
 
+    async def proof(self, batch_id: int, position: int) -> OutcomeProof:
+        return (await self.view()).batches[batch_id].prove(position)
+
     async def dispute(self, proof: OutcomeProof, claimed: Verdict) -> None:
         chain, bond = self.of(CHALLENGER), PARAMETERS.challenge_bond
         await chain.token.faucet(CHALLENGER.address, bond)
@@ -239,13 +242,6 @@ def rejected(worker_id: int, submission: Submission) -> OutcomeRecord:
     return record(worker_id, submission, Verdict.REJECTED, Reason.LATE)
 
 
-def outcome_proof(batch_id: int, records: list[OutcomeRecord], position: int) -> OutcomeProof:
-    leaves = [r.leaf(batch_id, i) for i, r in enumerate(records)]
-    return OutcomeProof(
-        batch_id, position, records[position].to_bytes(), merkle_proof(leaves, position)
-    )
-
-
 @contextlib.asynccontextmanager
 async def network(*, with_run: bool = True) -> AsyncIterator[Scenario]:
     """Start a chain with the contracts, bonded validators, two workers and a funded run."""
@@ -280,12 +276,12 @@ async def play(scenario: Scenario) -> None:
     await scenario.post(batch_id, submissions, records)
     evidence = scenario.node_signature(submissions[1], CHEATER)
     ledger = scenario.of(ORCHESTRATOR).ledger
-    verdict = outcome_proof(batch_id, records, 1)
+    verdict = await scenario.proof(batch_id, 1)
     await ledger.execute_fraud(verdict, submissions[1], evidence)
     await scenario.pass_time(WINDOW_S)
     await ledger.finalise_fraud(verdict)
-    proofs = [outcome_proof(batch_id, records, i) for i in (0, 2)]
-    await scenario.of(HONEST).escrow.claim(proofs)
+    batch = (await scenario.view()).batches[batch_id]
+    await scenario.of(HONEST).escrow.claim([batch.claim([0, 2])])
     await play_direct(scenario)
 
 

@@ -13,7 +13,7 @@ import pytest
 from chain_scenario import (
     CHALLENGER,
     CHEATER,
-    FRAUD_PPM,
+    EXACT_FRAUD_PPM,
     HONEST,
     ORCHESTRATOR,
     OWNER,
@@ -27,16 +27,17 @@ from chain_scenario import (
     fraud,
     network,
     node_of,
-    outcome_proof,
     play,
 )
 
 from muster.chain import (
     ZERO_ADDRESS,
     Anvil,
+    CaseStatus,
     Chain,
     ChainView,
     DeployParameters,
+    EscrowStatus,
     EventReader,
     SlashState,
     WorkerStatus,
@@ -83,8 +84,10 @@ async def test_deployment_has_its_parameters() -> None:
         assert await chain.runs.required_validator_stake() == PARAMETERS.required_validator_stake
         assert await chain.ledger.challenge_window() == PARAMETERS.challenge_window_s
         assert await chain.ledger.outcome_deadline() == PARAMETERS.outcome_deadline_s
-        assert await chain.court.jury_time() == PARAMETERS.jury_time_s
-        assert await chain.court.challenge_bond() == PARAMETERS.challenge_bond
+        assert await chain.court.jury_time() == (
+            PARAMETERS.vote_commit_s + PARAMETERS.vote_reveal_s
+        )
+        assert (await chain.court.terms()).challenge_bond == PARAMETERS.challenge_bond
         assert await chain.vault.unbonding_period() == PARAMETERS.unbonding_s
         assert await chain.vault.insurance() == OWNER.address
         assert await chain.vault.insurance_ppm() == PARAMETERS.insurance_ppm
@@ -238,9 +241,10 @@ async def test_run_is_read_back_as_created() -> None:
         assert (run.owner, run.funded_wei) == (OWNER.address, TOKEN)
         assert run.validators == [v.address for v in VALIDATORS]
         assert (await chain.runs.terms_of(net.run_id)).quorum == 2
-        assert (await chain.runs.seat_of(net.run_id, VALIDATORS[1].address)).number == 1
+        assert await chain.runs.seat_bit_of(net.run_id, VALIDATORS[1].address) == 0b10
+        assert (await chain.runs.admission_of(net.run_id)).is_open
         assert await chain.runs.latest_version(net.run_id) == 0
-        assert (await chain.escrow.funds_of(net.run_id)).funded_wei == TOKEN
+        assert (await chain.escrow.funds_of(net.run_id)).available_wei == TOKEN
 
 
 async def test_beacon_is_the_hash_of_the_publishing_block() -> None:
@@ -271,10 +275,10 @@ async def test_full_flow_slashes_the_cheater_and_pays_the_honest() -> None:
         assert view.contradictions == []
         honest, cheater = view.workers[HONEST.address], view.workers[CHEATER.address]
         assert (honest.status, cheater.status) == (WorkerStatus.ACTIVE, WorkerStatus.BANNED)
-        taken = STAKE * FRAUD_PPM // 10**6
+        taken = STAKE * EXACT_FRAUD_PPM // 10**6
         assert (cheater.active_wei, cheater.slashed_wei) == (STAKE - taken, taken)
         (slash,) = view.slashes
-        assert (slash.worker, slash.batch_id, slash.position) == (CHEATER.address, 1, 1)
+        assert (slash.owner, slash.batch_id, slash.position) == (CHEATER.address, 1, 1)
         assert slash.state is SlashState.RELEASED
         (payment,) = view.payments
         assert (payment.worker, payment.slots, payment.units) == (HONEST.address, 2, 1300)
@@ -292,18 +296,17 @@ async def test_views_agree_with_the_ledger() -> None:
         view, ledger = await net.view(), net.of(OWNER).ledger
         assert await ledger.batch_count() == 2
         for batch in view.batches.values():
-            stored = await ledger.batch_of(batch.batch_id)
-            assert stored.outcomes_root == batch.outcomes_root
-            assert (stored.committed_at, stored.posted_at) == (batch.committed_at, batch.posted_at)
+            stored = await ledger.commitment_of(batch.batch_id)
+            assert stored == batch.header().commitment()
+            assert not await ledger.is_disputed(batch.header())
         records = view.batches[1].records
         assert records is not None
-        proof = outcome_proof(1, records, 0)
-        decoded, leaf = await ledger.outcome_of(proof)
-        assert (decoded, leaf) == (records[0], records[0].leaf(1, 0))
-        settled = await ledger.settled_outcome(proof)
-        assert (settled.run_id, settled.record, settled.is_final) == (1, records[0], True)
-        assert await ledger.is_final(1, leaf)
-        assert await ledger.signers_of(1) == 0b11
+        proof = await net.proof(1, 0)
+        standing = await ledger.standing_of(proof)
+        assert (standing.outcome, standing.verdict) == (records[0], Verdict.ACCEPTED)
+        assert (standing.leaf, standing.is_final) == (records[0].leaf(1, 0), True)
+        assert standing.offence == records[0].offence(net.run_id)
+        assert view.batches[1].signers == 0b11
         assert await net.of(OWNER).escrow.is_paid(net.run_id, HONEST.address, records[0].step, 0)
 
 
@@ -313,13 +316,13 @@ async def test_claim_is_refused_when_not_final_or_paid_before() -> None:
         records = [accepted(1, submission)]
         batch_id = await net.commit([submission])
         await net.post(batch_id, [submission], records)
-        proof, escrow = outcome_proof(batch_id, records, 0), net.of(HONEST).escrow
+        claim, escrow = (await net.view()).batches[batch_id].claim([0]), net.of(HONEST).escrow
         with pytest.raises(ContractRevert, match="EscrowNotFinal"):
-            await escrow.claim([proof])
+            await escrow.claim([claim])
         await net.pass_time(WINDOW_S)
-        await escrow.claim([proof])
+        await escrow.claim([claim])
         with pytest.raises(ContractRevert, match="EscrowSlotPaid"):
-            await escrow.claim([proof])
+            await escrow.claim([claim])
 
 
 async def test_fraud_is_not_executed_without_the_workers_signature() -> None:
@@ -331,7 +334,7 @@ async def test_fraud_is_not_executed_without_the_workers_signature() -> None:
         forged = net.node_signature(submission, HONEST)
         with pytest.raises(ContractRevert, match="LedgerInvalidSubmission"):
             await net.of(ORCHESTRATOR).ledger.execute_fraud(
-                outcome_proof(batch_id, records, 0), submission, forged
+                await net.proof(batch_id, 0), submission, forged
             )
 
 
@@ -349,7 +352,7 @@ async def test_overturned_fraud_gives_stake_and_status_back() -> None:
         records = [fraud(2, submission)]
         batch_id = await net.commit([submission])
         await net.post(batch_id, [submission], records)
-        proof = outcome_proof(batch_id, records, 0)
+        proof = await net.proof(batch_id, 0)
         await net.of(ORCHESTRATOR).ledger.execute_fraud(
             proof, submission, net.node_signature(submission, CHEATER)
         )
@@ -363,7 +366,7 @@ async def test_overturned_fraud_gives_stake_and_status_back() -> None:
         leaf = records[0].leaf(batch_id, 0)
         case = await net.of(OWNER).court.case_of(leaf)
         assert case is not None
-        assert (case.closed, case.overturned, case.votes_to_overturn) == (True, True, 1)
+        assert (case.status, case.votes_to_overturn) == (CaseStatus.OVERTURNED, 1)
         court = net.of(OWNER).court
         assert await court.effective_verdict(leaf, Verdict.FRAUD) is Verdict.ACCEPTED
 
@@ -457,14 +460,17 @@ async def test_run_is_paused_and_its_validators_rotated() -> None:
         await net.bond(CHALLENGER)
         await runs.rotate_validator(net.run_id, old, CHALLENGER.address)
         assert not await runs.is_validator(net.run_id, old)
-        assert await runs.seats_of(net.run_id) == 0b1110
+        bonded = [*VALIDATORS[1:], CHALLENGER]
+        seats = await runs.validators_of(net.run_id)
+        assert seats == dict(zip((v.address for v in bonded), (0b10, 0b100, 0b1000), strict=True))
         among = await runs.quorum_among(net.run_id, [CHALLENGER.address, old])
         assert (among.quorum, among.seats, among.stranger) == (2, 0b1000, old)
         assert await runs.owner_of(net.run_id) == OWNER.address
-        assert (await runs.run_count(), await runs.price_of(net.run_id)) == (1, PRICE)
+        assert await runs.run_count() == 1
+        assert (await runs.terms_of(net.run_id)).price_per_unit == PRICE
         run = (await net.view()).runs[net.run_id]
         assert run.paused
-        assert run.validators == [CHALLENGER.address, *(v.address for v in VALIDATORS[1:])]
+        assert set(run.validators) == set(seats)
 
 
 async def test_escrow_of_a_slash_is_readable() -> None:
@@ -474,14 +480,14 @@ async def test_escrow_of_a_slash_is_readable() -> None:
         batch_id = await net.commit([submission])
         await net.post(batch_id, [submission], records)
         await net.of(ORCHESTRATOR).ledger.execute_fraud(
-            outcome_proof(batch_id, records, 0),
+            await net.proof(batch_id, 0),
             submission,
             net.node_signature(submission, CHEATER),
         )
-        escrow = await net.of(OWNER).vault.escrow_of(records[0].leaf(batch_id, 0))
+        escrow = await net.of(OWNER).vault.escrow_of(records[0].offence(net.run_id))
         assert (escrow.owner, escrow.reporter) == (CHEATER.address, ZERO_ADDRESS)
-        assert escrow.amount_wei == STAKE * FRAUD_PPM // 10**6
-        assert (await net.of(OWNER).vault.totals()).escrowed_wei == escrow.amount_wei
+        assert escrow.amount_wei == STAKE * EXACT_FRAUD_PPM // 10**6
+        assert escrow.status is EscrowStatus.HELD
 
 
 # ------------------------------------------------------------------------ reorg

@@ -105,7 +105,9 @@ async def observe(chain: Chain, view: ChainView) -> Observed:
         if undisputed(await chain.ledger.commitment_of(batch.batch_id))
         != batch.header().commitment()
     ]
+    accounts = set(view.stakes).union(*(run.seats for run in view.runs.values()))
     return Observed(
+        stakes={who: await chain.vault.account_of(who) for who in sorted(accounts)},
         vault_wei=await chain.token.balance_of(at["StakeVault"]),
         escrow_wei=await chain.token.balance_of(at["RewardEscrow"]),
         runs=await chain.runs.run_count(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from muster.chain import BatchView, ChainView, Deployment, Funds
+from muster.chain import BatchView, ChainView, Deployment, Funds, StakeAccount
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 
@@ -36,6 +36,8 @@ class Observed:
     """Tokens of StakeVault."""
     escrow_wei: int
     """Tokens of RewardEscrow."""
+    stakes: Mapping[Address, StakeAccount]
+    """Stake of every account that the events tell of, and of every validator."""
     runs: int
     """Runs of RunRegistry."""
     batches: int

@@ -14,6 +14,7 @@ from muster.chain import (
     RunView,
     SlashState,
     SlashView,
+    StakeView,
 )
 from muster.client.audit_checks import (
     Check,
@@ -132,7 +133,15 @@ def _payment_problems(
 ) -> Iterator[str]:
     if payment.run_id not in view.runs:
         yield f"a payment for run {payment.run_id}, which does not exist ({payment.tx_hash})"
-    elif paid.exceeds(due):
+        return
+    prices = [b.price_per_unit for b in view.batches.values() if b.run_id == payment.run_id]
+    least, most = (payment.units * price for price in (min(prices or [0]), max(prices or [0])))
+    if not least <= payment.amount_wei <= most:
+        yield (
+            f"{payment.amount_wei} wei for {payment.units} units, worth {least} to {most} "
+            f"({payment.tx_hash})"
+        )
+    if paid.exceeds(due):
         yield (
             f"{payment.worker} was paid {paid.slots} slots, {paid.units} units and {paid.wei} wei "
             f"of run {payment.run_id}, final were {due.slots}, {due.units} and {due.wei} "
@@ -261,6 +270,10 @@ def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) 
     ):
         if held < ours:
             yield f"{what} add up to {ours} wei, the contract holds {held}"
+    for owner, account in observed.stakes.items():
+        told = view.stakes.get(owner, StakeView(owner))
+        if (told.active_wei, told.unbonding_wei) != (account.active_wei, account.unbonding_wei):
+            yield f"{owner} has {told.active_wei} + {told.unbonding_wei} wei, the vault says {account}"
     for what, count, theirs in (
         ("runs", len(view.runs), observed.runs),
         ("batches", len(view.batches), observed.batches),

@@ -44,7 +44,7 @@ def event_abi(contract: str, name: str) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Return a struct's fields as the tuple that eth_abi takes."""
     if dataclasses.is_dataclass(value):
-        return tuple(getattr(value, f.name) for f in dataclasses.fields(value))
+        return tuple(plain(getattr(value, f.name)) for f in dataclasses.fields(value))
     return value
 
 

@@ -20,20 +20,24 @@ from muster.protocol.errors import ConfigError, EncodingError
 
 INTERNAL = {
     # Only other contracts may call these.
-    ("StakeVault", "depositFrom"),
-    ("StakeVault", "requestUnbondFor"),
     ("StakeVault", "slash"),
     ("StakeVault", "release"),
     ("StakeVault", "restore"),
+    ("StakeVault", "hold"),
+    ("StakeVault", "openCase"),
+    ("StakeVault", "closeCase"),
+    ("StakeVault", "depositFrom"),
+    ("StakeVault", "requestUnbondFor"),
     ("WorkerRegistry", "jail"),
-    ("WorkerRegistry", "ban"),
-    ("WorkerRegistry", "reinstate"),
+    ("WorkerRegistry", "convict"),
+    ("WorkerRegistry", "acquit"),
     ("ContributionLedger", "markDisputed"),
+    ("RewardEscrow", "reserve"),
 }
 PLUMBING = {
     # Constants and the addresses of other contracts: in the deployment and in docs.
     *("eip712Domain", "FAUCET_CAP", "FAUCET_CHAIN_ID", "MAX_COUNT", "MAX_SEATS"),
-    *("token", "vault", "workers", "runs", "ledger", "court"),
+    *("token", "vault", "workers", "runs", "ledger", "court", "faults", "escrow"),
 }
 
 

@@ -19,7 +19,9 @@ ELEMENTARY: dict[str, st.SearchStrategy[Any]] = {
     "bytes32": st.binary(min_size=32, max_size=32),
     "bytes4": st.binary(min_size=4, max_size=4),
     "string": st.text(max_size=40),
-    **{f"uint{bits}": st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64, 88, 128, 256)},
+    **{
+        f"uint{bits}": st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 40, 64, 88, 128, 256)
+    },
 }
 
 

@@ -39,18 +39,18 @@ async def test_view_is_called_at_the_contracts_address() -> None:
 
 
 async def test_earlier_block_is_read_when_asked_for() -> None:
-    node = CallNode(encode(["uint256", "uint256", "uint256"], [1, 2, 3]))
-    totals = await node.chain().at(17).vault.totals()
-    assert (totals.active_wei, totals.unbonding_wei, totals.escrowed_wei) == (1, 2, 3)
+    node = CallNode(encode(["(uint128,uint128)"], [(1, 2)]))
+    funds = await node.chain().at(17).escrow.funds_of(RunId(1))
+    assert (funds.available_wei, funds.reserved_wei) == (1, 2)
     assert node.asked[0][1] == "0x11"
 
 
 async def test_struct_becomes_a_dataclass() -> None:
-    values = (address(2), 7, 2, 50, 60)
-    node = CallNode(encode(["(address,uint32,uint8,uint64,uint64)"], [values]))
+    values = (address(2), 7, 2, 50, 60, 1)
+    node = CallNode(encode(["(address,uint32,uint8,uint64,uint64,uint32)"], [values]))
     worker = await node.chain().workers.worker_of(address(1))
     assert (worker.node, worker.worker_id, worker.status) == (address(2), 7, WorkerStatus.JAILED)
-    assert (worker.active_from, worker.jailed_until) == (50, 60)
+    assert (worker.active_from, worker.jailed_until, worker.convictions) == (50, 60, 1)
 
 
 @pytest.mark.parametrize(("exists", "expected"), [(True, 3), (False, None)])
@@ -67,8 +67,8 @@ async def test_stranger_to_the_quorum_may_be_none(stranger: str, expected: str |
 
 
 async def test_missing_case_is_none() -> None:
-    kinds = "(address,uint64,uint64,uint8,uint8,uint8,uint8,bool,bool,uint128)"
-    node = CallNode(encode([kinds], [(address(0), *[0] * 6, False, False, 0)]))
+    kinds = "(address,uint64,uint8,uint8,uint64,uint8,uint40,uint32,uint88,uint8,uint8,uint8)"
+    node = CallNode(encode([kinds], [(address(0), *[0] * 11)]))
     assert await node.chain().court.case_of(bytes(32)) is None  # type: ignore[arg-type]
 
 
@@ -122,6 +122,7 @@ async def test_receipt_carries_the_events_of_our_contracts(timed: bool) -> None:
     node = FakeNode()
     block = node.mine()
     args = {"batch_id": 4, "run_id": 1, "root": bytes(32), "count": 1, "units": 9}
+    args |= {"price_per_unit": 3, "committed_at": 5}
     log = placed(encode_log("ContributionLedger", "BatchCommitted", args), block, 0, timed=timed)
     stranger = {**log, "address": address(1)}
     node.methods |= {

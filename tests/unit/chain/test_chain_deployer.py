@@ -49,17 +49,19 @@ def test_constructor_arguments_fit_the_contracts() -> None:
     arguments = constructor_arguments(DEPLOYMENT.contracts, DeployParameters(), address(1))
     for contract in CONTRACTS:
         code = contract_abi(contract).creation_code(arguments[contract])
-        assert len(code) == len(contract_abi(contract).bytecode) + 32 * len(arguments[contract])
+        words = sum(len(a) if isinstance(a, tuple) else 1 for a in arguments[contract])
+        assert len(code) == len(contract_abi(contract).bytecode) + 32 * words
 
 
 def test_contracts_are_given_one_anothers_addresses() -> None:
     at = DEPLOYMENT.contracts
     arguments = constructor_arguments(at, DeployParameters(), address(1))
     assert arguments["RunRegistry"][0] == at["StakeVault"]
-    assert arguments["WorkerRegistry"][1:4] == (
+    assert arguments["WorkerRegistry"][1:5] == (
         at["StakeVault"],
         at["ContributionLedger"],
         at["DisputeCourt"],
+        at["FaultCourt"],
     )
     assert arguments["RewardEscrow"][3] == at["ContributionLedger"]
 
@@ -68,28 +70,34 @@ def test_contracts_are_given_one_anothers_addresses() -> None:
 def test_insurance_goes_to_the_deployer_unless_given(given_: str, expected: str) -> None:
     parameters = DeployParameters(insurance=given_)  # type: ignore[arg-type]
     arguments = constructor_arguments(DEPLOYMENT.contracts, parameters, address(1))
-    assert arguments["StakeVault"][4] == expected
+    assert arguments["StakeVault"][5] == expected
 
 
 def test_parameters_may_be_demo_friendly() -> None:
     parameters = DeployParameters(
-        challenge_window_s=3, outcome_deadline_s=60, jury_time_s=10, unbonding_s=74
+        challenge_window_s=3,
+        outcome_deadline_s=60,
+        vote_commit_s=6,
+        vote_reveal_s=4,
+        unbonding_s=74,
     )
     assert parameters.challenge_window_s == 3
+
+
+SHORT = {
+    "outcome_deadline_s": 60,
+    "challenge_window_s": 3,
+    "vote_commit_s": 6,
+    "vote_reveal_s": 4,
+}
 
 
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        (
-            {
-                "unbonding_s": 73,
-                "outcome_deadline_s": 60,
-                "challenge_window_s": 3,
-                "jury_time_s": 10,
-            },
-            "stake must outlast judgement",
-        ),
+        ({**SHORT, "unbonding_s": 73}, "unbonding_s 73 is below 74: it must outlast"),
+        ({**SHORT, "claim_period_s": 73}, "claim_period_s 73 is below 74: it must outlast"),
+        ({**SHORT, "change_delay_s": 72}, "change_delay_s 72 is below 73: it must outlast"),
         ({"insurance_ppm": 600_000, "reporter_ppm": 500_000}, "more than the whole"),
         ({"insurance_ppm": 1_000_001}, "less than or equal"),
         ({"required_worker_stake": -1}, "greater than or equal"),

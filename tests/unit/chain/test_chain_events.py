@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_chain_codec import values_of
 
-from muster.chain import RunConfig
+from muster.chain import RunConfig, RunTerms
 from muster.chain.abi import CONTRACTS, canonical_type, snake_case
 from muster.chain.events import EventTable
 from muster.protocol.errors import EncodingError
@@ -22,7 +22,11 @@ EVENTS = [
     for entry in abi_entries(contract, "event")
     if entry["name"] != "EIP712DomainChanged"
 ]
-STRUCTS: dict[str, Any] = {"config": RunConfig, "submission": Submission}
+STRUCTS: dict[str, Any] = {
+    "config": lambda *values: RunConfig.from_abi(values),
+    "submission": Submission,
+    "terms": RunTerms,
+}
 
 
 @st.composite

@@ -9,11 +9,12 @@ from chain_fakes import History, address
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain import ChainView, RunConfig, SlashState, WorkerStatus
+from muster.chain import Batch, ChainView, Fault, RunConfig, RunTerms, SlashState, WorkerStatus
 from muster.chain.view_parts import lenient_reason, parse_records
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
-from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
+from muster.protocol.ids import PolicyVersion, RunId, Step
+from muster.protocol.merkle import merkle_root, verify_merkle_proof
 from muster.protocol.messages import (
     OutcomeRecord,
     Reason,
@@ -30,11 +31,19 @@ CONFIG = RunConfig(
     TRAINER,
     ORCHESTRATOR,
     *(keccak(bytes([i])) for i in range(4)),
-    price_per_unit=10,
-    fraud_ppm=500_000,
-    quorum=2,
+    terms=RunTerms(price_per_unit=10, fraud_ppm=100_000, exact_fraud_ppm=500_000, quorum=2),
     validators=VALIDATORS,
 )
+
+
+COMMITTED = {
+    "root": keccak(b"x"),
+    "count": 1,
+    "units": 1,
+    "price_per_unit": 1,
+    "committed_at": 1,
+}
+"""What a commitment says beside its batch and run."""
 
 
 def outcome(
@@ -55,7 +64,8 @@ def outcome(
 
 
 RECORDS = [outcome(1, 0), outcome(2, 0, Verdict.FRAUD), outcome(1, 1, Verdict.REJECTED)]
-OFFENCE = RECORDS[1].leaf(1, 1)
+OFFENCE, LEAF = RECORDS[1].offence(RUN), RECORDS[1].leaf(1, 1)
+FINALISED = {"batch_id": 1, "offence": OFFENCE, "leaf": LEAF}
 
 
 def register(history: History, worker: str, worker_id: int, node: str, stake: int) -> None:
@@ -79,8 +89,10 @@ def post(history: History, batch_id: int, records: list[OutcomeRecord]) -> None:
         batch_id=batch_id,
         run_id=RUN,
         outcomes_root=keccak(b"outcomes"),
+        posted_at=history.block + 1,
+        signers=0b11,
         records=pack_records(records),
-        signatures=(b"a", b"b"),
+        signatures=b"a" * 65 + b"b" * 65,
     )
 
 
@@ -93,7 +105,10 @@ def commit(history: History, batch_id: int, count: int) -> None:
         root=keccak(b"batch"),
         count=count,
         units=300,
+        price_per_unit=10,
+        committed_at=history.block + 1,
     )
+    history.add("RewardEscrow", "RewardReserved", same_block=True, run_id=RUN, amount=3000)
 
 
 def begun() -> History:
@@ -102,6 +117,9 @@ def begun() -> History:
     register(history, WORKER, 1, NODE, 1000)
     register(history, CHEATER, 2, OTHER_NODE, 801)
     history.add("RunRegistry", "RunCreated", run_id=RUN, owner=OWNER, config=CONFIG)
+    for seat, validator in enumerate(VALIDATORS):
+        seated = {"run_id": RUN, "validator": validator, "seat_bit": 1 << seat}
+        history.add("RunRegistry", "ValidatorSeated", same_block=True, **seated)
     history.add("RewardEscrow", "RunFunded", run_id=RUN, **{"from": OWNER}, amount=5000)
     publish(history, 0)
     commit(history, 1, 3)
@@ -137,6 +155,7 @@ def slash(history: History) -> None:
         batch_id=1,
         worker=CHEATER,
         offence=OFFENCE,
+        leaf=LEAF,
         position=1,
         amount=401,
     )
@@ -148,7 +167,7 @@ def full() -> History:
     post(history, 1, RECORDS)
     slash(history)
     history.add("StakeVault", "SlashReleased", offence=OFFENCE, burned=301, insured=100, rewarded=0)
-    history.add("ContributionLedger", "FraudFinalised", same_block=True, offence=OFFENCE)
+    history.add("ContributionLedger", "FraudFinalised", same_block=True, **FINALISED)
     history.add(
         "RewardEscrow",
         "RewardClaimed",
@@ -214,18 +233,34 @@ def test_statuses_are_remembered_with_their_blocks() -> None:
     assert [worker.status_at(b) for b in (0, 1, jailed, jailed + 1, jailed + 2)] == expected
 
 
-@pytest.mark.parametrize("before", ["Active", "Jailed", "Exiting"])
-def test_reinstated_worker_gets_back_the_status_before_its_first_ban(before: str) -> None:
+def test_convictions_are_counted_and_acquittals_tell_the_status() -> None:
     history = begun()
-    if before == "Jailed":
-        history.add("WorkerRegistry", "WorkerJailed", worker=CHEATER, offence=bytes(32), until=9)
-    if before == "Exiting":
-        history.add("WorkerRegistry", "WorkerExiting", worker=CHEATER)
-    for offence in (OFFENCE, keccak(b"second")):
-        history.add("WorkerRegistry", "WorkerBanned", worker=CHEATER, offence=offence)
-    assert viewed(history).workers[CHEATER].status is WorkerStatus.BANNED
-    history.add("WorkerRegistry", "WorkerReinstated", worker=CHEATER, offence=OFFENCE)
-    assert viewed(history).workers[CHEATER].status == before
+    history.add("WorkerRegistry", "WorkerJailed", worker=CHEATER, offence=OFFENCE, until=9)
+    history.add("WorkerRegistry", "WorkerBanned", worker=CHEATER, offence=keccak(b"second"))
+    cheater = viewed(history).workers[CHEATER]
+    assert (cheater.status, cheater.convictions) == (WorkerStatus.BANNED, 2)
+    acquitted = {"worker": CHEATER, "offence": OFFENCE, "status": 2}
+    history.add("WorkerRegistry", "WorkerAcquitted", **acquitted)
+    cheater = viewed(history).workers[CHEATER]
+    assert (cheater.status, cheater.convictions) == (WorkerStatus.JAILED, 1)
+
+
+def test_jail_for_low_stake_is_no_conviction_and_spares_who_leaves() -> None:
+    history = begun()
+    history.add("WorkerRegistry", "WorkerExiting", worker=WORKER)
+    history.add("WorkerRegistry", "WorkerJailed", worker=WORKER, offence=bytes(32), until=9)
+    worker = viewed(history).workers[WORKER]
+    assert (worker.status, worker.convictions, worker.jailed_until) == ("Exiting", 0, 9)
+    history.add("WorkerRegistry", "WorkerRejoined", worker=WORKER, active_from=40)
+    worker = viewed(history).workers[WORKER]
+    assert (worker.status, worker.active_from) == ("Active", 40)
+
+
+def test_held_stake_is_known() -> None:
+    history = begun()
+    history.add("StakeVault", "StakeHeld", owner=WORKER, held_until=70, open_cases=2)
+    stake = viewed(history).stakes[WORKER]
+    assert (stake.held_until, stake.open_cases) == (70, 2)
 
 
 # ------------------------------------------------------------------------- stake
@@ -261,7 +296,8 @@ def test_slash_is_linked_to_its_outcome() -> None:
     slash(history)
     view = viewed(history)
     (found,) = view.slashes
-    assert (found.worker, found.batch_id, found.position) == (CHEATER, 1, 1)
+    assert (found.owner, found.batch_id, found.position) == (CHEATER, 1, 1)
+    assert (found.leaf, found.priors) == (LEAF, 0)
     assert (found.amount_wei, found.stake_before, found.taken) == (401, (801, 0), (401, 0))
     assert found.state is SlashState.ESCROWED
     assert view.workers[CHEATER].active_wei == 400
@@ -293,6 +329,7 @@ def test_run_holds_its_configuration_and_money() -> None:
     run = viewed(full()).runs[RUN]
     assert (run.owner, run.config, run.validators) == (OWNER, CONFIG, list(VALIDATORS))
     assert (run.funded_wei, run.paid_wei, run.paused) == (5000, 1000, False)
+    assert (run.available_wei, run.reserved_wei) == (2000, 2000)
 
 
 def test_beacon_is_the_hash_of_the_publishing_block() -> None:
@@ -310,6 +347,9 @@ def test_beacon_is_the_hash_of_the_publishing_block() -> None:
 def test_run_without_checkpoint_has_no_version() -> None:
     history = History()
     history.add("RunRegistry", "RunCreated", run_id=RUN, owner=OWNER, config=CONFIG)
+    for seat, validator in enumerate(VALIDATORS):
+        seated = {"run_id": RUN, "validator": validator, "seat_bit": 1 << seat}
+        history.add("RunRegistry", "ValidatorSeated", same_block=True, **seated)
     assert viewed(history).runs[RUN].latest_version is None
 
 
@@ -320,22 +360,65 @@ def test_pause_is_followed() -> None:
         assert viewed(history).runs[RUN].paused is paused
 
 
-def test_rotated_validator_takes_the_place_and_signs_from_then_on() -> None:
-    history, fresh = begun(), address(40)
+def test_replaced_validator_keeps_its_seat_and_signs_no_more() -> None:
+    history = begun()
+    history.add("RunRegistry", "ValidatorUnseated", run_id=RUN, validator=VALIDATORS[1])
+    seated = {"run_id": RUN, "validator": address(40), "seat_bit": 8}
+    history.add("RunRegistry", "ValidatorSeated", same_block=True, **seated)
     post(history, 1, RECORDS)
-    history.add(
-        "RunRegistry",
-        "ValidatorRotated",
-        run_id=RUN,
-        old_validator=VALIDATORS[1],
-        new_validator=fresh,
-    )
-    commit(history, 2, 1)
-    post(history, 2, [outcome(1, 5)])
     view = viewed(history)
-    assert view.runs[RUN].validators == [VALIDATORS[0], fresh, VALIDATORS[2]]
-    assert view.batches[1].validators == VALIDATORS
-    assert view.batches[2].validators == (VALIDATORS[0], fresh, VALIDATORS[2])
+    now = (VALIDATORS[0], VALIDATORS[2], address(40))
+    assert (tuple(view.runs[RUN].validators), view.batches[1].validators) == (now, now)
+    assert view.runs[RUN].seats == {VALIDATORS[0]: 1, VALIDATORS[1]: 2, VALIDATORS[2]: 4, now[2]: 8}
+
+
+def test_keys_and_terms_of_a_run_follow_its_events() -> None:
+    history, terms = begun(), RunTerms(20, 1, 2, 3)
+    trainer = {"old_trainer": TRAINER, "new_trainer": address(41)}
+    history.add("RunRegistry", "TrainerRotated", run_id=RUN, **trainer)
+    keys = {"old_orchestrator": ORCHESTRATOR, "new_orchestrator": address(42)}
+    history.add("RunRegistry", "OrchestratorRotated", run_id=RUN, **keys)
+    history.add("RunRegistry", "ChangeProposed", run_id=RUN, terms=terms, effective_at=99)
+    assert viewed(history).runs[RUN].proposed == (terms, 99)
+    history.add("RunRegistry", "ChangeApplied", run_id=RUN, terms=terms)
+    history.add("RunRegistry", "RunClosed", run_id=RUN)
+    view = viewed(history)
+    run = view.runs[RUN]
+    assert (run.config.trainer, run.config.orchestrator) == (address(41), address(42))
+    assert (run.config.terms, run.proposed, run.closed_at > 0) == (terms, None, True)
+    assert view.contradictions == []
+
+
+def test_announced_terms_may_be_withdrawn() -> None:
+    history = begun()
+    terms = RunTerms(20, 1, 2, 3)
+    history.add("RunRegistry", "ChangeProposed", run_id=RUN, terms=terms, effective_at=99)
+    history.add("RunRegistry", "ChangeCancelled", run_id=RUN)
+    assert viewed(history).runs[RUN].proposed is None
+
+
+def test_owner_of_a_closed_run_takes_back_what_is_left() -> None:
+    history = full()
+    history.add("RewardEscrow", "RewardRecovered", run_id=RUN, slots=2, amount=500)
+    run = viewed(history).runs[RUN]
+    assert (run.available_wei, run.reserved_wei) == (2500, 1500)
+    history.add("RewardEscrow", "RunReclaimed", run_id=RUN, owner=OWNER, amount=2500)
+    run = viewed(history).runs[RUN]
+    assert (run.available_wei, run.reserved_wei, run.reclaimed_wei) == (0, 1500, 2500)
+    history.add("RewardEscrow", "RunReclaimed", run_id=RUN, owner=OWNER, amount=1500)
+    run = viewed(history).runs[RUN]
+    assert (run.available_wei, run.reserved_wei, run.reclaimed_wei) == (0, 0, 4000)
+
+
+def test_punished_validator_is_told_with_its_fault() -> None:
+    history = begun()
+    history.add("StakeVault", "Deposited", owner=VALIDATORS[0], amount=10, active=10)
+    taken = {"from_active": 1, "from_unbonding": 0, "reporter": address(0)}
+    history.add("StakeVault", "Slashed", owner=VALIDATORS[0], offence=LEAF, **taken)
+    fault = {"fault": 2, "subject": bytes(32), "amount": 1}
+    history.add("FaultCourt", "ValidatorPunished", validator=VALIDATORS[0], offence=LEAF, **fault)
+    (slash,) = viewed(history).slashes
+    assert (slash.owner, slash.fault) == (VALIDATORS[0], Fault.MISSED_DEADLINE)
 
 
 # ----------------------------------------------------------------------- batches
@@ -353,10 +436,26 @@ def test_posted_batch_holds_everything_an_auditor_needs() -> None:
     batch = viewed(history).batches[1]
     assert batch.records == RECORDS
     assert batch.records_hash == keccak(pack_records(RECORDS))
-    assert batch.signatures == [b"a", b"b"]
+    assert batch.signatures == [b"a" * 65, b"b" * 65]
     assert batch.outcomes_root == keccak(b"outcomes")
     event = history.events[-1]
-    assert (batch.posted_at, batch.posted_tx) == (event.block_timestamp, event.tx_hash)
+    assert (batch.posted_at, batch.posted_tx) == (event.args["posted_at"], event.tx_hash)
+    header = Batch(1, RUN, keccak(b"outcomes"), 3, 300, 10, batch.committed_at, batch.posted_at, 3)
+    assert batch.header() == header
+
+
+def test_outcomes_are_proven_one_by_one_and_together() -> None:
+    history = begun()
+    post(history, 1, RECORDS)
+    batch = viewed(history).batches[1]
+    root = merkle_root(batch.leaves())
+    for position, record in enumerate(RECORDS):
+        proof = batch.prove(position)
+        assert (proof.batch, proof.record) == (batch.header(), record.to_bytes())
+        assert verify_merkle_proof(record.leaf(1, position), proof.proof, root)
+    claim = batch.claim([0, 2])
+    assert claim.records == RECORDS[0].to_bytes() + RECORDS[2].to_bytes()
+    assert list(claim.siblings) == [batch.leaves()[1]]
 
 
 def test_direct_submission_is_kept_with_its_signature() -> None:
@@ -436,23 +535,38 @@ def test_partial_records_are_refused(data: bytes) -> None:
 # ------------------------------------------------------------------------- cases
 
 
+def revealed(juror: str, overturn: bool) -> dict[str, Any]:
+    return {
+        "leaf": LEAF,
+        "juror": juror,
+        "overturn": overturn,
+        "result_hash": keccak(b"recomputed"),
+    }
+
+
 def dispute(history: History, votes: list[bool], *, overturned: bool, verdict: int) -> None:
     history.add(
         "DisputeCourt",
         "CaseOpened",
-        leaf=OFFENCE,
+        leaf=LEAF,
         batch_id=1,
         challenger=address(50),
         position=1,
+        recorded_verdict=4,
         claimed_verdict=1,
-        bond=10,
+        draw_block=history.block + 3,
     )
-    for i, vote in enumerate(votes):
-        history.add("DisputeCourt", "CaseVoted", leaf=OFFENCE, juror=address(60 + i), overturn=vote)
+    jurors = [address(60 + i) for i in range(len(votes))]
+    history.add("DisputeCourt", "JuryDrawn", leaf=LEAF, seats=7, jurors=jurors)
+    for juror in jurors:
+        secret = {"juror": juror, "commitment": keccak(juror.encode())}
+        history.add("DisputeCourt", "VoteCommitted", leaf=LEAF, **secret)
+    for juror, vote in zip(jurors, votes, strict=True):
+        history.add("DisputeCourt", "VoteRevealed", **revealed(juror, vote))
     history.add(
         "DisputeCourt",
         "CaseClosed",
-        leaf=OFFENCE,
+        leaf=LEAF,
         overturned=overturned,
         verdict=verdict,
         bond_returned=10,
@@ -464,7 +578,7 @@ def test_overturned_case_changes_the_verdict_that_stands() -> None:
     post(history, 1, RECORDS)
     dispute(history, [True, False, True], overturned=True, verdict=1)
     view = viewed(history)
-    case = view.cases[OFFENCE]
+    case = view.cases[LEAF]
     assert (case.closed, case.overturned, case.verdict) == (True, True, 1)
     assert list(case.votes.values()) == [True, False, True]
     assert view.standing_verdict(1, 1) is Verdict.ACCEPTED
@@ -541,7 +655,12 @@ def test_honest_history_has_no_contradiction() -> None:
             "old node",
         ),
         ("WorkerRegistry", "WorkerExiting", {"worker": address(99)}, "unknown"),
-        ("WorkerRegistry", "WorkerReinstated", {"worker": WORKER, "offence": OFFENCE}, "unknown"),
+        (
+            "WorkerRegistry",
+            "WorkerAcquitted",
+            {"worker": address(99), "offence": OFFENCE, "status": 1},
+            "unknown",
+        ),
         ("RunRegistry", "RunCreated", {"run_id": 5, "owner": OWNER, "config": CONFIG}, "run id"),
         (
             "RunRegistry",
@@ -563,20 +682,38 @@ def test_honest_history_has_no_contradiction() -> None:
         ),
         (
             "RunRegistry",
-            "ValidatorRotated",
-            {"run_id": RUN, "old_validator": OWNER, "new_validator": OWNER},
+            "ValidatorUnseated",
+            {"run_id": RUN, "validator": OWNER},
             "was no validator",
+        ),
+        (
+            "RunRegistry",
+            "ValidatorSeated",
+            {"run_id": RUN, "validator": VALIDATORS[0], "seat_bit": 1},
+            "seated already",
+        ),
+        (
+            "RunRegistry",
+            "TrainerRotated",
+            {"run_id": RUN, "old_trainer": OWNER, "new_trainer": OWNER},
+            "old trainer",
+        ),
+        (
+            "RunRegistry",
+            "ChangeApplied",
+            {"run_id": RUN, "terms": RunTerms(1, 1, 1, 1)},
+            "the terms",
         ),
         (
             "ContributionLedger",
             "BatchCommitted",
-            {"batch_id": 9, "run_id": 1, "root": keccak(b"x"), "count": 1, "units": 1},
+            {"batch_id": 9, "run_id": 1, **COMMITTED},
             "batch id",
         ),
         (
             "ContributionLedger",
             "BatchCommitted",
-            {"batch_id": 2, "run_id": 8, "root": keccak(b"x"), "count": 1, "units": 1},
+            {"batch_id": 2, "run_id": 8, **COMMITTED},
             "run 8",
         ),
         (
@@ -586,7 +723,9 @@ def test_honest_history_has_no_contradiction() -> None:
                 "batch_id": 1,
                 "run_id": RUN,
                 "outcomes_root": keccak(b"x"),
-                "signatures": (),
+                "posted_at": 9,
+                "signers": 3,
+                "signatures": b"",
                 "records": pack_records(RECORDS),
             },
             "outcomes already",
@@ -594,10 +733,15 @@ def test_honest_history_has_no_contradiction() -> None:
         (
             "ContributionLedger",
             "FraudExecuted",
-            {"batch_id": 1, "worker": CHEATER, "offence": OFFENCE, "position": 1, "amount": 9},
+            {**FINALISED, "worker": CHEATER, "position": 1, "amount": 9},
             "slashed amount",
         ),
-        ("ContributionLedger", "FraudFinalised", {"offence": keccak(b"?")}, "unknown"),
+        (
+            "ContributionLedger",
+            "FraudFinalised",
+            {**FINALISED, "offence": keccak(b"?")},
+            "unknown",
+        ),
         ("RewardEscrow", "RunFunded", {"run_id": 5, "from": OWNER, "amount": 1}, "unknown"),
         (
             "RewardEscrow",
@@ -607,8 +751,8 @@ def test_honest_history_has_no_contradiction() -> None:
         ),
         (
             "DisputeCourt",
-            "CaseVoted",
-            {"leaf": keccak(b"?"), "juror": OWNER, "overturn": True},
+            "VoteRevealed",
+            {"leaf": keccak(b"?"), "juror": OWNER, "overturn": True, "result_hash": LEAF},
             "unknown",
         ),
     ],
@@ -624,12 +768,12 @@ def test_event_that_does_not_follow_is_noted(
     assert history.events[-1].tx_hash in view.contradictions[0]
 
 
-def test_juror_that_votes_twice_is_noted() -> None:
+def test_juror_that_reveals_twice_is_noted() -> None:
     history = begun()
     post(history, 1, RECORDS)
     dispute(history, [False], overturned=False, verdict=4)
-    history.add("DisputeCourt", "CaseVoted", leaf=OFFENCE, juror=address(60), overturn=True)
-    assert "votes twice" in viewed(history).contradictions[0]
+    history.add("DisputeCourt", "VoteRevealed", **revealed(address(60), True))
+    assert "reveals twice" in viewed(history).contradictions[0]
 
 
 def test_case_decided_against_its_votes_is_noted() -> None:
@@ -733,6 +877,6 @@ def test_empty_view_has_no_block() -> None:
     assert view.workers == {}
 
 
-def test_offence_is_a_leaf() -> None:
-    assert isinstance(OFFENCE, bytes)
-    assert Hash32(OFFENCE) == RECORDS[1].leaf(1, 1)
+def test_offence_names_the_file_whatever_batch_it_is_in() -> None:
+    assert RECORDS[1].leaf(1, 1) != RECORDS[1].leaf(2, 1)
+    assert RECORDS[1].offence(RUN) == OFFENCE != RECORDS[1].offence(RunId(2))
