@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.30;
 
+import {Vm} from "forge-std/Vm.sol";
+
 import {IRunRegistry, IRunRegistryErrors, IRunRegistryEvents} from "../../src/interfaces/IRunRegistry.sol";
 import {BaseTest} from "../BaseTest.sol";
 
@@ -23,6 +25,14 @@ contract RunRegistryTest is BaseTest {
         vm.expectRevert(abi.encodeWithSelector(IRunRegistryErrors.RunInvalidValidator.selector, validator));
     }
 
+    function _expectInvalidQuorum(uint256 quorum, uint256 count) private {
+        vm.expectRevert(abi.encodeWithSelector(IRunRegistryErrors.RunInvalidQuorum.selector, quorum, count));
+    }
+
+    function _expectUnauthorized(address caller) private {
+        vm.expectRevert(abi.encodeWithSelector(IRunRegistryErrors.RunUnauthorized.selector, runId, caller));
+    }
+
     // --------------------------------------------------------------- create run
 
     function testFuzz_createRun_reverts_whenAParameterIsMissing(uint256 which) public {
@@ -43,29 +53,45 @@ contract RunRegistryTest is BaseTest {
         if (which == 3) config.taskSetHash = 0;
         if (which == 4) config.recipeHash = 0;
         if (which == 5) config.calibrationHash = 0;
-        if (which == 6) config.pricePerUnit = 0;
+        if (which == 6) config.terms.pricePerUnit = 0;
         _expectInvalid(names[which]);
         _create(config);
     }
 
     function testFuzz_createRun_reverts_whenSlashExceedsTheWhole(uint32 ppm) public {
         IRunRegistry.RunConfig memory config = _config();
-        config.fraudPpm = uint32(bound(ppm, PPM + 1, type(uint32).max));
+        config.terms.exactFraudPpm = uint32(bound(ppm, PPM + 1, type(uint32).max));
+        _expectInvalid("exactFraudPpm");
+        _create(config);
+    }
+
+    function testFuzz_createRun_reverts_whenAStatisticalFraudCostsMore(uint32 statistical, uint32 exact) public {
+        IRunRegistry.RunConfig memory config = _config();
+        config.terms.exactFraudPpm = uint32(bound(exact, 0, PPM - 1));
+        config.terms.fraudPpm = uint32(bound(statistical, config.terms.exactFraudPpm + 1, type(uint32).max));
         _expectInvalid("fraudPpm");
         _create(config);
     }
 
     function testFuzz_createRun_reverts_whenQuorumCannotBeMet(uint8 quorum) public {
-        vm.assume(quorum == 0 || quorum > 4);
+        // Often one more than there are validators.
+        quorum = quorum % 2 == 0 ? 6 : uint8(bound(quorum, 6, 255));
         IRunRegistry.RunConfig memory config = _config();
-        config.quorum = quorum;
-        vm.expectRevert(abi.encodeWithSelector(IRunRegistryErrors.RunInvalidQuorum.selector, quorum, 4));
+        config.terms.quorum = quorum;
+        _expectInvalidQuorum(quorum, 5);
+        _create(config);
+    }
+
+    function test_createRun_reverts_whenQuorumIsZero() public {
+        IRunRegistry.RunConfig memory config = _config();
+        config.terms.quorum = 0;
+        _expectInvalidQuorum(0, 5);
         _create(config);
     }
 
     function testFuzz_createRun_reverts_whenAValidatorIsListedTwice(uint256 i, uint256 j) public {
-        i = bound(i, 0, 3);
-        j = bound(j, 0, 3);
+        i = bound(i, 0, 4);
+        j = bound(j, 0, 4);
         vm.assume(i != j);
         IRunRegistry.RunConfig memory config = _config();
         config.validators[i] = config.validators[j];
@@ -74,7 +100,7 @@ contract RunRegistryTest is BaseTest {
     }
 
     function testFuzz_createRun_reverts_whenAValidatorIsNotStaked(uint256 i, uint256 stake) public {
-        i = bound(i, 0, 3);
+        i = bound(i, 0, 4);
         stake = bound(stake, 0, REQUIRED_VALIDATOR_STAKE - 1);
         if (stake != 0) _deposit(stranger, stake);
         IRunRegistry.RunConfig memory config = _config();
@@ -99,7 +125,12 @@ contract RunRegistryTest is BaseTest {
 
     function test_createRun_seatsAsManyAsThereAreBits() public {
         uint64 crowded = _create(_crowdedConfig(runs.MAX_SEATS()));
-        assertEq(runs.seatsOf(crowded), type(uint88).max, "every bit");
+        (, uint88[] memory bits) = runs.validatorsOf(crowded);
+        uint88 all;
+        for (uint256 i = 0; i < bits.length; ++i) {
+            all |= bits[i];
+        }
+        assertEq(all, type(uint88).max, "every bit");
     }
 
     function _stakedAccount(uint256 i) private returns (address account) {
@@ -121,11 +152,13 @@ contract RunRegistryTest is BaseTest {
     }
 
     function testFuzz_createRun_recordsEverything(IRunRegistry.RunConfig memory config) public {
-        vm.assume(config.trainer != address(0) && config.orchestrator != address(0) && config.pricePerUnit != 0);
+        vm.assume(config.trainer != address(0) && config.orchestrator != address(0));
         vm.assume(config.baseModelHash != 0 && config.taskSetHash != 0);
         vm.assume(config.recipeHash != 0 && config.calibrationHash != 0);
-        config.fraudPpm = uint32(bound(config.fraudPpm, 0, PPM));
-        config.quorum = uint8(bound(config.quorum, 1, 4));
+        config.terms.pricePerUnit = uint88(bound(config.terms.pricePerUnit, 1, type(uint88).max));
+        config.terms.exactFraudPpm = uint32(bound(config.terms.exactFraudPpm, 0, PPM));
+        config.terms.fraudPpm = uint32(bound(config.terms.fraudPpm, 0, config.terms.exactFraudPpm));
+        config.terms.quorum = uint8(bound(config.terms.quorum, 1, 5));
         config.validators = _config().validators;
 
         vm.expectEmit(address(runs));
@@ -135,103 +168,64 @@ contract RunRegistryTest is BaseTest {
         assertEq(created, 2, "ids count up");
         assertEq(runs.runCount(), 2, "count");
         assertEq(keccak256(abi.encode(runs.configOf(created))), keccak256(abi.encode(config)), "config");
+        assertEq(keccak256(abi.encode(runs.termsOf(created))), keccak256(abi.encode(config.terms)), "terms");
         assertEq(runs.ownerOf(created), owner, "owner");
-        assertEq(runs.priceOf(created), config.pricePerUnit, "price");
-        (address orchestrator_, uint32 fraudPpm, uint8 quorum, bool paused) = runs.termsOf(created);
+        _assertOpenFor(created, config);
+    }
+
+    function _assertOpenFor(uint64 created, IRunRegistry.RunConfig memory config) private view {
+        (address orchestrator_, uint88 price, bool open) = runs.admissionOf(created);
         assertEq(orchestrator_, config.orchestrator, "orchestrator");
-        assertEq(fraudPpm, config.fraudPpm, "slash");
-        assertEq(quorum, config.quorum, "quorum");
-        assertFalse(paused, "open");
+        assertEq(price, config.terms.pricePerUnit, "price");
+        assertTrue(open, "open");
+        (uint256 fraudPpm, uint256 exactFraudPpm) = runs.slashesOf(created);
+        assertEq(fraudPpm, config.terms.fraudPpm, "statistical fraud");
+        assertEq(exactFraudPpm, config.terms.exactFraudPpm, "exact fraud");
+        assertEq(runs.closedAt(created), 0, "not closed");
+        assertFalse(runs.isPaused(created), "not paused");
     }
 
-    function test_createRun_seatsValidatorsInOrder() public view {
-        for (uint256 i = 0; i < 4; ++i) {
-            (uint8 seat, bool seated) = runs.seatOf(runId, validators[i]);
-            assertEq(seat, i, "seat");
-            assertTrue(seated, "seated");
-            assertTrue(runs.isValidator(runId, validators[i]), "validator");
+    function test_createRun_seatsValidatorsInOrder() public {
+        vm.recordLogs();
+        uint64 created = _create(_config());
+        Vm.Log[] memory logs = vm.getRecordedLogs();
+        assertEq(logs.length, 6, "the run and its five seats");
+        for (uint256 i = 0; i < 5; ++i) {
+            assertEq(logs[i + 1].topics[0], IRunRegistryEvents.ValidatorSeated.selector, "event");
+            assertEq(logs[i + 1].topics[2], bytes32(uint256(uint160(validators[i]))), "who");
+            assertEq(logs[i + 1].data, abi.encode(1 << i), "bit");
+            assertEq(runs.seatBitOf(created, validators[i]), 1 << i, "seat");
+            assertTrue(runs.isValidator(created, validators[i]), "validator");
         }
-        assertEq(runs.seatsOf(runId), 15, "four bits");
     }
 
-    function testFuzz_views_revert_whenRunIsUnknown(uint64 unknown) public {
+    function testFuzz_views_revert_whenRunIsUnknown(uint64 unknown) public view {
         vm.assume(unknown != runId);
-        bytes memory expected = abi.encodeWithSelector(IRunRegistryErrors.RunUnknown.selector, unknown);
-        vm.expectRevert(expected);
-        runs.configOf(unknown);
-        vm.expectRevert(expected);
-        runs.termsOf(unknown);
-        vm.expectRevert(expected);
-        runs.priceOf(unknown);
-        vm.expectRevert(expected);
-        runs.ownerOf(unknown);
-        vm.expectRevert(expected);
-        runs.isPaused(unknown);
-        vm.expectRevert(expected);
-        runs.seatsOf(unknown);
-        vm.expectRevert(expected);
-        runs.latestVersion(unknown);
+        bytes[11] memory calls = [
+            abi.encodeCall(runs.configOf, (unknown)),
+            abi.encodeCall(runs.termsOf, (unknown)),
+            abi.encodeCall(runs.slashesOf, (unknown)),
+            abi.encodeCall(runs.admissionOf, (unknown)),
+            abi.encodeCall(runs.proposedChange, (unknown)),
+            abi.encodeCall(runs.ownerOf, (unknown)),
+            abi.encodeCall(runs.isPaused, (unknown)),
+            abi.encodeCall(runs.closedAt, (unknown)),
+            abi.encodeCall(runs.validatorsOf, (unknown)),
+            abi.encodeCall(runs.quorumAmong, (unknown, new address[](0))),
+            abi.encodeCall(runs.latestVersion, (unknown))
+        ];
+        for (uint256 i = 0; i < calls.length; ++i) {
+            (bool success, bytes memory returned) = address(runs).staticcall(calls[i]);
+            assertFalse(success, "reverts");
+            assertEq(returned, abi.encodeWithSelector(IRunRegistryErrors.RunUnknown.selector, unknown), "why");
+        }
     }
 
-    // ---------------------------------------------------------- rotate validator
-
-    function testFuzz_rotateValidator_reverts_whenNotTheOwner(address caller) public {
-        vm.assume(caller != owner);
-        vm.expectRevert(abi.encodeWithSelector(IRunRegistryErrors.RunUnauthorized.selector, runId, caller));
-        vm.prank(caller);
-        runs.rotateValidator(runId, validators[0], stranger);
-    }
-
-    function testFuzz_rotateValidator_reverts_whenOldIsNotSeated(address old) public {
-        vm.assume(!runs.isValidator(runId, old));
-        _deposit(stranger, REQUIRED_VALIDATOR_STAKE);
-        _expectInvalidValidator(old);
-        vm.prank(owner);
-        runs.rotateValidator(runId, old, stranger);
-    }
-
-    function testFuzz_rotateValidator_reverts_whenNewIsSeated(uint256 i, uint256 j) public {
-        i = bound(i, 0, 3);
-        j = bound(j, 0, 3);
-        vm.assume(i != j);
-        _expectInvalidValidator(validators[j]);
-        vm.prank(owner);
-        runs.rotateValidator(runId, validators[i], validators[j]);
-    }
-
-    function testFuzz_rotateValidator_reverts_whenNewIsNotStaked(uint256 stake) public {
-        stake = bound(stake, 0, REQUIRED_VALIDATOR_STAKE - 1);
-        if (stake != 0) _deposit(stranger, stake);
-        _expectInvalidValidator(stranger);
-        vm.prank(owner);
-        runs.rotateValidator(runId, validators[0], stranger);
-    }
-
-    function testFuzz_rotateValidator_takesTheOldKeysPowerAway(uint256 i) public {
-        i = bound(i, 0, 3);
-        _deposit(stranger, REQUIRED_VALIDATOR_STAKE);
-        vm.expectEmit(address(runs));
-        emit IRunRegistryEvents.ValidatorRotated(runId, validators[i], stranger);
-        vm.prank(owner);
-        runs.rotateValidator(runId, validators[i], stranger);
-        assertFalse(runs.isValidator(runId, validators[i]), "old");
-        assertTrue(runs.isValidator(runId, stranger), "new");
-        assertEq(runs.configOf(runId).validators[i], stranger, "listed");
-        (uint8 seat,) = runs.seatOf(runId, stranger);
-        assertEq(seat, 4, "a seat of its own");
-        assertEq(runs.seatsOf(runId), 31 ^ (1 << i), "seats");
-    }
-
-    function testFuzz_rotateValidator_keepsSeats_whenAValidatorReturns(uint256 i) public {
-        i = bound(i, 0, 3);
-        _deposit(stranger, REQUIRED_VALIDATOR_STAKE);
-        vm.startPrank(owner);
-        runs.rotateValidator(runId, validators[i], stranger);
-        runs.rotateValidator(runId, stranger, validators[i]);
-        (uint8 seat, bool seated) = runs.seatOf(runId, validators[i]);
-        assertEq(seat, i, "the same seat");
-        assertTrue(seated, "seated");
-        assertEq(runs.seatsOf(runId), 15, "seats");
+    function test_constructor_keepsItsParameters() public view {
+        assertEq(address(runs.vault()), address(vault), "vault");
+        assertEq(runs.faults(), address(faults), "fault court");
+        assertEq(runs.requiredValidatorStake(), REQUIRED_VALIDATOR_STAKE, "required stake");
+        assertEq(runs.changeDelay(), CHANGE_DELAY, "delay");
     }
 
     // --------------------------------------------------------------- checkpoints
@@ -288,6 +282,12 @@ contract RunRegistryTest is BaseTest {
         assertEq(runs.checkpointOf(runId, later).beacon, 0, "no beacon yet");
     }
 
+    function test_publishCheckpoint_reverts_whenTheRunIsClosed() public {
+        _close();
+        vm.expectRevert(abi.encodeWithSelector(IRunRegistryErrors.RunEnded.selector, runId));
+        _publish(0);
+    }
+
     // -------------------------------------------------------------------- beacon
 
     function testFuzz_recordBeacon_reverts_whenVersionIsUnknown(uint64 run, uint32 version) public {
@@ -342,5 +342,56 @@ contract RunRegistryTest is BaseTest {
         vm.prank(owner);
         runs.setSubmissionsPaused(runId, paused);
         assertEq(runs.isPaused(runId), paused, "paused");
+        (,, bool open) = runs.admissionOf(runId);
+        assertEq(open, !paused, "open");
+    }
+
+    // --------------------------------------------------------------------- close
+
+    function _close() private {
+        vm.prank(owner);
+        runs.closeRun(runId);
+    }
+
+    function testFuzz_closeRun_reverts_whenNotTheOwner(address caller) public {
+        vm.assume(caller != owner);
+        _expectUnauthorized(caller);
+        vm.prank(caller);
+        runs.closeRun(runId);
+    }
+
+    function testFuzz_closeRun_endsARun(uint256 at, bool paused) public {
+        vm.warp(bound(at, 1, type(uint40).max));
+        vm.prank(owner);
+        runs.setSubmissionsPaused(runId, paused);
+        vm.expectEmit(address(runs));
+        emit IRunRegistryEvents.RunClosed(runId);
+        _close();
+        assertEq(runs.closedAt(runId), block.timestamp, "closed at");
+        (,, bool open) = runs.admissionOf(runId);
+        assertFalse(open, "takes nothing more");
+    }
+
+    /// @dev Nothing that an owner can do is left, reopening above all.
+    function test_closeRun_isForGood() public {
+        _close();
+        IRunRegistry.Terms memory terms = _config().terms;
+        bytes[9] memory calls = [
+            abi.encodeCall(runs.closeRun, (runId)),
+            abi.encodeCall(runs.setSubmissionsPaused, (runId, false)),
+            abi.encodeCall(runs.seatValidator, (runId, stranger)),
+            abi.encodeCall(runs.rotateValidator, (runId, validators[0], stranger)),
+            abi.encodeCall(runs.rotateTrainer, (runId, trainer, stranger)),
+            abi.encodeCall(runs.rotateOrchestrator, (runId, orchestrator, stranger)),
+            abi.encodeCall(runs.proposeChange, (runId, terms)),
+            abi.encodeCall(runs.cancelChange, (runId)),
+            abi.encodeCall(runs.setSubmissionsPaused, (runId, true))
+        ];
+        for (uint256 i = 0; i < calls.length; ++i) {
+            vm.prank(owner);
+            (bool success, bytes memory returned) = address(runs).call(calls[i]);
+            assertFalse(success, "reverts");
+            assertEq(returned, abi.encodeWithSelector(IRunRegistryErrors.RunEnded.selector, runId), "why");
+        }
     }
 }
