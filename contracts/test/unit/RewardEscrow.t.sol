@@ -1,35 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.30;
 
-import {IContributionLedger, IContributionLedgerErrors} from "../../src/interfaces/IContributionLedger.sol";
-import {IRewardEscrowErrors, IRewardEscrowEvents} from "../../src/interfaces/IRewardEscrow.sol";
-import {IRunRegistry, IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
-import {BaseTest} from "../BaseTest.sol";
+import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.sol";
 
-contract RewardEscrowTest is BaseTest {
+import {RewardEscrow} from "../../src/RewardEscrow.sol";
+import {IContributionLedger, IContributionLedgerErrors} from "../../src/interfaces/IContributionLedger.sol";
+import {IRewardEscrow, IRewardEscrowErrors, IRewardEscrowEvents} from "../../src/interfaces/IRewardEscrow.sol";
+import {IRunRegistry, IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
+import {LedgerTest} from "../LedgerTest.sol";
+
+contract RewardEscrowTest is LedgerTest {
     uint256 private constant FUNDS = 50_000 ether;
+    uint256 private constant JUDGED = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
 
     function setUp() public override {
         super.setUp();
         _startRun(FUNDS);
     }
 
-    function _proofs(uint64 batchId, bytes[] memory records)
-        private
-        pure
-        returns (IContributionLedger.OutcomeProof[] memory proofs)
-    {
-        proofs = new IContributionLedger.OutcomeProof[](records.length);
-        for (uint256 i = 0; i < records.length; ++i) {
-            proofs[i] = _prove(batchId, records, i);
-        }
-    }
-
-    /// @dev Proofs of outcomes whose challenge window is over.
-    function _finalProofs(bytes[] memory records) private returns (IContributionLedger.OutcomeProof[] memory) {
+    /// @dev Claims over all outcomes of a batch whose challenge window is over.
+    function _finalClaims(bytes[] memory records) private returns (IRewardEscrow.Claim[] memory) {
         uint64 batchId = _commitAndPost(records);
         _passChallengeWindow();
-        return _proofs(batchId, records);
+        return _claimsOf(batchId, records, 0, records.length);
+    }
+
+    function _claimsOf(uint64 batchId, bytes[] memory records, uint256 from, uint256 to)
+        private
+        view
+        returns (IRewardEscrow.Claim[] memory)
+    {
+        return _justOne(_claimOf(batchId, records, _range(from, to)));
+    }
+
+    function _expect(bytes memory why, IRewardEscrow.Claim[] memory claims) private {
+        vm.expectRevert(why);
+        escrow.claim(claims);
+    }
+
+    function _both(IRewardEscrow.Claim memory first, IRewardEscrow.Claim memory second)
+        private
+        pure
+        returns (IRewardEscrow.Claim[] memory claims)
+    {
+        claims = new IRewardEscrow.Claim[](2);
+        (claims[0], claims[1]) = (first, second);
+    }
+
+    // ---------------------------------------------------------------- construct
+
+    function testFuzz_constructor_reverts_whenClaimsAreTooShort(uint256 period) public {
+        period = bound(period, 0, JUDGED);
+        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowPeriodTooShort.selector, period, JUDGED));
+        new RewardEscrow(token, runs, workers, ledger, court, period);
+    }
+
+    function testFuzz_constructor_reverts_whenTermsChangeTooFast(uint256 delay) public {
+        delay = bound(delay, 0, JUDGED - 1);
+        vm.mockCall(address(runs), abi.encodeCall(runs.changeDelay, ()), abi.encode(delay));
+        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowPeriodTooShort.selector, delay, JUDGED));
+        new RewardEscrow(token, runs, workers, ledger, court, CLAIM_PERIOD);
+    }
+
+    function test_constructor_takesTheShortestPeriods() public {
+        vm.mockCall(address(runs), abi.encodeCall(runs.changeDelay, ()), abi.encode(JUDGED));
+        RewardEscrow shortest = new RewardEscrow(token, runs, workers, ledger, court, JUDGED + 1);
+        assertEq(shortest.claimPeriod(), JUDGED + 1, "claim period");
     }
 
     // --------------------------------------------------------------------- fund
@@ -47,6 +83,24 @@ contract RewardEscrowTest is BaseTest {
         escrow.fund(unknown, amount);
     }
 
+    function testFuzz_fund_reverts_whenTheRunIsClosed(uint256 amount) public {
+        amount = bound(amount, 1, WALLET);
+        vm.prank(owner);
+        runs.closeRun(runId);
+        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowRunClosed.selector, runId));
+        vm.prank(stranger);
+        escrow.fund(runId, amount);
+    }
+
+    function testFuzz_fund_reverts_withoutTheMoney(uint256 amount) public {
+        amount = bound(amount, WALLET + 1, type(uint128).max - FUNDS);
+        vm.expectRevert(
+            abi.encodeWithSelector(IERC20Errors.ERC20InsufficientBalance.selector, stranger, WALLET, amount)
+        );
+        vm.prank(stranger);
+        escrow.fund(runId, amount);
+    }
+
     function testFuzz_fund_addsUp(uint256 first, uint256 second) public {
         first = bound(first, 1, WALLET - 1);
         second = bound(second, 1, WALLET - first);
@@ -55,118 +109,172 @@ contract RewardEscrowTest is BaseTest {
         vm.expectEmit(address(escrow));
         emit IRewardEscrowEvents.RunFunded(runId, stranger, second);
         escrow.fund(runId, second);
-        (uint256 funded, uint256 paid) = escrow.fundsOf(runId);
-        assertEq(funded, FUNDS + first + second, "funded");
-        assertEq(paid, 0, "paid");
-        assertEq(token.balanceOf(address(escrow)), funded, "held");
+        IRewardEscrow.Funds memory funds = escrow.fundsOf(runId);
+        assertEq(funds.available, FUNDS + first + second, "free for batches");
+        assertEq(funds.reserved, 0, "nothing set aside");
+        assertEq(token.balanceOf(address(escrow)), funds.available, "held");
+    }
+
+    // ------------------------------------------------------------------ reserve
+
+    function testFuzz_reserve_reverts_whenNotTheLedger(address caller, uint256 amount) public {
+        vm.assume(caller != address(ledger));
+        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowUnauthorized.selector, caller));
+        vm.prank(caller);
+        escrow.reserve(runId, amount);
+    }
+
+    function testFuzz_reserve_reverts_whenUnderfunded(uint256 amount) public {
+        amount = bound(amount, FUNDS + 1, type(uint256).max);
+        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowUnderfunded.selector, runId, amount, FUNDS));
+        vm.prank(address(ledger));
+        escrow.reserve(runId, amount);
+    }
+
+    function testFuzz_reserve_setsAside(uint256 amount) public {
+        amount = bound(amount, 0, FUNDS);
+        vm.expectEmit(address(escrow));
+        emit IRewardEscrowEvents.RewardReserved(runId, amount);
+        vm.prank(address(ledger));
+        escrow.reserve(runId, amount);
+        assertEq(escrow.fundsOf(runId).available, FUNDS - amount, "available");
+        assertEq(escrow.fundsOf(runId).reserved, amount, "reserved");
     }
 
     // -------------------------------------------------------------------- claim
 
     function test_claim_reverts_whenEmpty() public {
-        vm.expectRevert(IRewardEscrowErrors.EscrowEmpty.selector);
-        escrow.claim(new IContributionLedger.OutcomeProof[](0));
+        _expect(abi.encodeWithSelector(IRewardEscrowErrors.EscrowEmpty.selector), new IRewardEscrow.Claim[](0));
+    }
+
+    function testFuzz_claim_reverts_withoutARecord(uint256 length) public {
+        IRewardEscrow.Claim[] memory claims = _finalClaims(_accepted(2));
+        claims[0].records = new bytes(bound(length, 0, 55));
+        _expect(abi.encodeWithSelector(IRewardEscrowErrors.EscrowEmpty.selector), claims);
+    }
+
+    function testFuzz_claim_reverts_whenTheHeaderIsNot(uint256 field) public {
+        IRewardEscrow.Claim[] memory claims = _finalClaims(_accepted(2));
+        _mutateHeader(claims[0].batch, field);
+        uint64 batchId = claims[0].batch.batchId;
+        _expect(abi.encodeWithSelector(IContributionLedgerErrors.LedgerBatchMismatch.selector, batchId), claims);
     }
 
     function testFuzz_claim_reverts_beforeFinality(uint256 waited) public {
         bytes[] memory records = _accepted(2);
         uint64 batchId = _commitAndPost(records);
+        uint256 finalAt = block.timestamp + CHALLENGE_WINDOW;
         vm.warp(block.timestamp + bound(waited, 0, CHALLENGE_WINDOW - 1));
-        IContributionLedger.OutcomeProof[] memory proofs = _proofs(batchId, records);
-        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowNotFinal.selector, batchId, 0));
-        escrow.claim(proofs);
+        bytes memory why = abi.encodeWithSelector(IRewardEscrowErrors.EscrowNotFinal.selector, batchId, finalAt);
+        _expect(why, _claimsOf(batchId, records, 0, 2));
     }
 
-    function testFuzz_claim_reverts_whenNotAccepted(uint8 verdict) public {
+    function testFuzz_claim_reverts_whenNotAccepted(uint256 at, uint8 verdict) public {
+        at = bound(at, 0, 4);
         verdict = uint8(bound(verdict, INCOMPLETE, FRAUD));
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(_one(_record(alice, 1, 0, verdict)));
-        vm.expectRevert(
-            abi.encodeWithSelector(IRewardEscrowErrors.EscrowNotAccepted.selector, proofs[0].batchId, 0, verdict)
-        );
-        escrow.claim(proofs);
+        bytes[] memory records = _accepted(5);
+        records[at] = _record(alice, 1, uint32(at), verdict);
+        IRewardEscrow.Claim[] memory claims = _finalClaims(records);
+        uint64 batchId = claims[0].batch.batchId;
+        _expect(abi.encodeWithSelector(IRewardEscrowErrors.EscrowNotAccepted.selector, batchId, at, verdict), claims);
     }
 
-    function testFuzz_claim_reverts_whenProofIsBroken(bytes32 sibling) public {
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(_accepted(2));
-        vm.assume(sibling != proofs[0].proof[0]);
-        proofs[0].proof[0] = sibling;
-        vm.expectRevert(
-            abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidProof.selector, proofs[0].batchId, 0)
-        );
-        escrow.claim(proofs);
+    function testFuzz_claim_reverts_whileACaseIsOpen(uint256 at, uint256 late) public {
+        at = bound(at, 0, 4);
+        bytes[] memory records = _accepted(5);
+        uint64 batchId = _commitAndPost(records);
+        _challenge(_prove(batchId, records, at), REJECTED);
+        vm.warp(block.timestamp + CHALLENGE_WINDOW + bound(late, 0, 30 days));
+        bytes memory why = abi.encodeWithSelector(IRewardEscrowErrors.EscrowDisputed.selector, batchId, at);
+        _expect(why, _claimsOf(batchId, records, 0, 5));
+        if (at != 0) escrow.claim(_claimsOf(batchId, records, 0, at));
+    }
+
+    function testFuzz_claim_followsTheJury(uint8 recorded, uint8 claimed, bool overturn) public {
+        recorded = uint8(bound(recorded, ACCEPTED, FRAUD));
+        claimed = uint8(bound(claimed, ACCEPTED, FRAUD));
+        vm.assume(claimed != recorded);
+        bytes[] memory records = _one(_record(alice, 1, 0, recorded));
+        uint64 batchId = _commitAndPost(records);
+        _decide(_prove(batchId, records, 0), claimed, overturn);
+        _passChallengeWindow();
+        uint8 stands = overturn ? claimed : recorded;
+        IRewardEscrow.Claim[] memory claims = _claimsOf(batchId, records, 0, 1);
+        if (stands == ACCEPTED) {
+            assertEq(escrow.claim(claims), 1000 * uint256(PRICE), "a jury's accept pays");
+        } else {
+            _expect(abi.encodeWithSelector(IRewardEscrowErrors.EscrowNotAccepted.selector, batchId, 0, stands), claims);
+        }
+    }
+
+    function testFuzz_claim_reverts_whenTheProofIsChanged(uint256 what, uint256 at) public {
+        bytes[] memory records = _accepted(20);
+        uint64 batchId = _commitAndPost(records);
+        _passChallengeWindow();
+        IRewardEscrow.Claim memory claimed = _claimOf(batchId, records, _range(3, 7));
+        what = bound(what, 0, 6);
+        if (what == 0) claimed.siblings[at % claimed.siblings.length] = keccak256("other sibling");
+        if (what == 1) claimed.positions[at % 4] = 9;
+        if (what == 2) (claimed.positions[0], claimed.positions[1]) = (4, 3);
+        if (what == 3) claimed.records[(at % 4) * 56 + 52] ^= 0x01;
+        if (what == 4) claimed.records = bytes.concat(claimed.records, records[7]);
+        if (what == 5) claimed.positions = _range(3, 8);
+        if (what == 6) claimed.siblings = new bytes32[](0);
+        bytes memory why = abi.encodeWithSelector(IRewardEscrowErrors.EscrowInvalidProof.selector, batchId);
+        _expect(why, _justOne(claimed));
     }
 
     function testFuzz_claim_reverts_whenPaidBefore(uint256 count, uint256 again) public {
         count = bound(count, 1, 20);
         again = bound(again, 0, count - 1);
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(_accepted(count));
-        escrow.claim(proofs);
-        IContributionLedger.OutcomeProof[] memory second = new IContributionLedger.OutcomeProof[](1);
-        second[0] = proofs[again];
-        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowSlotPaid.selector, runId, alice, 1, again));
-        escrow.claim(second);
+        bytes[] memory records = _accepted(count);
+        IRewardEscrow.Claim[] memory claims = _finalClaims(records);
+        uint64 batchId = claims[0].batch.batchId;
+        escrow.claim(claims);
+        bytes memory why = abi.encodeWithSelector(IRewardEscrowErrors.EscrowSlotPaid.selector, runId, alice, 1, again);
+        _expect(why, _claimsOf(batchId, records, again, again + 1));
     }
 
     function testFuzz_claim_reverts_whenListedTwice(uint32 index) public {
-        IContributionLedger.OutcomeProof[] memory one = _finalProofs(_one(_record(alice, 1, index, ACCEPTED)));
-        IContributionLedger.OutcomeProof[] memory proofs = new IContributionLedger.OutcomeProof[](2);
-        (proofs[0], proofs[1]) = (one[0], one[0]);
-        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowSlotPaid.selector, runId, alice, 1, index));
-        escrow.claim(proofs);
+        IRewardEscrow.Claim[] memory one = _finalClaims(_one(_record(alice, 1, index, ACCEPTED)));
+        bytes memory why = abi.encodeWithSelector(IRewardEscrowErrors.EscrowSlotPaid.selector, runId, alice, 1, index);
+        _expect(why, _both(one[0], one[0]));
     }
 
     function testFuzz_claim_reverts_whenTheSlotWasPaidThroughAnotherBatch(uint32 step, uint32 index) public {
         vm.assume(step != 0);
         bytes[] memory records = _one(_record(alice, step, index, ACCEPTED));
-        escrow.claim(_finalProofs(records));
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(records);
-        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowSlotPaid.selector, runId, alice, step, index));
-        escrow.claim(proofs);
+        escrow.claim(_finalClaims(records));
+        IRewardEscrow.Claim[] memory claims = _finalClaims(records);
+        _expect(abi.encodeWithSelector(IRewardEscrowErrors.EscrowSlotPaid.selector, runId, alice, step, index), claims);
     }
 
     function test_claim_reverts_whenWorkersAreMixed() public {
-        IContributionLedger.OutcomeProof[] memory proofs =
-            _finalProofs(_two(_record(alice, 1, 0, ACCEPTED), _record(bob, 1, 0, ACCEPTED)));
-        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowMixedClaim.selector, proofs[1].batchId, 1));
-        escrow.claim(proofs);
+        IRewardEscrow.Claim[] memory claims =
+            _finalClaims(_two(_record(alice, 1, 0, ACCEPTED), _record(bob, 1, 0, ACCEPTED)));
+        uint64 batchId = claims[0].batch.batchId;
+        _expect(abi.encodeWithSelector(IRewardEscrowErrors.EscrowMixedClaim.selector, batchId, 1), claims);
     }
 
     function test_claim_reverts_whenRunsAreMixed() public {
-        IContributionLedger.OutcomeProof[] memory first = _finalProofs(_one(_record(alice, 1, 0, ACCEPTED)));
+        IRewardEscrow.Claim[] memory first = _finalClaims(_one(_record(alice, 1, 0, ACCEPTED)));
         IRunRegistry.RunConfig memory config = _config();
-        vm.prank(owner);
+        vm.startPrank(owner);
         runId = runs.createRun(config);
-        IContributionLedger.OutcomeProof[] memory second = _finalProofs(_one(_record(alice, 1, 0, ACCEPTED)));
-        IContributionLedger.OutcomeProof[] memory proofs = new IContributionLedger.OutcomeProof[](2);
-        (proofs[0], proofs[1]) = (first[0], second[0]);
-        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowMixedClaim.selector, second[0].batchId, 0));
-        escrow.claim(proofs);
+        escrow.fund(runId, FUNDS);
+        vm.stopPrank();
+        IRewardEscrow.Claim[] memory second = _finalClaims(_one(_record(alice, 1, 0, ACCEPTED)));
+        bytes memory why =
+            abi.encodeWithSelector(IRewardEscrowErrors.EscrowMixedClaim.selector, second[0].batch.batchId, 0);
+        _expect(why, _both(first[0], second[0]));
     }
 
-    function testFuzz_claim_reverts_whenUnderfunded(uint32 units) public {
-        units = uint32(bound(units, FUNDS / PRICE + 1, type(uint32).max));
+    function testFuzz_claim_reverts_whenNobodyHasTheNumber(uint32 workerId) public {
+        workerId = uint32(bound(workerId, 3, type(uint32).max));
         IContributionLedger.Outcome memory outcome = _outcome(alice, 1, 0, ACCEPTED);
-        outcome.units = units;
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(_one(_pack(outcome)));
-        vm.expectRevert(
-            abi.encodeWithSelector(IRewardEscrowErrors.EscrowUnderfunded.selector, runId, uint256(units) * PRICE, FUNDS)
-        );
-        escrow.claim(proofs);
-    }
-
-    function testFuzz_claim_reverts_whenNeverFunded(uint32 units) public {
-        units = uint32(bound(units, 1, type(uint32).max));
-        IRunRegistry.RunConfig memory config = _config();
-        vm.prank(owner);
-        runId = runs.createRun(config);
-        IContributionLedger.Outcome memory outcome = _outcome(alice, 1, 0, ACCEPTED);
-        outcome.units = units;
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(_one(_pack(outcome)));
-        vm.expectRevert(
-            abi.encodeWithSelector(IRewardEscrowErrors.EscrowUnderfunded.selector, runId, uint256(units) * PRICE, 0)
-        );
-        escrow.claim(proofs);
-        assertFalse(escrow.isPaid(runId, alice, 1, 0), "the slot can be paid later");
+        outcome.workerId = workerId;
+        IRewardEscrow.Claim[] memory claims = _finalClaims(_one(_pack(outcome)));
+        _expect(abi.encodeWithSelector(IERC20Errors.ERC20InvalidReceiver.selector, address(0)), claims);
     }
 
     function testFuzz_claim_paysUnits(address caller, uint32[5] memory units) public {
@@ -174,38 +282,83 @@ contract RewardEscrowTest is BaseTest {
         uint256 sum;
         for (uint256 i = 0; i < 5; ++i) {
             IContributionLedger.Outcome memory outcome = _outcome(alice, 1, uint32(i), ACCEPTED);
-            outcome.units = uint32(bound(units[i], 0, FUNDS / PRICE / 5));
+            outcome.units = uint32(bound(units[i], 0, 1000));
             sum += outcome.units;
             records[i] = _pack(outcome);
         }
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(records);
+        IRewardEscrow.Claim[] memory claims = _finalClaims(records);
         uint256 before = token.balanceOf(alice);
         vm.expectEmit(address(escrow));
         emit IRewardEscrowEvents.RewardClaimed(runId, alice, 5, sum, sum * PRICE);
         vm.prank(caller);
-        assertEq(escrow.claim(proofs), sum * PRICE, "amount");
+        assertEq(escrow.claim(claims), sum * PRICE, "amount");
         assertEq(token.balanceOf(alice), before + sum * PRICE, "the worker is paid, whoever calls");
-        (, uint256 paid) = escrow.fundsOf(runId);
-        assertEq(paid, sum * PRICE, "paid");
+        assertEq(escrow.fundsOf(runId).reserved, (5000 - sum) * PRICE, "the rest stays set aside");
+    }
+
+    function testFuzz_claim_takesAnySubset(uint256 chosen) public {
+        chosen = bound(chosen, 1, (1 << 20) - 1);
+        bytes[] memory records = _accepted(20);
+        uint64 batchId = _commitAndPost(records);
+        _passChallengeWindow();
+        uint32[] memory positions = _subset(chosen);
+        uint256 amount = escrow.claim(_justOne(_claimOf(batchId, records, positions)));
+        assertEq(amount, positions.length * 1000 * uint256(PRICE), "those chosen");
+        for (uint32 i = 0; i < 20; ++i) {
+            assertEq(escrow.isPaid(runId, alice, 1, i), chosen >> i & 1 == 1, "and no others");
+        }
+    }
+
+    function _subset(uint256 chosen) private pure returns (uint32[] memory positions) {
+        positions = new uint32[](20);
+        uint256 count;
+        for (uint32 i = 0; i < 20; ++i) {
+            if (chosen >> i & 1 == 1) positions[count++] = i;
+        }
+        assembly ("memory-safe") {
+            mstore(positions, count)
+        }
+    }
+
+    function testFuzz_claim_paysBatchesOfDifferentPricesAtOnce(uint88 price) public {
+        price = uint88(bound(price, PRICE / 2, 2 * PRICE));
+        bytes[] memory first = _one(_record(alice, 1, 0, ACCEPTED));
+        uint64 old = _commitAndPost(first);
+        IRunRegistry.Terms memory terms = runs.termsOf(runId);
+        terms.pricePerUnit = price;
+        vm.prank(owner);
+        runs.proposeChange(runId, terms);
+        vm.warp(block.timestamp + CHANGE_DELAY);
+        runs.applyChange(runId);
+        bytes[] memory second = _one(_record(alice, 2, 0, ACCEPTED));
+        uint64 young = _commitAndPost(second);
+        _passChallengeWindow();
+        IRewardEscrow.Claim[] memory claims =
+            _both(_claimOf(old, first, _range(0, 1)), _claimOf(young, second, _range(0, 1)));
+        assertEq(escrow.claim(claims), 1000 * (uint256(PRICE) + price), "each at the price of its commitment");
+        assertEq(escrow.fundsOf(runId).reserved, 0, "what was set aside is paid");
     }
 
     function testFuzz_claim_paysABannedWorkersFinalWork(bytes32 offence) public {
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(_accepted(1));
+        IRewardEscrow.Claim[] memory claims = _finalClaims(_accepted(1));
         vm.prank(address(ledger));
-        workers.ban(alice, offence);
-        assertEq(escrow.claim(proofs), 1000 * uint256(PRICE), "earned before");
+        workers.convict(alice, offence, true);
+        assertEq(escrow.claim(claims), 1000 * uint256(PRICE), "earned before");
     }
 
-    function test_claim_worksWhileSubmissionsArePaused() public {
-        IContributionLedger.OutcomeProof[] memory proofs = _finalProofs(_accepted(1));
+    function testFuzz_claim_worksWhilePausedOrClosed(bool closed) public {
+        IRewardEscrow.Claim[] memory claims = _finalClaims(_accepted(1));
         vm.prank(owner);
-        runs.setSubmissionsPaused(runId, true);
-        assertEq(escrow.claim(proofs), 1000 * uint256(PRICE), "pausing never holds money back");
+        if (closed) runs.closeRun(runId);
+        else runs.setSubmissionsPaused(runId, true);
+        assertEq(escrow.claim(claims), 1000 * uint256(PRICE), "nothing holds earned money back");
     }
+
+    // ------------------------------------------------------------------ is paid
 
     function testFuzz_isPaid_tellsSlotsApart(uint32 step, uint32 index, uint32 otherStep, uint32 otherIndex) public {
         vm.assume(step != 0);
-        escrow.claim(_finalProofs(_one(_record(alice, step, index, ACCEPTED))));
+        escrow.claim(_finalClaims(_one(_record(alice, step, index, ACCEPTED))));
         assertTrue(escrow.isPaid(runId, alice, step, index), "this slot");
         assertFalse(escrow.isPaid(runId, bob, step, index), "another worker's");
         assertFalse(escrow.isPaid(runId + 1, alice, step, index), "another run's");
@@ -215,7 +368,7 @@ contract RewardEscrowTest is BaseTest {
 
     function testFuzz_isPaid_tellsNeighboursApart(uint32 step, uint32 index) public {
         vm.assume(step != 0);
-        escrow.claim(_finalProofs(_one(_record(alice, step, index, ACCEPTED))));
+        escrow.claim(_finalClaims(_one(_record(alice, step, index, ACCEPTED))));
         for (uint32 bit = 0; bit < 32; ++bit) {
             uint32 flipped = uint32(1) << bit;
             assertFalse(escrow.isPaid(runId, alice, step ^ flipped, index), "another step");
