@@ -2,33 +2,50 @@
 pragma solidity 0.8.30;
 
 import {IContributionLedger, IContributionLedgerErrors} from "../../src/interfaces/IContributionLedger.sol";
+import {BatchLib} from "../../src/libraries/BatchLib.sol";
 import {OutcomeRecordLib} from "../../src/libraries/OutcomeRecordLib.sol";
 import {SeedLib} from "../../src/libraries/SeedLib.sol";
 import {BaseTest} from "../BaseTest.sol";
 
 /// @dev Puts library arguments into calldata.
 contract Libraries {
-    function rootOf(uint64 batchId, bytes calldata records) external pure returns (bytes32) {
-        return OutcomeRecordLib.rootOf(batchId, records);
+    function digest(uint64 batchId, bytes calldata records) external pure returns (bytes32 root, uint256 units) {
+        return OutcomeRecordLib.digest(batchId, records);
     }
 
     function leafOf(uint64 batchId, uint32 position, bytes calldata record) external pure returns (bytes32) {
         return OutcomeRecordLib.leafOf(batchId, position, record);
     }
 
+    function at(bytes calldata records, uint256 place) external pure returns (bytes memory) {
+        return OutcomeRecordLib.at(records, place);
+    }
+
     function decode(bytes calldata record) external pure returns (IContributionLedger.Outcome memory) {
         return OutcomeRecordLib.decode(record);
     }
 
+    function paymentOf(bytes calldata record)
+        external
+        pure
+        returns (uint32 workerId, uint32 step, uint32 index, uint32 units, uint8 verdict)
+    {
+        return OutcomeRecordLib.paymentOf(record);
+    }
+
     /// @dev Returns memory allocated before and after the assembly, to see that it leaves both alone.
-    function rootBetweenAllocations(uint64 batchId, bytes calldata records, bytes calldata marker)
+    function digestBetweenAllocations(uint64 batchId, bytes calldata records, bytes calldata marker)
         external
         pure
         returns (bytes memory before, bytes memory later, bytes32 root)
     {
         before = bytes.concat(marker);
-        root = OutcomeRecordLib.rootOf(batchId, records);
+        (root,) = OutcomeRecordLib.digest(batchId, records);
         later = bytes.concat(marker);
+    }
+
+    function check(IContributionLedger.Batch calldata batch, bytes32 stored) external pure returns (bool) {
+        return BatchLib.check(batch, stored);
     }
 
     function problemIndices(bytes32 seed, uint256 count, uint256 size) external pure returns (uint256[] memory) {
@@ -37,6 +54,8 @@ contract Libraries {
 }
 
 contract LibrariesTest is BaseTest {
+    using OutcomeRecordLib for IContributionLedger.Outcome;
+
     Libraries private _libraries = new Libraries();
 
     function _records(bytes32 seed, uint256 count) private pure returns (bytes[] memory records) {
@@ -50,21 +69,27 @@ contract LibrariesTest is BaseTest {
 
     // ------------------------------------------------------------ outcome records
 
-    function testFuzz_rootOf_isTheReferenceRoot(uint64 batchId, bytes32 seed, uint256 count) public view {
+    function testFuzz_digest_isTheReferenceRoot(uint64 batchId, bytes32 seed, uint256 count) public view {
         bytes[] memory records = _records(seed, bound(count, 1, 130));
-        bytes32 expected = _root(_leaves(batchId, records));
-        assertEq(_libraries.rootOf(batchId, _join(records)), expected, "computed a second way");
+        (bytes32 root, uint256 units) = _libraries.digest(batchId, _join(records));
+        assertEq(root, _root(_leaves(batchId, records)), "computed a second way");
+        uint256 sum;
+        for (uint256 i = 0; i < records.length; ++i) {
+            sum += _libraries.decode(records[i]).units;
+        }
+        assertEq(units, sum, "units");
     }
 
-    function testFuzz_rootOf_leavesMemoryAlone(bytes32 seed, uint256 count, bytes calldata marker) public view {
+    function testFuzz_digest_leavesMemoryAlone(bytes32 seed, uint256 count, bytes calldata marker) public view {
         bytes memory joined = _join(_records(seed, bound(count, 1, 40)));
-        (bytes memory before, bytes memory later, bytes32 root) = _libraries.rootBetweenAllocations(1, joined, marker);
+        (bytes memory before, bytes memory later, bytes32 root) = _libraries.digestBetweenAllocations(1, joined, marker);
         assertEq(before, marker, "before");
         assertEq(later, marker, "after");
-        assertEq(root, _libraries.rootOf(1, joined), "root");
+        (bytes32 alone,) = _libraries.digest(1, joined);
+        assertEq(root, alone, "root");
     }
 
-    function testFuzz_rootOf_reverts_atTheFirstInvalidVerdict(uint256 count, uint256 at, uint8 verdict) public {
+    function testFuzz_digest_reverts_atTheFirstInvalidVerdict(uint256 count, uint256 at, uint8 verdict) public {
         vm.assume(verdict == 0 || verdict > FRAUD);
         count = bound(count, 1, 40);
         at = bound(at, 0, count - 1);
@@ -72,7 +97,7 @@ contract LibrariesTest is BaseTest {
         records[at][54] = bytes1(verdict);
         records[count - 1][54] = bytes1(verdict);
         vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidVerdict.selector, at, verdict));
-        _libraries.rootOf(1, _join(records));
+        _libraries.digest(1, _join(records));
     }
 
     function testFuzz_leafOf_dependsOnPlace(uint64 batchId, uint32 position, bytes32 seed) public view {
@@ -83,10 +108,85 @@ contract LibrariesTest is BaseTest {
         assertNotEq(leaf, _libraries.leafOf(batchId, position ^ 1, record), "position");
     }
 
+    function testFuzz_at_cutsOutOneRecord(bytes32 seed, uint256 count, uint256 place) public view {
+        bytes[] memory records = _records(seed, bound(count, 1, 40));
+        place = bound(place, 0, records.length - 1);
+        assertEq(_libraries.at(_join(records), place), records[place], "that record");
+    }
+
     function testFuzz_decode_undoesPack(IContributionLedger.Outcome calldata outcome) public view {
         bytes memory record = _pack(outcome);
         assertEq(record.length, OutcomeRecordLib.SIZE, "size");
-        assertEq(keccak256(abi.encode(_libraries.decode(record))), keccak256(abi.encode(outcome)), "fields");
+        IContributionLedger.Outcome memory decoded = _libraries.decode(record);
+        assertEq(keccak256(abi.encode(decoded)), keccak256(abi.encode(outcome)), "decoded");
+    }
+
+    function testFuzz_paymentOf_agreesWithDecode(IContributionLedger.Outcome calldata outcome) public view {
+        (uint32 workerId, uint32 step, uint32 index, uint32 units, uint8 verdict) = _libraries.paymentOf(_pack(outcome));
+        assertEq(workerId, outcome.workerId, "worker");
+        assertEq(step, outcome.step, "step");
+        assertEq(index, outcome.index, "index");
+        assertEq(units, outcome.units, "units");
+        assertEq(verdict, outcome.verdict, "verdict");
+    }
+
+    function testFuzz_submissionLeafOf_isTheSubmissionsLeaf(uint32 step, uint32 index, bytes32 fileHash) public view {
+        IContributionLedger.Submission memory s = _submission(alice, 1, index);
+        (s.step, s.fileHash) = (step, fileHash);
+        IContributionLedger.Outcome memory claimed = IContributionLedger.Outcome({
+            workerId: 1,
+            step: step,
+            index: index,
+            policyVersion: s.policyVersion,
+            fileHash: fileHash,
+            rollouts: uint16(s.rollouts),
+            units: uint32(s.units),
+            verdict: ACCEPTED,
+            reason: 0
+        });
+        bytes32 leaf = claimed.submissionLeafOf(s.runId, alice);
+        assertEq(leaf, keccak256(abi.encode(_submissionHash(s))), "leaf");
+        assertNotEq(leaf, claimed.submissionLeafOf(s.runId, bob), "of one worker");
+    }
+
+    function testFuzz_offenceOf_namesTheFileAndNotTheVerdict(IContributionLedger.Outcome memory o, uint64 run)
+        public
+        pure
+    {
+        bytes32 offence = o.offenceOf(run);
+        assertEq(offence, keccak256(abi.encode(run, o.workerId, o.step, o.index, o.fileHash)), "offence");
+        o.verdict ^= 1;
+        o.reason ^= 1;
+        o.units ^= 1;
+        o.rollouts ^= 1;
+        o.policyVersion ^= 1;
+        assertEq(o.offenceOf(run), offence, "whatever was decided about it");
+        o.fileHash ^= bytes32(uint256(1));
+        assertNotEq(o.offenceOf(run), offence, "another file");
+    }
+
+    function testFuzz_isExactFraud_followsTheReason(uint8 verdict, uint8 reason) public pure {
+        IContributionLedger.Outcome memory outcome;
+        (outcome.verdict, outcome.reason) = (verdict, reason);
+        assertEq(outcome.isExactFraud(), verdict == FRAUD && reason >= 30 && reason <= 59, "exact");
+        assertEq(outcome.isAsClaimed(), verdict == ACCEPTED && reason == 0, "as claimed");
+    }
+
+    // ------------------------------------------------------------------- batches
+
+    function testFuzz_check_agreesWithHashOf(IContributionLedger.Batch memory batch) public view {
+        bytes32 stored = BatchLib.hashOf(batch);
+        assertEq(stored, keccak256(abi.encode(batch)) & ~bytes32(uint256(1)), "hash");
+        assertFalse(_libraries.check(batch, stored), "nobody challenged");
+        assertTrue(_libraries.check(batch, stored | bytes32(uint256(1))), "somebody did");
+    }
+
+    function testFuzz_check_reverts_whenAnotherHashIsStored(IContributionLedger.Batch memory batch, uint256 bit)
+        public
+    {
+        bytes32 stored = BatchLib.hashOf(batch) ^ bytes32(uint256(1) << bound(bit, 1, 255));
+        vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerBatchMismatch.selector, batch.batchId));
+        _libraries.check(batch, stored);
     }
 
     // --------------------------------------------------------------------- seeds
