@@ -221,6 +221,7 @@ contract RunRegistrySeatsTest is BaseTest {
 
     // --------------------------------------------------------------------- seats
 
+    /// forge-config: default.fuzz.runs = 4
     function testFuzz_seats_areScarce_alsoOneByOne(uint256 seed) public {
         uint256 seats = runs.MAX_SEATS();
         vm.prank(deployer);
