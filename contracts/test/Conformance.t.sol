@@ -9,15 +9,21 @@ import {MusterToken} from "../src/MusterToken.sol";
 import {WorkerRegistry} from "../src/WorkerRegistry.sol";
 import {IContributionLedger} from "../src/interfaces/IContributionLedger.sol";
 import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
+import {JuryLib} from "../src/libraries/JuryLib.sol";
+import {OutcomeRecordLib} from "../src/libraries/OutcomeRecordLib.sol";
 import {SeedLib} from "../src/libraries/SeedLib.sol";
 import {BaseTest} from "./BaseTest.sol";
+import {MultiProofs} from "./unit/MultiProof.t.sol";
 
 /// @title The golden vectors of tests/conformance, run against the contracts
 /// @dev Contracts are copied to the addresses of the vectors' domains, where Python's signatures must be valid.
 contract ConformanceTest is BaseTest {
+    using OutcomeRecordLib for IContributionLedger.Outcome;
+
     string private _seeds;
     string private _eip712;
     string private _batch;
+    string private _jury;
     string private _merkle;
 
     function setUp() public override {
@@ -25,6 +31,7 @@ contract ConformanceTest is BaseTest {
         _seeds = vm.readFile("tests/conformance/vectors/seeds.json");
         _eip712 = vm.readFile("tests/conformance/vectors/eip712.json");
         _batch = vm.readFile("tests/conformance/vectors/batch.json");
+        _jury = vm.readFile("tests/conformance/vectors/jury.json");
         _merkle = vm.readFile("tests/conformance/vectors/merkle.json");
         vm.chainId(vm.parseJsonUint(_eip712, ".chain_id"));
     }
@@ -259,12 +266,26 @@ contract ConformanceTest is BaseTest {
             submission.units = uint64(vm.parseJsonUint(_batch, string.concat(fields, ".units")));
             leaves[i] = keccak256(abi.encode(_submissionHash(submission)));
             assertEq(leaves[i], vm.parseJsonBytes32(_batch, _at(".submissions", i, "leaf")), "leaf");
+            bytes32 overdue = vm.parseJsonBytes32(_batch, _at(".submissions", i, "overdue_leaf"));
+            assertEq(OutcomeRecordLib.overdueLeafOf(1, leaves[i]), overdue, "name of what stands as claimed");
         }
         assertEq(_root(leaves), vm.parseJsonBytes32(_batch, ".batch_root"), "root");
     }
 
-    /// @dev Commits and posts the vectors' batch on a ledger at the vectors' address.
-    function _postBatchOfVectors() private returns (ContributionLedger ledger_) {
+    function _headerOfVectors(uint256 i) private view returns (IContributionLedger.Batch memory header) {
+        header.batchId = uint64(vm.parseJsonUint(_batch, _at(".headers", i, "batch_id")));
+        header.runId = uint64(vm.parseJsonUint(_batch, _at(".headers", i, "run_id")));
+        header.root = vm.parseJsonBytes32(_batch, _at(".headers", i, "root"));
+        header.count = uint32(vm.parseJsonUint(_batch, _at(".headers", i, "count")));
+        header.units = uint64(vm.parseJsonUint(_batch, _at(".headers", i, "units")));
+        header.pricePerUnit = uint88(vm.parseJsonUint(_batch, _at(".headers", i, "price_per_unit")));
+        header.committedAt = uint40(vm.parseJsonUint(_batch, _at(".headers", i, "committed_at")));
+        header.postedAt = uint40(vm.parseJsonUint(_batch, _at(".headers", i, "posted_at")));
+        header.signers = uint88(vm.parseJsonUint(_batch, _at(".headers", i, "signers")));
+    }
+
+    /// @dev A run of the vectors' validators, on a ledger at the vectors' address.
+    function _startRunOfVectors() private returns (ContributionLedger ledger_) {
         _stakeValidators();
         ledger_ = _ledgerOfVectors();
         IRunRegistry.RunConfig memory config = _config();
@@ -276,39 +297,89 @@ contract ConformanceTest is BaseTest {
             vault.deposit(config.validators[i], REQUIRED_VALIDATOR_STAKE);
         }
         runs.createRun(config);
-        vm.prank(orchestrator);
-        ledger_.commitBatch(1, vm.parseJsonBytes32(_batch, ".batch_root"), 5, 1);
-        ledger_.postOutcomes(1, vm.parseJsonBytes(_batch, ".packed"), vm.parseJsonBytesArray(_batch, ".signatures"));
+        // The escrow knows one ledger, which is not the copy at the vectors' address.
+        vm.mockCall(address(escrow), abi.encodeWithSelector(escrow.reserve.selector), "");
     }
 
-    function test_outcomes_areAccepted_andTheRootAgrees() public {
+    /// @dev Commits and posts the vectors' batch at the vectors' times.
+    function _postBatchOfVectors() private returns (ContributionLedger ledger_) {
+        ledger_ = _startRunOfVectors();
+        IContributionLedger.Batch memory header = _headerOfVectors(0);
+        vm.warp(header.committedAt);
+        vm.prank(orchestrator);
+        ledger_.commitBatch(1, header.root, header.count, header.units);
+        bytes32 committed = vm.parseJsonBytes32(_batch, ".headers[0].commitment");
+        assertEq(ledger_.commitmentOf(1), committed, "what the ledger keeps of a committed batch");
+        vm.warp(_headerOfVectors(1).postedAt);
+        ledger_.postOutcomes(header, vm.parseJsonBytes(_batch, ".packed"), vm.parseJsonBytes(_batch, ".signatures"));
+    }
+
+    function test_outcomes_areAccepted_andTheHeaderAgrees() public {
         ContributionLedger ledger_ = _postBatchOfVectors();
-        assertEq(ledger_.batchOf(1).outcomesRoot, vm.parseJsonBytes32(_batch, ".outcomes_root"), "root");
-        assertEq(ledger_.signersOf(1), 3, "both validators");
+        bytes32 posted = vm.parseJsonBytes32(_batch, ".headers[1].commitment");
+        assertEq(ledger_.commitmentOf(1), posted, "root, time and both signers");
+        assertFalse(ledger_.isDisputed(_headerOfVectors(1)), "the header is the batch's");
+        assertEq(_headerOfVectors(1).root, vm.parseJsonBytes32(_batch, ".outcomes_root"), "root over the outcomes");
     }
 
     function test_records_decode() public {
         ContributionLedger ledger_ = _postBatchOfVectors();
         for (uint256 i = 0; i < 5; ++i) {
-            (IContributionLedger.Outcome memory outcome, bytes32 leaf) = ledger_.outcomeOf(
+            IContributionLedger.Standing memory standing = ledger_.standingOf(
                 IContributionLedger.OutcomeProof({
-                    batchId: 1,
+                    batch: _headerOfVectors(1),
                     position: uint32(i),
                     record: vm.parseJsonBytes(_batch, _at(".records", i, "record")),
                     proof: vm.parseJsonBytes32Array(_batch, _at(".records", i, "proof"))
                 })
             );
-            assertEq(leaf, vm.parseJsonBytes32(_batch, _at(".records", i, "leaf")), "leaf");
-            assertEq(outcome.workerId, vm.parseJsonUint(_batch, _at(".records", i, "worker_id")), "worker id");
-            assertEq(outcome.step, vm.parseJsonUint(_batch, _at(".records", i, "step")), "step");
-            assertEq(outcome.index, vm.parseJsonUint(_batch, _at(".records", i, "index")), "index");
-            assertEq(outcome.policyVersion, vm.parseJsonUint(_batch, _at(".records", i, "policy_version")), "policy");
-            assertEq(outcome.fileHash, vm.parseJsonBytes32(_batch, _at(".records", i, "file_hash")), "file");
-            assertEq(outcome.rollouts, vm.parseJsonUint(_batch, _at(".records", i, "rollouts")), "rollouts");
-            assertEq(outcome.units, vm.parseJsonUint(_batch, _at(".records", i, "units")), "units");
-            assertEq(outcome.verdict, vm.parseJsonUint(_batch, _at(".records", i, "verdict")), "verdict");
-            assertEq(outcome.reason, vm.parseJsonUint(_batch, _at(".records", i, "reason")), "reason");
+            assertEq(standing.leaf, vm.parseJsonBytes32(_batch, _at(".records", i, "leaf")), "leaf");
+            assertEq(standing.offence, vm.parseJsonBytes32(_batch, _at(".records", i, "offence")), "offence");
+            _checkOutcome(i, standing.outcome);
         }
+    }
+
+    function _checkOutcome(uint256 i, IContributionLedger.Outcome memory outcome) private view {
+        assertEq(outcome.workerId, vm.parseJsonUint(_batch, _at(".records", i, "worker_id")), "worker id");
+        assertEq(outcome.step, vm.parseJsonUint(_batch, _at(".records", i, "step")), "step");
+        assertEq(outcome.index, vm.parseJsonUint(_batch, _at(".records", i, "index")), "index");
+        assertEq(outcome.policyVersion, vm.parseJsonUint(_batch, _at(".records", i, "policy_version")), "policy");
+        assertEq(outcome.fileHash, vm.parseJsonBytes32(_batch, _at(".records", i, "file_hash")), "file");
+        assertEq(outcome.rollouts, vm.parseJsonUint(_batch, _at(".records", i, "rollouts")), "rollouts");
+        assertEq(outcome.units, vm.parseJsonUint(_batch, _at(".records", i, "units")), "units");
+        assertEq(outcome.verdict, vm.parseJsonUint(_batch, _at(".records", i, "verdict")), "verdict");
+        assertEq(outcome.reason, vm.parseJsonUint(_batch, _at(".records", i, "reason")), "reason");
+        bool exact = vm.parseJsonBool(_batch, _at(".records", i, "is_exact_fraud"));
+        assertEq(outcome.isExactFraud(), exact, "exact");
+    }
+
+    // ------------------------------------------------------------------- juries
+
+    function test_juries() public view {
+        for (uint256 i = 0; vm.keyExistsJson(_jury, string.concat(".cases[", vm.toString(i), "]")); ++i) {
+            bytes32 blockHash = vm.parseJsonBytes32(_jury, _at(".cases", i, "block_hash"));
+            bytes32 leaf = vm.parseJsonBytes32(_jury, _at(".cases", i, "leaf"));
+            bytes32 seed = keccak256(abi.encode(blockHash, leaf));
+            assertEq(seed, vm.parseJsonBytes32(_jury, _at(".cases", i, "seed")), "seed");
+            uint256[] memory delays = vm.parseJsonUintArray(_jury, _at(".cases", i, "delays"));
+            for (uint256 place = 0; place < delays.length; ++place) {
+                assertEq(JuryLib.delayOf(seed, place), delays[place], "delay");
+            }
+            uint256[] memory weights = vm.parseJsonUintArray(_jury, _at(".cases", i, "weights"));
+            uint256[] memory places = vm.parseJsonUintArray(_jury, _at(".cases", i, "places"));
+            assertEq(JuryLib.draw(weights, vm.parseJsonUint(_jury, _at(".cases", i, "size")), seed), places, "jury");
+        }
+    }
+
+    function test_votes() public view {
+        bytes32 leaf = vm.parseJsonBytes32(_jury, ".vote.leaf");
+        address juror = vm.parseJsonAddress(_jury, ".vote.juror");
+        bytes32 result = vm.parseJsonBytes32(_jury, ".vote.result_hash");
+        bytes32 salt = vm.parseJsonBytes32(_jury, ".vote.salt");
+        bytes32 uphold = keccak256(abi.encode(leaf, juror, false, result, salt));
+        bytes32 overturn = keccak256(abi.encode(leaf, juror, true, result, salt));
+        assertEq(uphold, vm.parseJsonBytes32(_jury, ".vote.uphold"), "to uphold");
+        assertEq(overturn, vm.parseJsonBytes32(_jury, ".vote.overturn"), "to overturn");
     }
 
     // -------------------------------------------------------------------- trees
@@ -324,6 +395,34 @@ contract ConformanceTest is BaseTest {
                 assertEq(_siblings(leaves, i), proof, "proof");
                 assertTrue(MerkleProof.verify(proof, root, leaves[i]), "OpenZeppelin agrees");
             }
+        }
+    }
+
+    function test_multiProofs() public {
+        MultiProofs proofs = new MultiProofs();
+        for (uint256 t = 0; vm.keyExistsJson(_merkle, string.concat(".trees[", vm.toString(t), "]")); ++t) {
+            bytes32[] memory leaves = vm.parseJsonBytes32Array(_merkle, _at(".trees", t, "leaves"));
+            bytes32 expected = vm.parseJsonBytes32(_merkle, _at(".trees", t, "root"));
+            string memory parts = _at(".trees", t, "multi_proofs");
+            for (uint256 p = 0; vm.keyExistsJson(_merkle, string.concat(parts, "[", vm.toString(p), "]")); ++p) {
+                uint32[] memory positions = _positions(_at(parts, p, "positions"));
+                bytes32[] memory chosen = new bytes32[](positions.length);
+                for (uint256 i = 0; i < chosen.length; ++i) {
+                    chosen[i] = leaves[positions[i]];
+                }
+                bytes32[] memory siblings = vm.parseJsonBytes32Array(_merkle, _at(parts, p, "siblings"));
+                (bytes32 root, bool valid) = proofs.rootOf(chosen, positions, leaves.length, siblings);
+                assertTrue(valid, "valid");
+                assertEq(root, expected, "root");
+            }
+        }
+    }
+
+    function _positions(string memory at) private view returns (uint32[] memory positions) {
+        uint256[] memory wide = vm.parseJsonUintArray(_merkle, at);
+        positions = new uint32[](wide.length);
+        for (uint256 i = 0; i < wide.length; ++i) {
+            positions[i] = uint32(wide[i]);
         }
     }
 }

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from muster.chain.structs import Batch
 from muster.inference.sampling import token_hashes
 from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, file_hash, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
-from muster.protocol.merkle import merkle_proof, merkle_root
+from muster.protocol.jury import draw_delay, draw_jury, jury_seed, vote_commitment
+from muster.protocol.merkle import merkle_multi_proof, merkle_proof, merkle_root
 from muster.protocol.messages import (
     ApiRequest,
     Checkpoint,
@@ -30,6 +33,7 @@ from muster.protocol.messages import (
     Submission,
     Ticket,
     Verdict,
+    overdue_leaf,
     pack_records,
 )
 from muster.protocol.seeds import (
@@ -45,6 +49,7 @@ VECTORS = Path(__file__).parent / "vectors"
 
 CHAIN_ID = 31337
 FAR_DEADLINE = 4_102_444_800
+PRICE = 10**16
 PERMIT = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
 TREE_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33)
 
@@ -77,6 +82,7 @@ def documents() -> dict[str, Any]:
         "eip712": eip712(),
         "batch": batch(),
         "sampling": {"cases": [sampling_case(*case) for case in SAMPLING_CASES]},
+        "jury": {"cases": [jury_case(**case) for case in JURY_CASES], "vote": vote()},
         "merkle": {"trees": [tree(size) for size in TREE_SIZES]},
     }
 
@@ -304,19 +310,30 @@ def batch() -> dict[str, Any]:
     root = merkle_root([s.leaf() for s in submissions])
     packed = pack_records(records)
     leaves = [r.leaf(1, i) for i, r in enumerate(records)]
+    units = sum(s.units for s in submissions)
+    committed = Batch(1, RunId(1), root, len(submissions), units, PRICE, 1_700_000_000)
+    posted = replace(committed, root=merkle_root(leaves), posted_at=1_700_003_600, signers=0b11)
     outcomes = Outcomes(1, root, keccak(packed))
     hashed = digest(domain("ContributionLedger"), outcomes.struct_hash())
     return {
         "batch_id": 1,
         "run_id": 1,
+        "headers": [header(committed), header(posted)],
         "submissions": [
-            {"fields": submission_fields(s), "leaf": hex0x(s.leaf())} for s in submissions
+            {
+                "fields": submission_fields(s),
+                "leaf": hex0x(s.leaf()),
+                "overdue_leaf": hex0x(overdue_leaf(1, s.leaf())),
+            }
+            for s in submissions
         ],
         "batch_root": hex0x(root),
         "records": [
             {
                 "record": hex0x(r.to_bytes()),
                 "leaf": hex0x(leaves[i]),
+                "offence": hex0x(r.offence(1)),
+                "is_exact_fraud": r.is_exact_fraud,
                 "proof": [hex0x(node) for node in merkle_proof(leaves, i)],
                 "worker_id": r.worker_id,
                 "step": r.step,
@@ -335,7 +352,69 @@ def batch() -> dict[str, Any]:
         "outcomes_root": hex0x(merkle_root(leaves)),
         "outcomes_digest": hex0x(hashed),
         "validator_keys": [hex0x(k) for k in VALIDATORS],
-        "signatures": [hex0x(sign(hashed, k)) for k in VALIDATORS],
+        "signatures": hex0x(b"".join(sign(hashed, k) for k in VALIDATORS)),
+    }
+
+
+def header(typed: Batch) -> dict[str, Any]:
+    """Return a batch's header and what the ledger keeps of it."""
+    return {
+        "batch_id": typed.batch_id,
+        "run_id": typed.run_id,
+        "root": hex0x(typed.root),
+        "count": typed.count,
+        "units": typed.units,
+        "price_per_unit": uint(typed.price_per_unit),
+        "committed_at": typed.committed_at,
+        "posted_at": typed.posted_at,
+        "signers": typed.signers,
+        "commitment": hex0x(typed.commitment()),
+    }
+
+
+# ----------------------------------------------------------------------------- juries
+
+TOKEN = 10**18
+JURY_CASES: tuple[dict[str, Any], ...] = (
+    {"name": "equal", "weights": (2000 * TOKEN,) * 5, "size": 3},
+    {"name": "one whale", "weights": (1, 10**9 * TOKEN, 2000 * TOKEN, 2000 * TOKEN), "size": 2},
+    {"name": "some excluded", "weights": (0, 5 * TOKEN, 0, 7 * TOKEN, 0, 11 * TOKEN), "size": 3},
+    {"name": "too few", "weights": (0, 3, 0, 4), "size": 5},
+    {"name": "nobody", "weights": (0, 0), "size": 3},
+    {"name": "largest", "weights": (2**128 - 1, 2**128 - 1, 1), "size": 3},
+    {
+        "name": "all seats",
+        "weights": tuple((i * 37 % 11) * TOKEN + i for i in range(88)),
+        "size": 7,
+    },
+)
+
+
+def jury_case(*, name: str, weights: tuple[int, ...], size: int) -> dict[str, Any]:
+    """Return the draw of one case."""
+    block_hash, leaf = keccak(f"block of {name}".encode()), keccak(f"outcome of {name}".encode())
+    seed = jury_seed(block_hash, leaf)
+    return {
+        "block_hash": hex0x(block_hash),
+        "leaf": hex0x(leaf),
+        "seed": hex0x(seed),
+        "weights": [uint(weight) for weight in weights],
+        "delays": [uint(draw_delay(seed, place)) for place in range(len(weights))],
+        "size": size,
+        "places": draw_jury(weights, size, seed),
+    }
+
+
+def vote() -> dict[str, Any]:
+    """Return what a juror commits to."""
+    leaf, result, salt = keccak(b"outcome"), keccak(b"result"), keccak(b"salt")
+    return {
+        "leaf": hex0x(leaf),
+        "juror": WORKER,
+        "result_hash": hex0x(result),
+        "salt": hex0x(salt),
+        "uphold": hex0x(vote_commitment(leaf, WORKER, False, result, salt)),
+        "overturn": hex0x(vote_commitment(leaf, WORKER, True, result, salt)),
     }
 
 
@@ -343,12 +422,20 @@ def batch() -> dict[str, Any]:
 
 
 def tree(size: int) -> dict[str, Any]:
-    """Return a tree over `size` leaves with every proof."""
+    """Return a tree over `size` leaves with every proof, and some of many leaves."""
     leaves = [keccak(f"leaf {i} of {size}".encode()) for i in range(size)]
+    parts = (range(size), range(0, size, 2), range(size // 2, size), range(0, size, 5), (size - 1,))
     return {
         "leaves": [hex0x(leaf) for leaf in leaves],
         "root": hex0x(merkle_root(leaves)),
         "proofs": [[hex0x(n) for n in merkle_proof(leaves, i)] for i in range(size)],
+        "multi_proofs": [
+            {
+                "positions": list(positions),
+                "siblings": [hex0x(n) for n in merkle_multi_proof(leaves, positions)],
+            }
+            for positions in parts
+        ],
     }
 
 

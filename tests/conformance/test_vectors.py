@@ -17,6 +17,7 @@ from muster.protocol.messages import unpack_records
 
 EIP712 = json.loads((generate.VECTORS / "eip712.json").read_text())
 BATCH = json.loads((generate.VECTORS / "batch.json").read_text())
+JURY = json.loads((generate.VECTORS / "jury.json").read_text())
 MERKLE = json.loads((generate.VECTORS / "merkle.json").read_text())
 
 
@@ -101,3 +102,20 @@ def test_every_proof_leads_to_the_root_and_to_no_other_leaf(tree: dict[str, Any]
         assert verify_merkle_proof(leaves[position], proof, root)
         others = [leaf for i, leaf in enumerate(leaves) if i != position]
         assert not any(verify_merkle_proof(leaf, proof, root) for leaf in others)
+
+
+@pytest.mark.parametrize("tree", MERKLE["trees"], ids=lambda t: f"{len(t['leaves'])} leaves")
+def test_multi_proof_gives_every_node_that_is_missing_once(tree: dict[str, Any]) -> None:
+    for part in tree["multi_proofs"]:
+        needed = {node for i in part["positions"] for node in tree["proofs"][i]}
+        assert len(set(part["siblings"])) == len(part["siblings"])
+        assert set(part["siblings"]) <= needed
+    last = tree["multi_proofs"][-1]
+    assert last["siblings"] == tree["proofs"][last["positions"][0]]
+
+
+@pytest.mark.parametrize("case", JURY["cases"], ids=lambda c: f"{len(c['weights'])} seats")
+def test_jury_has_different_jurors_with_stake(case: dict[str, Any]) -> None:
+    staked = {place for place, weight in enumerate(case["weights"]) if int(weight, 16)}
+    assert len(set(case["places"])) == len(case["places"]) == min(case["size"], len(staked))
+    assert set(case["places"]) <= staked
