@@ -1,4 +1,4 @@
-# `make setup check fmt test test-all demo clean`: every verb works on a fresh clone.
+# `make setup check fmt test test-all demo bench clean`: every verb works on a fresh clone.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,9 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup check fmt test test-all demo clean
+BENCHES := gas
+
+.PHONY: setup check fmt test test-all demo bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -53,6 +55,11 @@ test-all: setup
 
 demo: setup
 	$(BIN)/muster demo $(ARGS)
+
+bench: $(BENCHES:%=bench-%)
+
+bench-gas: setup
+	$(BIN)/python benchmarks/gas.py
 
 clean:
 	rm -rf out cache runs .mypy_cache .ruff_cache .pytest_cache

@@ -91,6 +91,8 @@ class Duel:
 
     def compare(self) -> None:
         """Assert that everything observable is as the model says."""
+        head = self.runner.run(_head(self.stage.rpc))
+        assert head == (self.model.block, self.model.now), "the clocks differ"
         asked = list(observations(self.model, self.words))
         answers = self.runner.run(self.stage.read_all([call for call, _ in asked]))
         wrong = [
@@ -102,8 +104,8 @@ class Duel:
 
     def mine(self, blocks: int) -> None:
         """Mine empty blocks."""
-        block = self.runner.run(_mine(self.stage.rpc, blocks))
-        self.model.block, self.model.now = block
+        head = self.runner.run(_mine(self.stage.rpc, blocks))
+        self.model.block, self.model.now = head
 
     def draw(self, weights: Sequence[int], size: int, leaf: Name, draw_block: int) -> list[int]:
         self.words.blocks[draw_block] = self.runner.run(_block_hash(self.stage.rpc, draw_block))
@@ -120,6 +122,10 @@ async def _awaited(coroutine: Awaitable[Any]) -> Any:
 
 async def _mine(rpc: Rpc, blocks: int) -> tuple[int, int]:
     await rpc.call("anvil_mine", hex(blocks), hex(0))
+    return await _head(rpc)
+
+
+async def _head(rpc: Rpc) -> tuple[int, int]:
     head = await rpc.call("eth_getBlockByNumber", "latest", False)
     return int(head["number"], 16), int(head["timestamp"], 16)
 

@@ -290,12 +290,8 @@ class Stage:
             "data": hex0x(contract_abi(contract).functions[function].encode(args)),
             "gas": hex(GAS),
         }
-        _, tx = await self.rpc.batch(
-            [
-                ("evm_setNextBlockTimestamp", [self.now]),
-                ("eth_sendTransaction", [transaction]),
-            ]
-        )
+        await self.rpc.call("evm_setNextBlockTimestamp", self.now)
+        tx = await self.rpc.call("eth_sendTransaction", transaction)
         receipt = await self._receipt(tx)
         number = from_hex(receipt["blockNumber"])
         self.words.blocks[number] = Hash32(bytes.fromhex(receipt["blockHash"][2:]))

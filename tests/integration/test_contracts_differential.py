@@ -45,6 +45,8 @@ from muster.chain.rpc import Rpc
 T = TypeVar("T")
 
 FIXED = Fixed()
+RPC_S = 60.0
+"""Mining hundreds of blocks takes a while on a busy machine."""
 EVER = 2**32
 """A deadline that never passes."""
 TERMS = Terms(price=7, fraud_ppm=100_003, exact_ppm=500_009, quorum=2)
@@ -72,19 +74,15 @@ PARAMETERS = DeployParameters(
     reporter_cap=FIXED.reporter_cap,
 )
 
-dice = st.integers(0, 2**16 - 1)
-"""Decides everything within a rule, see `Dice`."""
-
 
 class Dice:
-    """Small choices out of one drawn number, the first of each being the simplest."""
+    """Choices within a rule; what is simplest comes first and is what failures shrink to."""
 
-    def __init__(self, drawn: int) -> None:
-        self._left = drawn
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
 
     def pick(self, choices: Sequence[T]) -> T:
-        self._left, place = divmod(self._left, len(choices))
-        return choices[place]
+        return self._data.draw(st.sampled_from(choices))
 
     def rarely(self) -> bool:
         """Return true once in eight times."""
@@ -107,21 +105,28 @@ class Life(RuleBasedStateMachine):
 
     # ----------------------------------------------------------------------- time
 
-    @rule(number=dice)
-    def wait(self, number: int) -> None:
+    @rule(data=st.data())
+    def wait(self, data: st.DataObject) -> None:
         """The next call comes just before, at or after something falls due, or blocks later."""
-        choice = Dice(number)
+        choice = Dice(data)
         deadlines = self.model.deadlines()
         if not deadlines or choice.rarely():
-            self.duel.mine(choice.pick((1, 2, 3, 258)))
+            self.duel.mine(choice.pick((1, 2, 3, 1, 2, 3, 258)))
             return
         self.duel.next_time = choice.pick(deadlines) + choice.pick((0, -1, 1))
 
+    @rule(data=st.data())
+    def manage(self, data: st.DataObject) -> None:
+        """What is not about work: stakes, keys, runs."""
+        choice = Dice(data)
+        kinds = (self.deposit, self.unbond_or_withdraw, self.register, self.change_worker)
+        choice.pick(
+            (*kinds, self.fund, self.govern, self.anybody_governs, self.publish, self.create_run)
+        )(choice)
+
     # ---------------------------------------------------------------------- stake
 
-    @rule(number=dice)
-    def deposit(self, number: int) -> None:
-        choice = Dice(number)
+    def deposit(self, choice: Dice) -> None:
         owner = choice.pick((*WORKERS, *VALIDATORS))
         amount = choice.pick((FIXED.required_stake, 1, 2003, 0, WALLET + 1))
         if choice.pick((False, True)):
@@ -129,9 +134,7 @@ class Life(RuleBasedStateMachine):
         else:
             self.duel.deposit_with_permit(owner, amount, signed=not choice.rarely())
 
-    @rule(number=dice)
-    def unbond_or_withdraw(self, number: int) -> None:
-        choice = Dice(number)
+    def unbond_or_withdraw(self, choice: Dice) -> None:
         owner = choice.pick((*WORKERS, *VALIDATORS))
         if choice.pick((False, True)):
             self.duel.simple(owner, "withdraw")
@@ -143,18 +146,14 @@ class Life(RuleBasedStateMachine):
 
     # -------------------------------------------------------------------- workers
 
-    @rule(number=dice)
-    def register(self, number: int) -> None:
-        choice = Dice(number)
+    def register(self, choice: Dice) -> None:
         worker = choice.pick(("carol", "alice", "challenger"))
         stake = choice.pick((FIXED.required_stake, 1500, 1008, 0))
         deadline = self.model.now if choice.rarely() else EVER
         node, permit = choice.pick(NODES), choice.pick((True, False))
         self.duel.register(worker, stake, node, deadline, not choice.rarely(), permit)
 
-    @rule(number=dice)
-    def change_worker(self, number: int) -> None:
-        choice = Dice(number)
+    def change_worker(self, choice: Dice) -> None:
         worker = choice.pick(WORKERS)
         does = choice.pick(("unjail", "rejoin", "exit", "jail", "rotate", "rotate"))
         if does == "jail":
@@ -170,9 +169,7 @@ class Life(RuleBasedStateMachine):
     def run(self, choice: Dice) -> int:
         return 99 if choice.rarely() else choice.pick(sorted(self.model.runs))
 
-    @rule(number=dice)
-    def create_run(self, number: int) -> None:
-        choice = Dice(number)
+    def create_run(self, choice: Dice) -> None:
         validators = list(choice.pick((VALIDATORS[:3], VALIDATORS[2:], ("v1", "v1"), ())))
         quorum = choice.pick((1, 2, 0, 9))
         terms = choice.pick(
@@ -182,16 +179,12 @@ class Life(RuleBasedStateMachine):
         run = Run("", trainer, "orchestrator", terms._replace(quorum=quorum), validators)
         self.duel.create_run(choice.pick(("owner", "challenger")), run)
 
-    @rule(number=dice)
-    def fund(self, number: int) -> None:
-        choice = Dice(number)
+    def fund(self, choice: Dice) -> None:
         caller = choice.pick(("owner", "stranger"))
         self.duel.fund(caller, self.run(choice), choice.pick((5000, 1, 0, WALLET + 1)))
 
-    @rule(number=dice)
-    def govern(self, number: int) -> None:
+    def govern(self, choice: Dice) -> None:
         """What a run's owner does, or tries to do to another's."""
-        choice = Dice(number)
         run = self.run(choice)
         owner = "stranger" if choice.rarely() else "owner"
         does = choice.pick(("propose", "seat", "rotate", "pause", "cancel", "key", "close"))
@@ -221,9 +214,7 @@ class Life(RuleBasedStateMachine):
         old, new = choice.pick(("trainer", "orchestrator")), choice.pick((role, "owner", NOBODY))
         self.duel.rotate_key(owner, run, role, old, new)
 
-    @rule(number=dice)
-    def anybody_governs(self, number: int) -> None:
-        choice = Dice(number)
+    def anybody_governs(self, choice: Dice) -> None:
         run = self.run(choice)
         does = choice.pick(("apply_change", "reclaim", "unseat_validator", "record_beacon"))
         extra: dict[str, Any] = {
@@ -232,9 +223,7 @@ class Life(RuleBasedStateMachine):
         }
         self.duel.simple("stranger", does, run, *extra.get(does, ()))
 
-    @rule(number=dice)
-    def publish(self, number: int) -> None:
-        choice = Dice(number)
+    def publish(self, choice: Dice) -> None:
         caller = "stranger" if choice.rarely() else "trainer"
         self.duel.publish(caller, self.run(choice), choice.pick((0, 1, 2, 5)), "manifest")
 
@@ -245,19 +234,19 @@ class Life(RuleBasedStateMachine):
         file, units = choice.pick((0, 0, 1)), choice.pick((100, 10, 220))
         return Submission(run, worker, step, index, 0, file, 8, units)
 
-    @rule(number=dice, numbers=st.lists(dice, max_size=4))
-    def commit(self, number: int, numbers: list[int]) -> None:
-        choice = Dice(number)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         run = self.run(choice)
         caller = "stranger" if choice.rarely() else "orchestrator"
-        works = tuple(self.submission(Dice(each), run) for each in numbers)
+        works = tuple(self.submission(choice, run) for _ in range(choice.pick((2, 1, 3, 4, 0))))
         units = sum(work.units for work in works)
         units = choice.pick((units, units, units, max(units - 10, 0), 10**6))
         self.duel.commit(caller, run, works, units)
 
-    @rule(number=dice)
-    def submit_direct(self, number: int) -> None:
-        choice = Dice(number)
+    @rule(data=st.data())
+    def submit_direct(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         work = self.submission(choice, self.run(choice))
         signer = self.signer(choice, work)
         caller = choice.pick((work.worker, signer, "stranger"))
@@ -277,11 +266,11 @@ class Life(RuleBasedStateMachine):
         return choice.pick(batches if choice.rarely() or not kind else kind)
 
     @precondition(lambda self: self.model.batches)
-    @rule(number=dice, verdicts=dice)
-    def post(self, number: int, verdicts: int) -> None:
-        choice, judge = Dice(number), Dice(verdicts)
+    @rule(data=st.data())
+    def post(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         batch = self.batch(choice, posted=False)
-        records = tuple(self.judged(judge, work) for work in batch.submissions)
+        records = tuple(self.judged(choice, work) for work in batch.submissions)
         if choice.rarely():
             records = choice.pick(
                 (
@@ -293,8 +282,8 @@ class Life(RuleBasedStateMachine):
             )
         self.duel.post(batch.header, records, self.signers(choice, batch.header.run))
 
-    def judged(self, judge: Dice, work: Submission) -> Record:
-        verdict, reason = judge.pick(
+    def judged(self, choice: Dice, work: Submission) -> Record:
+        verdict, reason = choice.pick(
             ((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60), (REJECTED, 13), (INCOMPLETE, 23))
         )
         return self.model.as_claimed(work)._replace(verdict=verdict, reason=reason)
@@ -305,6 +294,27 @@ class Life(RuleBasedStateMachine):
         if choice.rarely():
             signers = choice.pick((signers[:1], signers[::-1], ["stranger"], [], signers[:1] * 2))
         return signers
+
+    @rule(data=st.data())
+    def finish_batch(self, data: st.DataObject) -> None:
+        """A batch without delays: committed, judged, its frauds executed, one outcome disputed."""
+        choice = Dice(data)
+        run = self.model.runs[1]
+        works = tuple(self.submission(choice, 1) for _ in range(choice.pick((2, 3, 1))))
+        if not self.duel.commit(run.orchestrator, 1, works, sum(work.units for work in works)):
+            return
+        batch = self.model.batches[len(self.model.batches)]
+        records = tuple(self.judged(choice, work) for work in works)
+        seated = sorted(run.validators, key=self.model.rank.__getitem__)
+        if not self.duel.post(batch.header, records, seated[: choice.pick((2, 3))]):
+            return
+        proofs = [Proof(batch.header, i, record, i, True) for i, record in enumerate(records)]
+        for proof, work in zip(proofs, works, strict=True):
+            if proof.record.verdict == FRAUD:
+                self.duel.execute_fraud(proof, work, self.model.workers[work.worker].node)
+        disputed = choice.pick(proofs)
+        claimed = ACCEPTED if disputed.record.verdict == FRAUD else FRAUD
+        self.duel.challenge("challenger", disputed, claimed)
 
     # ----------------------------------------------------------------- judged work
 
@@ -344,9 +354,9 @@ class Life(RuleBasedStateMachine):
         return work, self.signer(choice, work)
 
     @precondition(lambda self: self.model.batches)
-    @rule(number=dice)
-    def execute_fraud(self, number: int) -> None:
-        choice = Dice(number)
+    @rule(data=st.data())
+    def execute_fraud(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         frauds = [
             b for b in self.model.batches.values() if any(r.verdict == FRAUD for r in b.records)
         ]
@@ -355,9 +365,9 @@ class Life(RuleBasedStateMachine):
         self.duel.execute_fraud(proof, *self.evidence(choice, proof))
 
     @precondition(lambda self: self.model.batches)
-    @rule(number=dice)
-    def finalise_fraud(self, number: int) -> None:
-        choice = Dice(number)
+    @rule(data=st.data())
+    def finalise_fraud(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         frauds = [
             b for b in self.model.batches.values() if any(r.verdict == FRAUD for r in b.records)
         ]
@@ -367,9 +377,9 @@ class Life(RuleBasedStateMachine):
     # -------------------------------------------------------------------- disputes
 
     @precondition(lambda self: self.model.batches)
-    @rule(number=dice)
-    def challenge(self, number: int) -> None:
-        choice = Dice(number)
+    @rule(data=st.data())
+    def challenge(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         proof = self.proof(choice, self.batch(choice, posted=True))
         caller = choice.pick(("challenger", "v4", "alice", "stranger"))
         self.duel.challenge(caller, proof, choice.pick((FRAUD, ACCEPTED, REJECTED, 0, 5)))
@@ -392,14 +402,14 @@ class Life(RuleBasedStateMachine):
         return Proof(batch.header, position, record, position, True)
 
     @precondition(lambda self: self.model.cases)
-    @rule(number=dice)
-    def draw_jury(self, number: int) -> None:
-        self.duel.draw_jury(self.case(Dice(number))[1])
+    @rule(data=st.data())
+    def draw_jury(self, data: st.DataObject) -> None:
+        self.duel.draw_jury(self.case(Dice(data))[1])
 
     @precondition(lambda self: self.model.cases)
-    @rule(number=dice)
-    def commit_vote(self, number: int) -> None:
-        choice = Dice(number)
+    @rule(data=st.data())
+    def commit_vote(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         leaf, _ = self.case(choice)
         jury = self.model.cases[leaf].jury
         juror = choice.pick(VALIDATORS if choice.rarely() or not jury else jury)
@@ -411,9 +421,9 @@ class Life(RuleBasedStateMachine):
             self.votes[leaf, juror] = vote
 
     @precondition(lambda self: self.model.cases)
-    @rule(number=dice)
-    def reveal_vote(self, number: int) -> None:
-        choice = Dice(number)
+    @rule(data=st.data())
+    def reveal_vote(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         leaf, _ = self.case(choice)
         jury = self.model.cases[leaf].jury
         juror = choice.pick(VALIDATORS if choice.rarely() or not jury else jury)
@@ -423,20 +433,21 @@ class Life(RuleBasedStateMachine):
         self.duel.reveal_vote(juror, leaf, vote)
 
     @precondition(lambda self: self.model.cases)
-    @rule(number=dice)
-    def close_case(self, number: int) -> None:
-        self.duel.close_case(self.case(Dice(number))[1])
+    @rule(data=st.data())
+    def close_case(self, data: st.DataObject) -> None:
+        self.duel.close_case(self.case(Dice(data))[1])
 
     @precondition(lambda self: self.model.cases)
-    @rule(number=dice, votes=st.lists(dice, min_size=2, max_size=2))
-    def try_case(self, number: int, votes: list[int]) -> None:
+    @rule(data=st.data())
+    def try_case(self, data: st.DataObject) -> None:
         """A case without delays: drawn, voted on and closed."""
-        leaf, proof = self.case(Dice(number))
+        choice = Dice(data)
+        leaf, proof = self.case(choice)
         self.duel.mine(FIXED.draw_delay)
         if not self.duel.draw_jury(proof):
             return
-        for juror, vote in zip(self.model.cases[leaf].jury, votes, strict=False):
-            self.vote(Dice(vote), leaf, juror)
+        for juror in self.model.cases[leaf].jury:
+            self.vote(choice, leaf, juror)
         for juror in self.model.cases[leaf].jury:
             if (leaf, juror) in self.votes:
                 self.duel.reveal_vote(juror, leaf, self.votes[leaf, juror])
@@ -444,10 +455,16 @@ class Life(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------------- faults
 
-    @precondition(lambda self: self.model.cases)
-    @rule(number=dice)
-    def slash_by_case(self, number: int) -> None:
-        choice = Dice(number)
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def accuse(self, data: st.DataObject) -> None:
+        choice = Dice(data)
+        kinds = (self.slash_overdue, self.prove_overcommit, self.hold_stake)
+        proofs = (self.prove_double_outcome, self.prove_double_submission)
+        cases = (self.slash_by_case,) * 3 if self.model.cases else ()
+        choice.pick((*cases, *kinds, *proofs))(choice)
+
+    def slash_by_case(self, choice: Dice) -> None:
         leaf = choice.pick(list(self.model.cases)[::-1])
         validator = choice.pick(VALIDATORS)
         if choice.pick((False, True)):
@@ -456,18 +473,12 @@ class Life(RuleBasedStateMachine):
             caller = choice.pick(("stranger", "v0"))
             self.duel.slash_absent_juror(caller, leaf, validator)
 
-    @precondition(lambda self: self.model.batches)
-    @rule(number=dice)
-    def slash_overdue(self, number: int) -> None:
-        choice = Dice(number)
+    def slash_overdue(self, choice: Dice) -> None:
         header = self.batch(choice, posted=False).header
         caller = choice.pick(("stranger", "v0"))
         self.duel.slash_overdue(caller, header, choice.pick(VALIDATORS))
 
-    @precondition(lambda self: self.model.batches)
-    @rule(number=dice)
-    def prove_double_outcome(self, number: int) -> None:
-        choice = Dice(number)
+    def prove_double_outcome(self, choice: Dice) -> None:
         batch = self.batch(choice)
         header, record = batch.header, self.judged(choice, batch.submissions[0])
         first = Statement(header.batch, ("submissions", batch.submissions), (record,))
@@ -481,11 +492,7 @@ class Life(RuleBasedStateMachine):
         signed = [(first, signer), (second, other)]
         self.duel.prove_double_outcome(choice.pick(("stranger", "v0")), header, signed)
 
-    @rule(number=dice)
-    def prove_double_submission(self, number: int) -> None:
-        choice = Dice(number)
-        if not choice.rarely():
-            return
+    def prove_double_submission(self, choice: Dice) -> None:
         first = self.submission(choice, self.run(choice))
         second = first._replace(file=choice.pick((2, first.file)))
         signed = [(first, self.signer(choice, first)), (second, self.signer(choice, second))]
@@ -495,11 +502,8 @@ class Life(RuleBasedStateMachine):
         proof = self.proof(choice, batch)
         return Work(proof, *self.evidence(choice, proof))
 
-    @precondition(lambda self: self.model.batches)
-    @rule(number=dice, numbers=st.lists(dice, max_size=4))
-    def prove_overcommit(self, number: int, numbers: list[int]) -> None:
-        choice = Dice(number)
-        works = [self.work(Dice(each), self.batch(Dice(each))) for each in numbers]
+    def prove_overcommit(self, choice: Dice) -> None:
+        works = [self.work(choice, self.batch(choice)) for _ in range(choice.pick((2, 1, 3, 4, 0)))]
         if not choice.rarely():
             worker = choice.pick(WORKERS[:2])
             slots = {
@@ -508,10 +512,7 @@ class Life(RuleBasedStateMachine):
             works = [slots[slot] for slot in sorted(slots)]
         self.duel.prove_overcommit(works)
 
-    @precondition(lambda self: self.model.batches)
-    @rule(number=dice)
-    def hold_stake(self, number: int) -> None:
-        choice = Dice(number)
+    def hold_stake(self, choice: Dice) -> None:
         self.duel.hold_stake(self.work(choice, self.batch(choice)))
 
     # ----------------------------------------------------------------------- money
@@ -537,21 +538,46 @@ class Life(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.model.batches)
-    @rule(number=dice, numbers=st.lists(dice, min_size=1, max_size=2))
-    def claim_or_recover(self, number: int, numbers: list[int]) -> None:
-        choice = Dice(number)
+    @rule(data=st.data())
+    def claim_or_recover(self, data: st.DataObject) -> None:
+        choice = Dice(data)
         pays = choice.pick((True, False))
         claims = [
-            self.claim_of(
-                Dice(each), self.batch(Dice(each // 5)), lambda r: (r.verdict == ACCEPTED) is pays
-            )
-            for each in numbers
+            self.claim_of(choice, self.batch(choice), lambda r: (r.verdict == ACCEPTED) is pays)
+            for _ in range(choice.pick((1, 1, 2)))
         ]
         claims = [] if choice.rarely() else claims
         if pays:
             self.duel.claim(claims)
         else:
             self.duel.recover(claims)
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        """All that is due when a batch's window closes: pay, take back, release."""
+        batch = self.batch(Dice(data))
+        judged_at = batch.header.posted_at or batch.header.committed_at + FIXED.outcome_deadline
+        self.duel.next_time = judged_at + FIXED.challenge_window
+        records = batch.records or tuple(map(self.model.as_claimed, batch.submissions))
+        for number in sorted({record.number for record in records}):
+            for pays in (True, False):
+                claim = self.all_of(batch, records, number, pays)
+                if claim.positions:
+                    (self.duel.claim if pays else self.duel.recover)([claim])
+        for i, record in enumerate(records):
+            if record.verdict == FRAUD:
+                self.duel.finalise_fraud(Proof(batch.header, i, record, i, True))
+
+    @staticmethod
+    def all_of(batch: Batch, records: Sequence[Record], number: int, pays: bool) -> Claim:
+        """Return the claim over a worker's outcomes that are, or are not, accepted."""
+        mine = [
+            (i, record)
+            for i, record in enumerate(records)
+            if record.number == number and (record.verdict == ACCEPTED) is pays
+        ]
+        return Claim(batch.header, tuple(i for i, _ in mine), tuple(r for _, r in mine), True)
 
 
 # ------------------------------------------------------------------------- the stage
@@ -562,7 +588,7 @@ def duel() -> Iterator[Calls]:
     with asyncio.Runner() as runner:
         anvil = Anvil(block_time_s=10**5)
         runner.run(anvil.__aenter__())
-        rpc = Rpc(anvil.rpc_url)
+        rpc = Rpc(anvil.rpc_url, timeout_s=RPC_S)
         try:
             yield runner.run(_deployed(runner, rpc, anvil.rpc_url))
         finally:
@@ -578,7 +604,7 @@ async def _deployed(runner: asyncio.Runner, rpc: Rpc, url: str) -> Calls:
     await rpc.call("anvil_autoImpersonateAccount", True)
     head = await rpc.call("eth_getBlockByNumber", "latest", False)
     now, block = int(head["timestamp"], 16), int(head["number"], 16)
-    for name in CROWD:
+    for name in NAMES:
         await rpc.call("anvil_setBalance", stage.words.address[name], hex(10**24))
     model = Network(FIXED, now, block, stage.words.rank)
     await _hand_out(stage, model)

@@ -1,0 +1,91 @@
+"""What every operation costs in gas, beside the goal and what the reference protocol takes.
+
+    make bench-gas
+
+Every figure is the gas of a mined transaction on Anvil, sent by the clients that the programs use:
+base cost and calldata included, so what it takes to have every verdict on the chain is counted.
+The reference's figures were measured in the same way on its own contracts, by one submission at a
+time, because it has no batches and records rejections only. Gas is exact: one run is enough.
+
+Writes results/gas.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from gas_network import measure
+from report import machine, print_table, write
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One line of the table."""
+
+    name: str
+    """As `gas_network` calls it."""
+    what: str
+    """As people call it."""
+    goal: int | None = None
+    """The most it should cost."""
+    reference: int | None = None
+    """What the same takes in the reference protocol."""
+
+
+OPERATIONS = (
+    Operation("onboard", "onboard a worker (reference: 6 transactions)", 260_000, 1_060_000),
+    Operation("commit_batch", "commit a batch of any size", 85_000),
+    Operation("post_outcomes_1", "outcomes of 1 submission, 3 signatures", 110_000),
+    Operation("post_outcomes_64", "outcomes of 64 submissions, 3 signatures"),
+    Operation("per_rollout_1024", "per rollout, 64 submissions of 16", 250, 235_174),
+    Operation("per_rollout_256", "per rollout, 16 submissions of 16", 800, 235_174),
+    Operation("per_rollout_4096", "per rollout, 256 submissions of 16", None, 235_174),
+    Operation("submit_direct", "submit without the orchestrator", None, 235_174),
+    Operation("execute_fraud", "execute a fraud", 120_000, 423_749),
+    Operation("finalise_fraud", "release its escrow"),
+    Operation("challenge", "open a dispute", 160_000),
+    Operation("draw_jury", "draw the jury"),
+    Operation("commit_vote", "a juror commits", 60_000),
+    Operation("reveal_vote", "a juror reveals", 70_000),
+    Operation("close_case", "close the case"),
+    Operation("claim_first", "claim the first leaf of 16 slots", None, 142_733),
+    Operation("claim_one", "claim another leaf", 65_000, 84_914),
+    Operation("claim_further", "each further leaf in the same call", 20_000),
+    Operation("recover_one", "free what was set aside for a rejected leaf"),
+    Operation("request_unbond", "request to unbond", 75_000, 169_732),
+    Operation("withdraw", "withdraw", 60_000, 54_925),
+)
+METRICS = ("per_rollout_1024", "onboard", "execute_fraud")
+"""The ids of the design."""
+
+
+def main() -> None:
+    """Measure, print the table and write the result."""
+    gas = asyncio.run(measure())
+    rows = [
+        [
+            operation.what,
+            f"{gas[operation.name]:,}",
+            "" if operation.goal is None else f"{operation.goal:,}",
+            "" if operation.reference is None else f"{operation.reference:,}",
+            ""
+            if operation.reference is None
+            else f"{operation.reference / gas[operation.name]:.1f}",
+        ]
+        for operation in OPERATIONS
+    ]
+    print_table("gas per transaction", ["operation", "ours", "goal", "reference", "ratio"], rows)
+    detail = {
+        operation.name: {
+            "gas": gas[operation.name],
+            "goal": operation.goal,
+            "reference": operation.reference,
+        }
+        for operation in OPERATIONS
+    }
+    write("gas", {name: gas[name] for name in METRICS}, detail, measured_on=machine())
+
+
+if __name__ == "__main__":
+    main()
