@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.chain import Anvil, Chain, ChainView, DeployParameters, RunConfig, deploy_contracts
+from muster.chain import (
+    Anvil,
+    Chain,
+    ChainView,
+    DeployParameters,
+    RunConfig,
+    RunTerms,
+    deploy_contracts,
+)
 from muster.client.rewards import read_view
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.client.stake import add_stake, register_worker, take_from_faucet
@@ -47,7 +55,8 @@ PARAMETERS = DeployParameters(
     activation_delay_blocks=0,
     challenge_window_s=2,
     outcome_deadline_s=60,
-    jury_time_s=10,
+    vote_commit_s=6,
+    vote_reveal_s=4,
     unbonding_s=3600,
 )
 
@@ -167,9 +176,7 @@ def _config() -> RunConfig:
         task_set_hash=TASK_SET.hash(),
         recipe_hash=RECIPE.hash(),
         calibration_hash=CALIBRATION.hash(),
-        price_per_unit=PRICE,
-        fraud_ppm=500_000,
-        quorum=2,
+        terms=RunTerms(PRICE, 100_000, 500_000, 2),
         validators=tuple(wallet.address for wallet in VALIDATORS),
     )
 

@@ -17,7 +17,15 @@ from typing import Any
 from eth_account import Account
 
 from muster.api import Lease, OrchestratorApi
-from muster.chain import Anvil, Chain, Deployment, DeployParameters, RunConfig, deploy_contracts
+from muster.chain import (
+    Anvil,
+    Chain,
+    Deployment,
+    DeployParameters,
+    RunConfig,
+    RunTerms,
+    deploy_contracts,
+)
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
@@ -149,7 +157,8 @@ async def open_network(folder: Path) -> AsyncIterator[Network]:
         activation_delay_blocks=0,
         challenge_window_s=2,
         outcome_deadline_s=60,
-        jury_time_s=10,
+        vote_commit_s=6,
+        vote_reveal_s=4,
         unbonding_s=3600,
     )
     async with AsyncExitStack() as stack:
@@ -227,9 +236,7 @@ def _config() -> RunConfig:
         task_set_hash=keccak(b"task set"),
         recipe_hash=RECIPE.hash(),
         calibration_hash=keccak(b"calibration"),
-        price_per_unit=TOKEN // 1000,
-        fraud_ppm=500_000,
-        quorum=2,
+        terms=RunTerms(TOKEN // 1000, 100_000, 500_000, 2),
         validators=tuple(address_of(key) for key in VALIDATORS),
     )
 

@@ -34,21 +34,26 @@ async def test_submission_is_committed_judged_and_recorded(network: Network) -> 
         submission = await network.upload(url, 0, b"rows")
         await network.judge(url, submission)
         await network.until(url, submission, "judged")
-        batch = await network.chain.ledger.batch_of(1)
-        assert (batch.count, batch.posted_at > 0) == (1, True)
+        view = ChainView()
+        apply_poll(view, await EventReader(network.chain).poll())
+        batch = view.batches[1]
+        assert (batch.count, batch.posted_at is not None) == (1, True)
+        assert await network.chain.ledger.commitment_of(1) == batch.header().commitment()
 
 
 async def test_fraud_bans_the_worker_and_is_finalised_after_the_window(network: Network) -> None:
     async with running(network) as url:
         submission = await network.upload(url, 1, b"forged rows")
-        await network.judge(url, submission, Verdict.FRAUD, Reason.SAMPLER_MISMATCH)
+        await network.judge(url, submission, Verdict.FRAUD, Reason.WRONG_SEED)
 
         async def is_banned() -> bool:
             account = await network.chain.workers.worker_of(address_of(WORKERS[1]))
             return account.status is WorkerStatus.BANNED
 
         async def is_settled() -> bool:
-            return (await network.chain.vault.totals()).escrowed_wei == 0
+            view = ChainView()
+            apply_poll(view, await EventReader(network.chain).poll())
+            return [slash.state for slash in view.slashes] == [SlashState.RELEASED]
 
         await eventually(is_banned)
         await eventually(is_settled)

@@ -12,7 +12,15 @@ import httpx
 import psutil
 import pytest
 
-from muster.chain import Anvil, Chain, Deployment, DeployParameters, RunConfig, deploy_contracts
+from muster.chain import (
+    Anvil,
+    Chain,
+    Deployment,
+    DeployParameters,
+    RunConfig,
+    RunTerms,
+    deploy_contracts,
+)
 from muster.client.relay import RelaySettings, serve_relay
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.errors import ConfigError
@@ -54,9 +62,7 @@ async def create_run(chain: Chain) -> RunId:
         task_set_hash=some,
         recipe_hash=some,
         calibration_hash=some,
-        price_per_unit=1,
-        fraud_ppm=0,
-        quorum=1,
+        terms=RunTerms(1, 0, 0, 1),
         validators=(trainer,),
     )
     run_id, _ = await chain.runs.create_run(config)

@@ -153,6 +153,7 @@ class TrainerNetwork:
             quorum=2,
             price_wei=10**12,
             fraud_ppm=250_000,
+            exact_fraud_ppm=500_000,
             fund_wei=10**17,
             store=self.folder / name / "store",
             documents=self.folder / "documents",

@@ -198,7 +198,7 @@ def run_checks(facts: DemoFacts, workers: Sequence[WorkerReport]) -> list[Check]
     checks = [
         Check("the policy learned", _learned(facts)),
         Check("every training step was made", len(facts.trained) == facts.steps),
-        Check("every cheater was slashed and banned", _cheaters_punished(facts, workers)),
+        Check("every cheater was slashed and shut out", _cheaters_punished(facts, workers)),
         Check("no honest worker was slashed", _honest_unharmed(facts, workers)),
         Check("every honest worker was paid what the ledger says", _paid_exactly(facts, workers)),
         Check("no accepted file was trained twice or lost", _trained_once(facts)),

@@ -42,7 +42,10 @@ def make_view() -> Any:
     )
     run = SimpleNamespace(
         run_id=RUN,
-        config=SimpleNamespace(orchestrator=address_of(ORCHESTRATOR_KEY), price_per_unit=10),
+        config=SimpleNamespace(
+            orchestrator=address_of(ORCHESTRATOR_KEY),
+            terms=SimpleNamespace(price_per_unit=10, quorum=1),
+        ),
         validators=[address_of(VALIDATOR_KEY)],
         checkpoints={VERSION: checkpoint},
         latest_version=VERSION,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +11,7 @@ from client_world import NODE_KEY, OTHER_KEY, RUN, WORKER
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.chain import BatchView
 from muster.client.rewards import (
     candidate_outcomes,
     claim,
@@ -178,12 +178,25 @@ def make_record(
 
 def make_view(*batches: list[OutcomeRecord] | None, run_id: RunId = RUN) -> Any:
     views = {
-        n: SimpleNamespace(batch_id=n, run_id=run_id, records=records)
+        n: BatchView(
+            batch_id=n,
+            run_id=run_id,
+            root=keccak(b"submissions"),
+            count=len(records or ()),
+            units=10_000,
+            price_per_unit=3,
+            committed_at=1,
+            block_number=n,
+            tx_hash="0x",
+            records=records,
+            outcomes_root=keccak(b"outcomes"),
+            posted_at=2,
+        )
         for n, records in enumerate(batches, 1)
     }
     return SimpleNamespace(
         workers={WORKER: SimpleNamespace(worker_id=5)},
-        runs={RUN: SimpleNamespace(config=SimpleNamespace(price_per_unit=3))},
+        runs={RUN: SimpleNamespace()},
         batches=views,
         cases={},
     )
@@ -204,20 +217,16 @@ class FakeLedger:
         await asyncio.sleep(0)
         return (step, index) in self.paid
 
-    async def settled_outcome(self, outcome: Any) -> Any:
-        record = OutcomeRecord.from_bytes(outcome.record)
-        records = self.view.batches[outcome.batch_id].records
-        root = merkle_root([r.leaf(outcome.batch_id, i) for i, r in enumerate(records)])
-        leaf = record.leaf(outcome.batch_id, outcome.position)
+    async def standing_of(self, outcome: Any) -> Any:
+        record, batch_id = OutcomeRecord.from_bytes(outcome.record), outcome.batch.batch_id
+        root = merkle_root(self.view.batches[batch_id].leaves())
+        leaf = record.leaf(batch_id, outcome.position)
         assert verify_merkle_proof(leaf, outcome.proof, root)
-        verdict = self.overturned.get(outcome.batch_id, record.verdict)
-        return SimpleNamespace(
-            record=replace(record, verdict=verdict),
-            is_final=outcome.batch_id not in self.pending,
-        )
+        verdict = self.overturned.get(batch_id, record.verdict)
+        return SimpleNamespace(verdict=verdict, is_final=batch_id not in self.pending)
 
-    async def claim(self, outcomes: list[Any]) -> Any:
-        self.claims.append(outcomes)
+    async def claim(self, claims: list[Any]) -> Any:
+        self.claims.append(claims)
         return SimpleNamespace(tx_hash=f"0x{len(self.claims)}")
 
 
@@ -264,9 +273,9 @@ def test_every_claimable_outcome_is_claimed_once_with_a_true_proof(count: int, s
         return await claim(chain, await find_earnings(chain, view, RUN, WORKER), size=size)
 
     transactions = asyncio.run(run())
-    positions = [outcome.position for part in chain.claims for outcome in part]
+    positions = [p for part in chain.claims for claimed in part for p in claimed.positions]
     assert sorted(positions) == list(range(count))
-    assert all(1 <= len(part) <= size for part in chain.claims)
+    assert all(1 <= len(claimed.positions) <= size for part in chain.claims for claimed in part)
     assert len(transactions) == -(-count // size)
 
 

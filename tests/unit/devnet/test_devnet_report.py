@@ -51,7 +51,7 @@ class View(SimpleNamespace):
 def make_view() -> Any:
     batch = SimpleNamespace(run_id=RUN, root=ROOT, block_number=9, records=list(RECORDS))
     slash = SimpleNamespace(
-        worker=CHEATER, amount_wei=500, tx_hash="0x1", batch_id=1, position=4, state="released"
+        owner=CHEATER, amount_wei=500, tx_hash="0x1", batch_id=1, position=4, state="released"
     )
     return View(
         workers={
@@ -67,7 +67,7 @@ def make_view() -> Any:
         ],
         runs={
             RUN: SimpleNamespace(
-                config=SimpleNamespace(price_per_unit=PRICE),
+                config=SimpleNamespace(terms=SimpleNamespace(price_per_unit=PRICE)),
                 checkpoints={v: SimpleNamespace(block_number=v) for v in range(30)},
             )
         },
@@ -205,11 +205,11 @@ def _set(target: str, name: str, value: object) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "promise"),
     [
-        (_set(CHEATER, "status", "Active"), "every cheater was slashed and banned"),
-        (lambda view: view.slashes.clear(), "every cheater was slashed and banned"),
+        (_set(CHEATER, "status", "Active"), "every cheater was slashed and shut out"),
+        (lambda view: view.slashes.clear(), "every cheater was slashed and shut out"),
         (_set(HONEST, "status", "Jailed"), "no honest worker was slashed"),
         (
-            lambda view: setattr(view.slashes[0], "worker", HONEST),
+            lambda view: setattr(view.slashes[0], "owner", HONEST),
             "no honest worker was slashed",
         ),
         (

@@ -9,11 +9,13 @@ from typing import Any
 
 from muster.chain import (
     ZERO_ADDRESS,
+    Batch,
     ChainView,
     Event,
     OutcomeProof,
     Poll,
     RunConfig,
+    RunTerms,
     RunView,
     WorkerView,
 )
@@ -39,7 +41,7 @@ class Emitter:
     """Makes contract events in chain order, one block each."""
 
     def __init__(self, now: Callable[[], int]) -> None:
-        self._now = now
+        self.now = now
         self.block = 0
 
     def __call__(self, contract: str, name: str, **args: Any) -> Event:
@@ -50,7 +52,7 @@ class Emitter:
             args=args,
             block_number=self.block,
             block_hash=keccak(b"block %d" % self.block),
-            block_timestamp=self._now(),
+            block_timestamp=self.now(),
             log_index=0,
             tx_hash=f"0x{self.block:064x}",
         )
@@ -89,6 +91,7 @@ class FakeLedger:
         self._emit(
             "ContributionLedger", "BatchCommitted",
             batch_id=self.batches, run_id=run_id, root=root, count=count, units=units,
+            price_per_unit=10**12, committed_at=self.emit.now(),
         )  # fmt: skip
         return self.batches
 
@@ -102,16 +105,17 @@ class FakeLedger:
         return batch_id
 
     async def post_outcomes(
-        self, batch_id: int, records: bytes, signatures: Sequence[bytes]
+        self, batch: Batch, records: bytes, signatures: Sequence[bytes]
     ) -> object:
         self._maybe_fail()
+        batch_id = batch.batch_id
         if any(p[0] == batch_id for p in self.posted):
             raise ContractRevert("LedgerOutcomesPosted", (batch_id,))
         self.posted.append((batch_id, records, list(signatures)))
         self._emit(
             "ContributionLedger", "OutcomesPosted",
             batch_id=batch_id, run_id=RUN, outcomes_root=keccak(records), records=records,
-            signatures=list(signatures),
+            posted_at=self.emit.now(), signers=3, signatures=b"".join(signatures),
         )  # fmt: skip
         return object()
 
@@ -123,7 +127,7 @@ class FakeLedger:
         assert record.file_hash == submission.file_hash
         assert len(node_signature) == 65
         self.executed.append(outcome)
-        worker, offence = submission.worker, record.leaf(outcome.batch_id, outcome.position)
+        worker, offence = submission.worker, record.offence(RUN)
         self._emit("WorkerRegistry", "WorkerBanned", worker=worker, offence=offence)
         self._emit(
             "StakeVault", "Slashed",
@@ -131,7 +135,8 @@ class FakeLedger:
         )  # fmt: skip
         self._emit(
             "ContributionLedger", "FraudExecuted",
-            batch_id=outcome.batch_id, worker=worker, offence=offence,
+            batch_id=outcome.batch.batch_id, worker=worker, offence=offence,
+            leaf=record.leaf(outcome.batch.batch_id, outcome.position),
             position=outcome.position, amount=5,
         )  # fmt: skip
         return object()
@@ -140,7 +145,7 @@ class FakeLedger:
         self._maybe_fail()
         self.finalised.append(outcome)
         record = OutcomeRecord.from_bytes(outcome.record)
-        offence = record.leaf(outcome.batch_id, outcome.position)
+        offence = record.offence(RUN)
         self._emit("StakeVault", "SlashReleased", offence=offence, burned=5, insured=0, rewarded=0)
         return object()
 
@@ -214,12 +219,15 @@ class Network:
             task_set_hash=keccak(task_set),
             recipe_hash=self.recipe.hash(),
             calibration_hash=keccak(calibration),
-            price_per_unit=10**12,
-            fraud_ppm=500_000,
-            quorum=2,
+            terms=RunTerms(10**12, 100_000, 500_000, 2),
             validators=tuple(address_of(key) for key in self.keys.validators),
         )
         self.apply("RunRegistry", "RunCreated", run_id=RUN, owner=config.trainer, config=config)
+        for seat, validator in enumerate(config.validators):
+            self.apply(
+                "RunRegistry", "ValidatorSeated",
+                run_id=RUN, validator=validator, seat_bit=1 << seat,
+            )  # fmt: skip
         self.publish(0)
 
     def apply(self, contract: str, name: str, **args: Any) -> None:

@@ -43,6 +43,7 @@ def committed(emit: Emitter, batch_id: int, root: Hash32, count: int, run: RunId
     return emit(
         "ContributionLedger", "BatchCommitted",
         batch_id=batch_id, run_id=run, root=root, count=count, units=1,
+        price_per_unit=1, committed_at=1,
     )  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def posted(emit: Emitter, batch_id: int, records: list[OutcomeRecord]) -> Event:
     return emit(
         "ContributionLedger", "OutcomesPosted",
         batch_id=batch_id, run_id=RUN, outcomes_root=keccak(b""),
-        records=b"".join(r.to_bytes() for r in records), signatures=[],
+        records=b"".join(r.to_bytes() for r in records), signatures=b"", posted_at=1, signers=3,
     )  # fmt: skip
 
 

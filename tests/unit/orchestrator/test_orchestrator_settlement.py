@@ -32,7 +32,7 @@ def challenge(bench: Bench, claimed: Verdict) -> None:
     bench.network.apply(
         "DisputeCourt", "CaseOpened",
         leaf=leaf(bench), batch_id=1, position=0, challenger=CHALLENGER,
-        claimed_verdict=claimed, bond=1,
+        recorded_verdict=4, claimed_verdict=claimed, draw_block=9,
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ async def test_fraud_is_executed_with_a_proof_that_holds(bench: Bench) -> None:
     assert records is not None
     root = merkle_root([r.leaf(1, i) for i, r in enumerate(records)])
     executed = bench.network.chain.ledger.executed
-    assert [(p.batch_id, p.position) for p in executed] == [(1, 0), (1, 1), (1, 2)]
+    assert [(p.batch.batch_id, p.position) for p in executed] == [(1, 0), (1, 1), (1, 2)]
     for proof in executed:
         assert verify_merkle_proof(
             records[proof.position].leaf(1, proof.position), proof.proof, root

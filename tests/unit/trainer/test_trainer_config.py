@@ -113,8 +113,9 @@ FLAGS = {
     ),
     ("run", "base-model"): "--eval-set --held-out --help --out --problems --seed --task-set",
     ("run", "create"): (
-        "--calibration --deployments --documents --fraud-ppm --fund --help --json --keystore "
-        "--model --orchestrator --password-file --price --quorum --recipe --rpc --steps --store "
+        "--calibration --deployments --documents --exact-fraud-ppm --fraud-ppm --fund --help "
+        "--json --keystore --model --orchestrator --password-file --price --quorum --recipe "
+        "--rpc --steps --store "
         "--task-set --trainer --trainer-keystore --trainer-password-file --validator"
     ),
 }

@@ -54,6 +54,7 @@ def plan(tmp_path: Path) -> RunPlan:
         quorum=1,
         price_wei=1,
         fraud_ppm=1,
+        exact_fraud_ppm=2,
         fund_wei=0,
         store=tmp_path / "store",
         documents=tmp_path / "documents",

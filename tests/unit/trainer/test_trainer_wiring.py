@@ -282,7 +282,15 @@ def _flags(**changes: Any) -> dict[str, Any]:
         name: Path(name) for name in ("model", "task_set", "calibration", "store", "documents")
     }
     values = {"orchestrator": ADDRESS, "validators": (ADDRESS,), "quorum": 1}
-    return {**paths, **values, "price": 5, "fund": 7, "fraud_ppm": 1, **changes}
+    return {
+        **paths,
+        **values,
+        "price": 5,
+        "fund": 7,
+        "fraud_ppm": 1,
+        "exact_fraud_ppm": 2,
+        **changes,
+    }
 
 
 def test_plan_is_what_the_flags_say() -> None:
