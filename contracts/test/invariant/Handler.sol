@@ -3,313 +3,362 @@ pragma solidity 0.8.30;
 
 import {IContributionLedger} from "../../src/interfaces/IContributionLedger.sol";
 import {IDisputeCourt} from "../../src/interfaces/IDisputeCourt.sol";
+import {IFaultCourt} from "../../src/interfaces/IFaultCourt.sol";
+import {IRewardEscrow} from "../../src/interfaces/IRewardEscrow.sol";
+import {IRunRegistry} from "../../src/interfaces/IRunRegistry.sol";
 import {IStakeVault} from "../../src/interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "../../src/interfaces/IWorkerRegistry.sol";
-import {BaseTest} from "../BaseTest.sol";
+import {Stage} from "./Stage.sol";
 
-/// @title Random life of a network: four workers, one run, every action that moves money
-/// @dev Each action picks valid arguments, or returns when there is none, so that nothing may revert. After each one
-///      it compares the stakes of everybody it did not concern, and keeps its own books for the invariants.
-contract Handler is BaseTest {
-    /// @dev A posted outcome, and what happened to it.
-    struct Judged {
-        uint64 batchId;
-        uint32 position;
-        address worker;
-        uint32 step;
-        uint32 index;
-        uint8 recorded;
-        bytes32 leaf;
-        uint256 units;
-        bool executed;
-        bool settled;
-        bool restored;
-        bool paid;
-    }
+/// @title Random life of a network: workers, validators, jurors, a challenger, a trainer and a run's owner
+/// @dev Each action picks valid arguments, or returns when there are none, so that nothing may revert. Where the rules
+///      say whether a call succeeds, the action tries it either way and notes a sin when they disagree.
+contract Handler is Stage {
+    bytes32 private constant RESULT = keccak256("what the juror recomputed");
+    bytes32 private constant SALT = keccak256("salt");
 
-    uint256 private constant WORKERS = 4;
-    uint256 private constant BATCH = 3;
+    // -------------------------------------------------------------------- stake
 
-    address[WORKERS] public team;
-    uint256[WORKERS] private _nodeKeys;
-
-    Judged[] private _judged;
-    mapping(uint64 batchId => bytes[]) private _records;
-    mapping(bytes32 slot => uint256) public timesPaid;
-
-    uint256 public slotsPaidTwice;
-    uint256 public otherStakesChanged;
-    uint256 public paidByHand;
-    uint256 public paidNotAccepted;
-    uint256 public paidNotFinal;
-    uint256 public burned;
-
-    /// @notice How often each action did something, so that a test can see that all are reached.
-    mapping(bytes32 action => uint256) public reached;
-
-    constructor() {
-        setUp();
-        for (uint256 i = 0; i < WORKERS; ++i) {
-            uint256 nodeKey;
-            (team[i],) = makeAddrAndKey(string.concat("team ", vm.toString(i)));
-            (, nodeKey) = makeAddrAndKey(string.concat("team node ", vm.toString(i)));
-            _nodeKeys[i] = nodeKey;
-            vm.prank(deployer);
-            token.transfer(team[i], WALLET);
-            vm.prank(team[i]);
-            token.approve(address(vault), type(uint256).max);
-            _register(team[i], vm.addr(nodeKey), nodeKey, 2 * REQUIRED_STAKE);
-        }
-        runId = _createRun();
-        vm.prank(owner);
-        escrow.fund(runId, WALLET / 2);
-    }
-
-    // -------------------------------------------------------------------- actions
-
-    function deposit(uint256 who, uint256 amount) external {
-        address worker = team[who % WORKERS];
-        uint256 balance = token.balanceOf(worker);
+    function deposit(uint256 who, uint256 amount) external recorded {
+        address account = person(who);
+        uint256 balance = token.balanceOf(account);
         if (balance == 0) return;
-        uint256 before = _othersStake(worker);
-        _deposit(worker, bound(amount, 1, balance));
-        _checkOthers(worker, before);
+        uint256 before = _othersStake(account);
+        _deposit(account, bound(amount, 1, balance > REQUIRED_STAKE ? REQUIRED_STAKE : balance));
+        _sin("touched another's stake", _othersStake(account) != before);
     }
 
-    function requestUnbond(uint256 who, uint256 amount) external {
-        address worker = team[who % WORKERS];
-        uint256 active = vault.activeStake(worker);
+    /// @dev Validators mostly keep their stake, so that there are jurors.
+    function requestUnbond(uint256 who, uint256 amount) external recorded {
+        address account = who % 8 == 0 ? person(who >> 3) : team[(who >> 3) % WORKERS];
+        uint256 active = vault.activeStake(account);
         if (active == 0) return;
-        uint256 before = _othersStake(worker);
-        vm.prank(worker);
+        uint256 before = _othersStake(account);
+        vm.prank(account);
         vault.requestUnbond(amount % 2 == 0 ? active : bound(amount, 1, active));
-        _checkOthers(worker, before);
+        _sin("touched another's stake", _othersStake(account) != before);
     }
 
-    function withdraw(uint256 who) external {
+    /// @dev Succeeds exactly when the clock is over and nothing holds the stake, or has held it long enough.
+    function withdraw(uint256 who) external recorded {
+        address account = person(who);
+        IStakeVault.Account memory held = vault.accountOf(account);
+        bool due = held.unbonding != 0 && block.timestamp >= held.withdrawableAt;
+        bool free = held.openCases == 0 && block.timestamp >= held.heldUntil;
+        bool longAgo = block.timestamp >= held.withdrawableAt + UNBONDING_PERIOD;
+        vm.prank(account);
+        try vault.withdraw() {
+            _sin("withdrew before the time", !due || !(free || longAgo));
+            _sin("withdrew stake behind unfinalised work", _isBehindWork(account, held.withdrawableAt));
+            ++reached["withdraw"];
+        } catch {
+            _sin("could not withdraw", due && (free || longAgo));
+        }
+    }
+
+    /// @dev Whether stake that was active when a worker committed work is asked back before that work is final.
+    function _isBehindWork(address account, uint256 withdrawableAt) private view returns (bool) {
+        uint256 requestedAt = withdrawableAt - UNBONDING_PERIOD;
+        for (uint256 i = 0; i < _pieces.length; ++i) {
+            if (_pieces[i].worker != account) continue;
+            uint256 committedAt = batches[_pieces[i].batchId].committedAt;
+            if (committedAt <= requestedAt && block.timestamp < committedAt + JUDGED) return true;
+        }
+        return false;
+    }
+
+    // ------------------------------------------------------------------- workers
+
+    function exit(uint256 who) external recorded {
         address worker = team[who % WORKERS];
-        IStakeVault.Account memory held = vault.accountOf(worker);
-        if (held.unbonding == 0 || block.timestamp < held.withdrawableAt) return;
-        uint256 before = _othersStake(worker);
+        IWorkerRegistry.Status status = _status(worker);
+        if (who % 3 != 0) return;
+        if (status != IWorkerRegistry.Status.Active && status != IWorkerRegistry.Status.Jailed) return;
         vm.prank(worker);
-        vault.withdraw();
-        ++reached["withdraw"];
-        _checkOthers(worker, before);
+        workers.exit();
+        ++reached["exit"];
     }
 
-    /// @dev Tops up first where that is needed.
-    function unjail(uint256 who) external {
+    /// @dev Unjails or rejoins; tops up first where that is needed.
+    function comeBack(uint256 who) external recorded {
         address worker = team[who % WORKERS];
         IWorkerRegistry.Worker memory record = workers.workerOf(worker);
-        if (record.status != IWorkerRegistry.Status.Jailed || block.timestamp < record.jailedUntil) return;
+        bool jailed = record.status == IWorkerRegistry.Status.Jailed;
+        if (!jailed && record.status != IWorkerRegistry.Status.Exiting) return;
+        if (block.timestamp < record.jailedUntil) return;
         uint256 active = vault.activeStake(worker);
         if (active < REQUIRED_STAKE) {
             if (token.balanceOf(worker) < REQUIRED_STAKE - active) return;
             _deposit(worker, REQUIRED_STAKE - active);
         }
         vm.prank(worker);
-        workers.unjail();
-        ++reached["unjail"];
+        if (jailed) workers.unjail();
+        else workers.rejoin();
+        ++reached[jailed ? bytes32("unjail") : bytes32("rejoin")];
     }
 
-    /// @dev Commits and posts a batch of three: slots may repeat, one verdict of eight is fraud.
-    function post(uint256 seed) external {
-        uint64 batchId = _commit(BATCH);
-        for (uint256 i = 0; i < BATCH; ++i) {
-            seed = uint256(keccak256(abi.encode(seed)));
-            address worker = team[seed % WORKERS];
-            uint32 step = uint32(1 + (seed >> 8) % 3);
-            uint32 index = uint32((seed >> 16) % 4);
-            uint8 verdict = (seed >> 24) % 8 == 0 ? FRAUD : uint8(ACCEPTED + (seed >> 32) % 3);
-            bytes memory record = _record(worker, step, index, verdict);
-            _records[batchId].push(record);
-            bytes32 leaf = _leaf(batchId, i, record);
-            _judged.push(
-                Judged(batchId, uint32(i), worker, step, index, verdict, leaf, 1000, false, false, false, false)
-            );
-        }
-        _post(batchId, _records[batchId], QUORUM);
-    }
-
-    function executeFraud(uint256 which) external {
-        if (_judged.length == 0) return;
-        Judged storage judged = _pick(which);
-        if (judged.executed || court.effectiveVerdict(judged.leaf, judged.recorded) != FRAUD) return;
-        uint256 before = _othersStake(judged.worker);
-        IContributionLedger.Submission memory submission = _submission(judged.worker, judged.step, judged.index);
-        bytes memory signature = _signSubmission(submission, _nodeKeyOf(judged.worker));
-        ledger.executeFraud(_proofOf(judged), submission, signature);
-        judged.executed = true;
-        ++reached["executeFraud"];
-        _checkOthers(judged.worker, before);
-    }
-
-    function finaliseFraud(uint256 which) external {
-        if (_judged.length == 0) return;
-        Judged storage judged = _judged[which % _judged.length];
-        if (vault.escrowOf(judged.leaf).amount == 0 || !ledger.isFinal(judged.batchId, judged.leaf)) return;
-        uint256 before = _othersStake(address(0));
-        burned += _burnOf(vault.escrowOf(judged.leaf));
-        ledger.finaliseFraud(_proofOf(judged));
-        judged.settled = true;
-        ++reached["finaliseFraud"];
-        _checkOthers(address(0), before);
-    }
-
-    function _burnOf(IStakeVault.Escrow memory held) private pure returns (uint256) {
-        uint256 rewarded = held.reporter == address(0) ? 0 : held.amount * REPORTER_PPM / PPM;
-        if (rewarded > REPORTER_CAP) rewarded = REPORTER_CAP;
-        return held.amount - held.amount * INSURANCE_PPM / PPM - rewarded;
-    }
-
-    function challenge(uint256 which, uint8 claimed) external {
-        if (_judged.length == 0) return;
-        Judged storage judged = _pick(which);
-        claimed = uint8(bound(claimed, ACCEPTED, FRAUD));
-        uint256 closesAt = ledger.batchOf(judged.batchId).postedAt + CHALLENGE_WINDOW;
-        if (claimed == judged.recorded || block.timestamp >= closesAt) return;
-        if (court.caseOf(judged.leaf).challenger != address(0)) return;
-        if (token.balanceOf(challenger) < CHALLENGE_BOND) return;
-        IContributionLedger.OutcomeProof memory outcome = _proofOf(judged);
-        vm.prank(challenger);
-        court.challenge(outcome, claimed);
-    }
-
-    /// @dev `votes` modulo 4: nobody votes, both uphold, they disagree, both overturn.
-    function voteAndClose(uint256 which, uint256 votes) external {
-        if (_judged.length == 0) return;
-        Judged storage judged = _pick(which);
-        if (!court.isOpen(judged.leaf)) return;
-        bool inTime = block.timestamp < court.caseOf(judged.leaf).votingEndsAt;
-        votes %= 4;
-        if (!inTime || votes == 0) {
-            if (inTime) vm.warp(court.caseOf(judged.leaf).votingEndsAt);
-        } else {
-            vm.prank(validators[2]);
-            court.vote(judged.leaf, votes >= 2);
-            vm.prank(validators[3]);
-            court.vote(judged.leaf, votes == 3);
-        }
-        uint256 before = _othersStake(judged.worker);
-        court.close(_proofOf(judged));
-        _checkOthers(judged.worker, before);
-        IDisputeCourt.Case memory closed = court.caseOf(judged.leaf);
-        if (closed.overturned && judged.executed && judged.recorded == FRAUD) judged.restored = true;
-        ++reached[closed.overturned ? bytes32("overturn") : bytes32("uphold")];
-        if (judged.restored) ++reached["restore"];
-        if (!closed.overturned && closed.votesToUphold > 0) burned += closed.bond;
-    }
-
-    function claim(uint256 which) external {
-        if (_judged.length == 0) return;
-        Judged storage judged = _judged[which % _judged.length];
-        bytes32 slot = keccak256(abi.encode(judged.worker, judged.step, judged.index));
-        IContributionLedger.OutcomeProof[] memory outcomes = new IContributionLedger.OutcomeProof[](1);
-        outcomes[0] = _proofOf(judged);
-        uint8 verdict = court.effectiveVerdict(judged.leaf, judged.recorded);
-        bool isFinal = ledger.isFinal(judged.batchId, judged.leaf);
-        // Claims what may not be paid, too: it must fail.
-        try escrow.claim(outcomes) returns (uint256 amount) {
-            paidByHand += amount;
-            judged.paid = true;
-            ++reached["claim"];
-            if (++timesPaid[slot] > 1) ++slotsPaidTwice;
-            if (verdict != ACCEPTED) ++paidNotAccepted;
-            if (!isFinal) ++paidNotFinal;
+    /// @dev A worker submits by itself; nobody who is not active can.
+    function submitDirect(uint256 who) external recorded {
+        address worker = team[who % WORKERS];
+        uint64 batchId = ledger.batchCount() + 1;
+        IContributionLedger.Submission memory s = _submission(worker, 1000 + _directSteps[worker], 0);
+        bytes memory signature = _signSubmission(s, _nodeKeyOf(worker));
+        bool active = workers.isActive(worker);
+        vm.prank(worker);
+        try ledger.submitDirect(s, signature) {
+            _sin("submitted though not active", !active);
+            _addPiece(batchId, worker, s.step, 0, true);
+            _remember(batchId, _submissionLeaves[batchId][0], 1, s.units);
+            ++_directSteps[worker];
+            ++reached["submitDirect"];
         } catch {}
     }
 
-    /// @dev Mostly hours, so that cases can be voted on; at times days, so that windows close and stake matures.
+    // --------------------------------------------------------------------- batches
+
+    /// @dev Commits a batch of three; some are posted at once, some later, some never.
+    function commit(uint256 seed) external recorded {
+        uint256 due = BATCH * 1000 * uint256(runs.termsOf(runId).pricePerUnit);
+        if (escrow.fundsOf(runId).available < due) {
+            if (token.balanceOf(owner) < due) return;
+            vm.prank(owner);
+            escrow.fund(runId, due);
+        }
+        uint64 batchId = ledger.batchCount() + 1;
+        for (uint256 i = 0; i < BATCH; ++i) {
+            uint256 word = uint256(keccak256(abi.encode(seed, i)));
+            _addPiece(batchId, team[word % WORKERS], uint32(1 + (word >> 8) % 3), uint32((word >> 16) % 4), false);
+        }
+        _commitRoot(_root(_submissionLeaves[batchId]), BATCH, BATCH * 1000);
+        if (seed % 4 != 0) _postBatch(batchId, seed);
+    }
+
+    function post(uint256 which, uint256 seed) external recorded {
+        if (_pieces.length == 0) return;
+        uint64 batchId = _pick(which).batchId;
+        if (!_isPosted(batchId) && !_isOverdue(batchId)) _postBatch(batchId, seed);
+    }
+
+    /// @dev One verdict of four is fraud, exact or not.
+    function _postBatch(uint64 batchId, uint256 seed) private {
+        bytes[] storage records = _records[batchId];
+        for (uint256 i = 0; i < records.length; ++i) {
+            uint256 word = uint256(keccak256(abi.encode(seed, "verdict", i)));
+            records[i] = _judgedAs(batchId, i, word);
+        }
+        _post(batchId, records, QUORUM);
+    }
+
+    function _judgedAs(uint64 batchId, uint256 position, uint256 word) private view returns (bytes memory) {
+        Piece storage piece = _pieceAt(batchId, position);
+        uint8 verdict = word % 4 == 0 ? FRAUD : uint8(ACCEPTED + (word >> 8) % 3);
+        IContributionLedger.Outcome memory outcome = _outcome(piece.worker, piece.step, piece.index, verdict);
+        if (verdict == FRAUD && (word >> 16) % 2 == 0) outcome.reason = 30;
+        return _pack(outcome);
+    }
+
+    function _pieceAt(uint64 batchId, uint256 position) private view returns (Piece storage) {
+        for (uint256 i = _pieces.length; i > 0; --i) {
+            if (_pieces[i - 1].batchId == batchId && _pieces[i - 1].position == position) return _pieces[i - 1];
+        }
+        revert("no such piece");
+    }
+
+    // ----------------------------------------------------------------------- fraud
+
+    function executeFraud(uint256 which) external recorded {
+        if (_pieces.length == 0) return;
+        Piece storage piece = _pick(which);
+        if (!_isJudged(piece)) return;
+        IContributionLedger.Standing memory standing = _standingOf(piece);
+        bool possible = standing.verdict == FRAUD && _escrowStatus(standing.offence) == IStakeVault.EscrowStatus.None;
+        uint256 before = _othersStake(piece.worker);
+        (uint256 active, uint256 unbonding) = _stake(piece.worker);
+        IContributionLedger.Submission memory s = _submission(piece.worker, piece.step, piece.index);
+        try ledger.executeFraud(_proofOf(piece), s, _signSubmission(s, _nodeKeyOf(piece.worker))) returns (
+            uint256 amount
+        ) {
+            _sin("slashed what is no fraud, or twice", !possible);
+            _sin("slashed more than there is", amount > active + unbonding);
+            ++reached["executeFraud"];
+        } catch {
+            _sin("could not execute a fraud", possible);
+        }
+        _sin("touched another's stake", _othersStake(piece.worker) != before);
+    }
+
+    function finaliseFraud(uint256 which) external recorded {
+        if (_pieces.length == 0) return;
+        Piece storage piece = _pick(which);
+        if (!_isJudged(piece)) return;
+        IContributionLedger.Standing memory standing = _standingOf(piece);
+        bool possible = standing.verdict == FRAUD && standing.isFinal
+            && _escrowStatus(standing.offence) == IStakeVault.EscrowStatus.Held;
+        try ledger.finaliseFraud(_proofOf(piece)) {
+            _sin("released an escrow before the time", !possible);
+            ++reached["finaliseFraud"];
+        } catch {
+            _sin("could not finalise a fraud", possible);
+        }
+    }
+
+    // ----------------------------------------------------------------------- cases
+
+    function challenge(uint256 which, uint8 claimed) external recorded {
+        if (_pieces.length == 0) return;
+        Piece storage piece = _pick(which);
+        if (!_isJudged(piece) || token.balanceOf(challenger) < CHALLENGE_BOND) return;
+        IContributionLedger.Standing memory standing = _standingOf(piece);
+        claimed = uint8(bound(claimed, ACCEPTED, FRAUD));
+        if (claimed == standing.outcome.verdict || block.timestamp >= standing.closesAt) return;
+        if (court.challengerOf(standing.leaf) != address(0)) return;
+        IContributionLedger.OutcomeProof memory outcome = _proofOf(piece);
+        vm.prank(challenger);
+        court.challenge(outcome, claimed);
+        ++reached["challenge"];
+    }
+
+    /// @dev Draws where that is still possible, lets jurors vote as `votes` says, and closes at the end of their time:
+    ///      a case always ends.
+    function hear(uint256 which, uint256 votes) external recorded {
+        if (replica.caseCount() == 0) return;
+        bytes32 leaf = replica.leaves(which % replica.caseCount());
+        IDisputeCourt.Case memory heard = court.caseOf(leaf);
+        if (heard.status != IDisputeCourt.CaseStatus.Open) return;
+        IContributionLedger.OutcomeProof memory outcome = _proofOf(_pieceOf(leaf, heard.batchId));
+        if (block.timestamp < heard.openedAt + COMMIT_TIME) _vote(leaf, outcome, votes);
+        if (block.timestamp < heard.openedAt + JURY_TIME) vm.warp(heard.openedAt + JURY_TIME);
+        court.close(outcome);
+        heard = court.caseOf(leaf);
+        ++reached[heard.status == IDisputeCourt.CaseStatus.Overturned ? bytes32("overturn") : bytes32("uphold")];
+    }
+
+    function _pieceOf(bytes32 leaf, uint64 batchId) private view returns (Piece storage) {
+        for (uint256 i = 0; i < _pieces.length; ++i) {
+            if (_pieces[i].batchId == batchId && _standingOf(_pieces[i]).leaf == leaf) return _pieces[i];
+        }
+        revert("no such case");
+    }
+
+    function _vote(bytes32 leaf, IContributionLedger.OutcomeProof memory outcome, uint256 votes) private {
+        if (court.caseOf(leaf).jury == 0) {
+            vm.roll(court.caseOf(leaf).drawBlock + 1);
+            court.drawJury(outcome);
+        }
+        uint256 jury = court.caseOf(leaf).jury;
+        for (uint256 i = 0; i < 5; ++i) {
+            uint256 vote = (votes >> (2 * i)) & 3;
+            if (jury & (1 << i) == 0 || vote == 0) continue;
+            vm.prank(validators[i]);
+            court.commitVote(leaf, keccak256(abi.encode(leaf, validators[i], vote == 3, RESULT, SALT)));
+        }
+        vm.warp(court.caseOf(leaf).openedAt + COMMIT_TIME);
+        for (uint256 i = 0; i < 5; ++i) {
+            uint256 vote = (votes >> (2 * i)) & 3;
+            if (jury & (1 << i) == 0 || vote < 2) continue;
+            vm.prank(validators[i]);
+            court.revealVote(leaf, vote == 3, RESULT, SALT);
+        }
+    }
+
+    /// @dev Punishes a juror or a signer of a closed case, if that fault was committed and is unpunished.
+    function punish(uint256 which, uint256 who) external recorded {
+        if (replica.caseCount() == 0) return;
+        bytes32 leaf = replica.leaves(which % replica.caseCount());
+        IDisputeCourt.Case memory closed = court.caseOf(leaf);
+        if (closed.status < IDisputeCourt.CaseStatus.Upheld) return;
+        address validator = validators[who % 5];
+        uint256 before = _othersStake(validator);
+        uint256 bit = runs.seatBitOf(runId, validator);
+        bool absent = closed.jury & bit != 0 && court.commitmentOf(leaf, validator) != bytes32(uint256(1));
+        bool signed = closed.status == IDisputeCourt.CaseStatus.Overturned && batches[closed.batchId].signers & bit != 0;
+        if (absent && !_isPunished(IFaultCourt.Fault.AbsentJuror, leaf, validator)) {
+            faults.slashAbsentJuror(leaf, validator);
+            ++reached["slashAbsentJuror"];
+        }
+        if (signed && !_isPunished(IFaultCourt.Fault.WrongVerdict, leaf, validator)) {
+            faults.slashSigner(_proofOf(_pieceOf(leaf, closed.batchId)), validator);
+            ++reached["slashSigner"];
+        }
+        _sin("touched another's stake", _othersStake(validator) != before);
+    }
+
+    function slashOverdue(uint256 which, uint256 who) external recorded {
+        if (_pieces.length == 0) return;
+        Piece storage piece = _pick(which);
+        address validator = validators[who % 5];
+        bytes32 subject = bytes32(uint256(piece.batchId));
+        if (!_isOverdue(piece.batchId)) return;
+        if (_isPunished(IFaultCourt.Fault.MissedDeadline, subject, validator)) return;
+        faults.slashOverdue(batches[piece.batchId], validator);
+        ++reached["slashOverdue"];
+    }
+
+    function _isPunished(IFaultCourt.Fault fault, bytes32 subject, address validator) private view returns (bool) {
+        bytes32 offence = keccak256(abi.encode(fault, subject, validator));
+        return _escrowStatus(offence) != IStakeVault.EscrowStatus.None;
+    }
+
+    // ----------------------------------------------------------------------- money
+
+    /// @dev Claims what may not be paid, too: it must fail then, and only then.
+    function claim(uint256 which) external recorded {
+        if (_pieces.length == 0) return;
+        Piece storage piece = _pick(which);
+        bytes32 slot = keccak256(abi.encode(piece.worker, piece.step, piece.index));
+        bool payable_ = false;
+        if (_isJudged(piece)) {
+            IContributionLedger.Standing memory standing = _standingOf(piece);
+            payable_ = standing.isFinal && standing.verdict == ACCEPTED;
+        }
+        try escrow.claim(_claimsOf(piece)) returns (uint256 amount) {
+            _sin("paid what is not final or not accepted", !payable_);
+            _sin("paid more than promised", amount != 1000 * uint256(batches[piece.batchId].pricePerUnit));
+            _sin("paid a slot twice", ++_timesPaid[slot] > 1);
+            ++reached["claim"];
+        } catch {
+            _sin("refused what is due", payable_ && _timesPaid[slot] == 0);
+        }
+    }
+
+    function recover(uint256 which) external recorded {
+        if (_pieces.length == 0) return;
+        Piece storage piece = _pick(which);
+        bool possible = false;
+        if (_isPosted(piece.batchId)) {
+            IContributionLedger.Standing memory standing = _standingOf(piece);
+            possible = standing.isFinal && standing.verdict != ACCEPTED;
+        }
+        try escrow.recover(_claimsOf(piece)) {
+            _sin("recovered what is not final or accepted", !possible);
+            ++reached["recover"];
+        } catch {}
+    }
+
+    function changeTerms(uint256 seed) external recorded {
+        (, uint256 effectiveAt) = runs.proposedChange(runId);
+        if (effectiveAt != 0 && block.timestamp >= effectiveAt) {
+            runs.applyChange(runId);
+            ++reached["applyChange"];
+        } else if (effectiveAt == 0) {
+            IRunRegistry.Terms memory terms = runs.termsOf(runId);
+            terms.pricePerUnit = uint88(bound(seed, PRICE / 2, PRICE));
+            terms.fraudPpm = uint32(bound(seed >> 8, 0, EXACT_FRAUD_PPM));
+            if (terms.pricePerUnit < runs.termsOf(runId).pricePerUnit / 2) return;
+            vm.prank(owner);
+            runs.proposeChange(runId, terms);
+        }
+    }
+
+    function publish() external recorded {
+        (uint32 version,) = runs.latestVersion(runId);
+        vm.prank(trainer);
+        runs.publishCheckpoint(runId, version + 1, keccak256("manifest"));
+    }
+
+    /// @dev Mostly hours, so that cases can be heard; at times days, so that windows close and stake matures.
     function pass(uint256 time) external {
-        vm.warp(block.timestamp + bound(time >> 3, 1, time % 8 == 0 ? 5 days : 6 hours));
+        vm.warp(block.timestamp + bound(time >> 3, 1, time % 8 == 0 ? 8 days : 6 hours));
         vm.roll(block.number + 10);
-    }
-
-    // --------------------------------------------------------------------- books
-
-    /// @dev Fingerprint of the stakes of everybody but `concerned`.
-    function _othersStake(address concerned) private view returns (uint256 fingerprint) {
-        for (uint256 i = 0; i < WORKERS + 4; ++i) {
-            address account = i < WORKERS ? team[i] : validators[i - WORKERS];
-            if (account == concerned) continue;
-            (uint256 active, uint256 unbonding) = _stake(account);
-            fingerprint = uint256(keccak256(abi.encode(fingerprint, active, unbonding)));
-        }
-    }
-
-    function _checkOthers(address concerned, uint256 before) private {
-        if (_othersStake(concerned) != before) ++otherStakesChanged;
-    }
-
-    /// @dev An outcome; three times of four one of the latest three, on which most can still happen.
-    function _pick(uint256 which) private view returns (Judged storage) {
-        uint256 count = _judged.length;
-        if (which % 4 == 0 || count < 3) return _judged[(which >> 2) % count];
-        return _judged[count - 1 - (which >> 2) % 3];
-    }
-
-    function _nodeKeyOf(address worker) private view returns (uint256) {
-        for (uint256 i = 0; i < WORKERS; ++i) {
-            if (team[i] == worker) return _nodeKeys[i];
-        }
-        revert("not of the team");
-    }
-
-    function _proofOf(Judged storage judged) private view returns (IContributionLedger.OutcomeProof memory) {
-        return _prove(judged.batchId, _records[judged.batchId], judged.position);
-    }
-
-    /// @notice Returns the sums over everybody who can hold stake.
-    function sumOfStakes() external view returns (uint256 active, uint256 unbonding) {
-        for (uint256 i = 0; i < WORKERS + 4; ++i) {
-            (uint256 a, uint256 u) = _stake(i < WORKERS ? team[i] : validators[i - WORKERS]);
-            active += a;
-            unbonding += u;
-        }
-    }
-
-    /// @notice Returns the sum of escrows of all offences.
-    function sumOfEscrows() external view returns (uint256 sum) {
-        for (uint256 i = 0; i < _judged.length; ++i) {
-            sum += vault.escrowOf(_judged[i].leaf).amount;
-        }
-    }
-
-    /// @notice Returns the bonds of open cases.
-    function sumOfBonds() external view returns (uint256 sum) {
-        for (uint256 i = 0; i < _judged.length; ++i) {
-            if (court.isOpen(_judged[i].leaf)) sum += CHALLENGE_BOND;
-        }
-    }
-
-    /// @notice Returns how many fraud verdicts that stand belong to a worker that is not banned, and how many workers
-    ///         are banned though none stands.
-    function wrongBans() external view returns (uint256 wrong) {
-        for (uint256 w = 0; w < WORKERS; ++w) {
-            bool standing;
-            for (uint256 i = 0; i < _judged.length; ++i) {
-                if (_judged[i].worker == team[w] && _judged[i].executed && !_judged[i].restored) standing = true;
-            }
-            if (standing != (_status(team[w]) == IWorkerRegistry.Status.Banned)) ++wrong;
-        }
-    }
-
-    /// @notice Returns how many active workers hold less than the requirement.
-    function activeBelowRequirement() external view returns (uint256 wrong) {
-        for (uint256 i = 0; i < WORKERS; ++i) {
-            if (workers.isActive(team[i]) && vault.activeStake(team[i]) < REQUIRED_STAKE) ++wrong;
-        }
-    }
-
-    /// @notice Returns how many settled offences were also given back.
-    function settledAndRestored() external view returns (uint256 wrong) {
-        for (uint256 i = 0; i < _judged.length; ++i) {
-            if (_judged[i].settled && _judged[i].restored) ++wrong;
-        }
-    }
-
-    /// @notice Returns the network the handler lives in.
-    function network() external view returns (address, address, address, address, uint64) {
-        return (address(token), address(vault), address(escrow), address(court), runId);
     }
 }
