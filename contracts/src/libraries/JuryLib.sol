@@ -9,6 +9,9 @@ library JuryLib {
     /// @dev Bits after the point of a delay.
     uint256 private constant FRACTION_BITS = 32;
 
+    /// @dev The delay of the least number there is.
+    uint256 private constant LONGEST_DELAY = 128 * 2 ** FRACTION_BITS;
+
     /// @dev Returns up to `size` different places in the order of `delay / weight`, the least first. Places of weight
     ///      zero are never drawn, equal quotients go to the lower place. Assumes weights below 2^128.
     ///      This is drawing one after the other with probability proportional to the weight among those left
@@ -46,7 +49,7 @@ library JuryLib {
             y >>= bit;
             log = (log << 1) | bit;
         }
-        return (128 << FRACTION_BITS) - log;
+        return LONGEST_DELAY - log;
     }
 
     /// @dev Returns the place with the least delay by weight, and takes its weight away. Assumes that one has weight.
