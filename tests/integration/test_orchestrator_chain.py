@@ -17,7 +17,7 @@ from orchestrator_network import (
 )
 
 from muster.api import OrchestratorApi
-from muster.chain import ChainView, EventReader, WorkerStatus, apply_poll
+from muster.chain import ChainView, EventReader, SlashState, WorkerStatus, apply_poll
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.messages import Reason, Verdict
