@@ -98,8 +98,10 @@ class Worker:
     jailed_until: int = 0
     before: int = NONE
     """Status at the first conviction that stands."""
-    convictions: list[tuple[Name, bool]] = field(default_factory=list)
-    """Offences that stand, and whether each is exact."""
+    convictions: list[Name] = field(default_factory=list)
+    """Offences that stand."""
+    exact: int = 0
+    """How many of them count as exact."""
 
 
 class Terms(NamedTuple):
@@ -394,7 +396,8 @@ class Parties:
         priors = len(worker.convictions)
         if not priors:
             worker.before = worker.status
-        worker.convictions.append((offence, exact))
+        worker.convictions.append(offence)
+        worker.exact += exact
         if exact or priors:
             worker.status = BANNED
             self.emit("WorkerBanned", worker=name, offence=offence)
@@ -402,9 +405,11 @@ class Parties:
             self._jail(name, offence)
         return priors
 
-    def _acquit(self, name: str, offence: Name) -> None:
+    def _acquit(self, name: str, offence: Name, exact: bool) -> None:
+        """`exact` by the outcome that was overturned: another one may have convicted."""
         worker = self.workers[name]
-        worker.convictions = [c for c in worker.convictions if c[0] != offence]
+        worker.convictions.remove(offence)
+        worker.exact = min(max(worker.exact - exact, 0), len(worker.convictions))
         if worker.status in (BANNED, JAILED):
             worker.status = self._status_by_convictions(worker)
         if worker.status == ACTIVE and self.stakes[name].active < self.fixed.required_stake:
@@ -415,7 +420,7 @@ class Parties:
     def _status_by_convictions(worker: Worker) -> int:
         if not worker.convictions:
             return worker.before
-        if len(worker.convictions) > 1 or worker.convictions[0][1]:
+        if len(worker.convictions) > 1 or worker.exact:
             return worker.status
         return EXITING if worker.before == EXITING else JAILED
 

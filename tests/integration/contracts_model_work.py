@@ -344,8 +344,7 @@ class Judgement(Parties):
         standing = self.standing(proof)
         self._need_fraud(proof, standing)
         self._check_evidence(proof, work, signer)
-        found = standing.record.verdict == FRAUD
-        exact = found and 30 <= standing.record.reason <= 59
+        found, exact = standing.record.verdict == FRAUD, self._is_exact(standing.record)
         priors = self._convict(work.worker, standing.offence, exact)
         terms = self.runs[proof.header.run].terms
         ppm = terms.exact_ppm if exact else min(terms.fraud_ppm * 2**priors, PPM)
@@ -360,6 +359,11 @@ class Judgement(Parties):
             position=proof.position,
             amount=amount,
         )
+
+    @staticmethod
+    def _is_exact(record: Record) -> bool:
+        """Return whether validators found what one look proves."""
+        return record.verdict == FRAUD and 30 <= record.reason <= 59
 
     @staticmethod
     def _need_fraud(proof: Proof, standing: Standing) -> None:
@@ -424,7 +428,7 @@ class Judgement(Parties):
         standing = self.standing(proof)
         leaf, case = standing.leaf, self._open_case(standing.leaf)
         need(not case.jury, "CourtJuryDrawn", leaf)
-        ends_at = case.opened_at + self.fixed.commit_time
+        ends_at = case.opened_at + self.fixed.commit_time // 2
         need(self.now < ends_at, "CourtPhaseOver", leaf, ends_at)
         need(self.block > case.draw_block, "CourtTooEarlyToDraw", leaf, case.draw_block)
         if self.block > case.draw_block + 256:
@@ -508,7 +512,7 @@ class Judgement(Parties):
             self._hold(worker, self.now + self.fixed.challenge_window)
         elif escrow and escrow.status == HELD:
             self._restore(standing.offence)
-            self._acquit(worker, standing.offence)
+            self._acquit(worker, standing.offence, self._is_exact(standing.record))
 
     # ---------------------------------------------------------------------- money
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
 from pathlib import Path
@@ -38,11 +39,11 @@ def _load(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-async def gas() -> dict[str, int]:
-    measured: dict[str, int] = await _load("gas_network").measure()
+def gas() -> dict[str, int]:
+    measured: dict[str, int] = asyncio.run(_load("gas_network").measure())
     return measured
 
 
-async def test_operations_cost_no_more_than_their_goals(gas: dict[str, int]) -> None:
+def test_operations_cost_no_more_than_their_goals(gas: dict[str, int]) -> None:
     dear = {name: gas[name] for name, limit in LIMITS.items() if gas[name] > limit}
     assert dear == {}
