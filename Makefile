@@ -1,4 +1,4 @@
-# `make setup check fmt test test-all demo clean`: every verb works on a fresh clone.
+# `make setup check fmt test test-all demo bench clean`: every verb works on a fresh clone.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,9 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup check fmt test test-all demo clean
+BENCHES := toploc
+
+.PHONY: setup check fmt test test-all demo bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -53,6 +55,18 @@ test-all: setup
 
 demo: setup
 	$(BIN)/muster demo $(ARGS)
+
+bench: $(BENCHES:%=bench-%)
+
+bench-toploc: setup benchmarks/.envs/toploc/.installed
+	$(BIN)/python benchmarks/toploc.py
+
+# The reference's wheel is linked to an old torch, so it is built here, against the one of this project.
+benchmarks/.envs/toploc/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy setuptools wheel ninja
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-binary toploc toploc==0.1.6
+	@touch $@
 
 clean:
 	rm -rf out cache runs .mypy_cache .ruff_cache .pytest_cache

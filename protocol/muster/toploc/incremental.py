@@ -18,18 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.protocol.errors import ProofError
-from muster.toploc.chunks import Patterns
+from muster.toploc.chunks import to_patterns
 from muster.toploc.proofs import build_proofs_many
 
 _WAITING_ELEMENTS = 1 << 25
 """Entries of finished chunks that may wait for the thread: 64 MiB of patterns."""
 
 
+Rows = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
+"""bfloat16 patterns, or floats that the thread rounds to bfloat16."""
+
+
 class _Job(NamedTuple):
     """Chunks of equally many rows."""
 
     slots: list[int]
-    chunks_RCH: Patterns
+    chunks_RCH: Rows
 
 
 class IncrementalBuilder:
@@ -39,10 +43,10 @@ class IncrementalBuilder:
     the context ends the thread; what was not taken is dropped.
     """
 
-    def __init__(self, hidden_size: int, *, chunk_tokens: int = 32, topk: int = 128) -> None:
+    def __init__(self, *, chunk_tokens: int = 32, topk: int = 128) -> None:
         self._chunk_tokens = chunk_tokens
         self._topk = topk
-        self._rows_SCH = np.empty((0, chunk_tokens, hidden_size), np.uint16)
+        self._rows_SCH: Rows = np.empty((0, chunk_tokens, 0), np.uint16)
         self._filled_S = np.zeros(0, np.int64)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._changed = threading.Condition()
@@ -66,15 +70,23 @@ class IncrementalBuilder:
     ) -> None:
         self.close()
 
-    def add(self, slots_R: npt.NDArray[np.int64], rows_RH: Patterns) -> None:
-        """Take one more row of each of some distinct slots.
+    def add(self, slots_R: npt.NDArray[np.int64], rows_RH: Rows) -> None:
+        """Take one more row of each of some distinct slots, of one width and type for all time.
 
         Waits while too many chunks wait. Raises ProofError when a chunk could not be proven.
         """
-        self._grow(int(slots_R.max(initial=-1)) + 1)
-        self._rows_SCH[slots_R, self._filled_S[slots_R]] = rows_RH
-        self._filled_S[slots_R] += 1
-        self._hand_over(slots_R[self._filled_S[slots_R] == self._chunk_tokens])
+        # As few calls as can be: one row's step costs little more than their overhead.
+        try:
+            filled_R = self._filled_S[slots_R]
+        except IndexError:
+            self._grow(int(slots_R.max()) + 1, rows_RH)
+            filled_R = self._filled_S[slots_R]
+        self._rows_SCH[slots_R, filled_R] = rows_RH
+        filled_R += 1
+        self._filled_S[slots_R] = filled_R
+        is_full_R = filled_R == self._chunk_tokens
+        if is_full_R.any():
+            self._hand_over(slots_R[is_full_R])
 
     def end(self, slots_R: npt.NDArray[np.int64]) -> None:
         """Take note that samples are complete: their last chunk is proven, however short."""
@@ -100,19 +112,19 @@ class IncrementalBuilder:
         self._jobs.put(None)
         self._thread.join()
 
-    def _grow(self, slots: int) -> None:
-        more = slots - len(self._filled_S)
-        if more > 0:
-            # Doubled, so that slots that come one by one do not copy everything each time.
-            more = max(more, len(self._filled_S))
-            fresh = np.empty((more, *self._rows_SCH.shape[1:]), np.uint16)
-            self._rows_SCH = np.concatenate([self._rows_SCH, fresh])
-            self._filled_S = np.concatenate([self._filled_S, np.zeros(more, np.int64)])
+    def _grow(self, slots: int, rows_RH: Rows) -> None:
+        # At least doubled: slots that come one by one must not copy everything each time.
+        used = len(self._filled_S)
+        self._filled_S = np.concatenate(
+            [self._filled_S, np.zeros(max(slots - used, used), np.int64)]
+        )
+        shape = (len(self._filled_S), self._chunk_tokens, rows_RH.shape[1])
+        kept, self._rows_SCH = self._rows_SCH[:used], np.empty(shape, rows_RH.dtype)
+        if used:
+            self._rows_SCH[:used] = kept
 
     def _hand_over(self, slots_R: npt.NDArray[np.int64]) -> None:
         """Queue the chunks of slots that hold equally many rows."""
-        if not len(slots_R):
-            return
         rows = int(self._filled_S[slots_R[0]])
         job = _Job(slots_R.tolist(), self._rows_SCH[slots_R, :rows])
         self._filled_S[slots_R] = 0
@@ -137,8 +149,9 @@ class IncrementalBuilder:
             if self._is_closed:
                 continue
             try:
+                chunks_RCH = to_patterns(job.chunks_RCH)
                 built = build_proofs_many(
-                    list(job.chunks_RCH), chunk_tokens=self._chunk_tokens, topk=self._topk
+                    list(chunks_RCH), chunk_tokens=self._chunk_tokens, topk=self._topk
                 )
             except Exception as error:  # Whatever it is, the caller's thread raises it.
                 with self._changed:
