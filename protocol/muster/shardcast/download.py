@@ -7,20 +7,20 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import VerifyingSink
-from muster.shardcast.http_client import Connection, HttpClient
+from muster.shardcast.http_client import SILENCE_S, Connection, HttpClient
 from muster.shardcast.manifest import MAX_MANIFEST_BYTES
+from muster.shardcast.receive import receive_body
 from muster.shardcast.store import SIGNATURE_BYTES
 
-BLOCK_BYTES = 1 << 20
-"""Received bytes that are hashed and written together; two such buffers per chunk under way."""
 INLINE_BYTES = 256 << 10
-"""Chunks up to this size are hashed and written without a thread."""
+"""Chunks up to this size are received without a thread."""
 MAX_VERSIONS = 64
 """Versions read from one listing."""
 _MAX_LISTING_BYTES = 64 << 10
@@ -47,18 +47,17 @@ class Fault(Enum):
 
 
 class ShardClient:
-    """Asks relays; connections and buffers are reused between requests."""
+    """Asks relays; connections are reused between requests."""
 
-    def __init__(self, *, token: str | None = None) -> None:
+    def __init__(self, *, token: str | None = None, parallel: int = 4) -> None:
+        """`parallel` is how many chunks it can receive at the same time."""
         self._http = HttpClient({"Authorization": f"Bearer {token}"} if token else {})
-        # One thread: chunks of one file would only wait for each other's writes.
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="shards")
-        self._buffers: list[tuple[memoryview, memoryview]] = []
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="chunk")
 
     def close(self) -> None:
         """Close every connection."""
         self._http.close()
-        self._disk.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
     async def versions(
         self, url: str, run_id: RunId, *, after: int = -1, wait_s: int = 0
@@ -106,28 +105,28 @@ class ShardClient:
         return None
 
     async def _receive(self, connection: Connection, sink: VerifyingSink) -> None:
-        """Receive one block while the one before is hashed and written."""
-        if sink.size <= INLINE_BYTES:
-            block = memoryview(bytearray(sink.size))
-            await connection.read_into(block)
-            sink.write([block])
+        """Receive the body in a thread, which also hashes and writes it."""
+        taken = connection.take_over() if sink.size > INLINE_BYTES else None
+        if taken is None:
+            await self._receive_here(connection, sink)
             return
-        buffers = self._buffers.pop() if self._buffers else _new_buffers()
-        writing: asyncio.Future[None] | None = None
+        receiving = asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(receive_body, *taken, sink, silence_s=SILENCE_S)
+        )
         try:
-            for i, start in enumerate(range(0, sink.size, BLOCK_BYTES)):
-                block = buffers[i % 2][: sink.size - start]
-                await connection.read_into(block)
-                if writing is not None:
-                    await asyncio.shield(writing)
-                loop = asyncio.get_running_loop()
-                writing = loop.run_in_executor(self._disk, sink.write, [block])
-        finally:
-            if writing is not None:
-                await finished(writing)
-        if writing is not None:
-            writing.result()
-        self._buffers.append(buffers)
+            await asyncio.shield(receiving)
+        except asyncio.CancelledError:
+            connection.interrupt()
+            await finished(receiving)
+            raise
+
+    async def _receive_here(self, connection: Connection, sink: VerifyingSink) -> None:
+        """Receive in the event loop: what is small, or encrypted."""
+        block = memoryview(bytearray(min(INLINE_BYTES, sink.size)))
+        for start in range(0, sink.size, INLINE_BYTES):
+            part = block[: sink.size - start]
+            await connection.read_into(part)
+            sink.write([part])
 
     async def _read(self, url: str, max_bytes: int) -> bytes | Fault:
         try:
@@ -161,10 +160,6 @@ async def finished(future: asyncio.Future[R]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
-
-
-def _new_buffers() -> tuple[memoryview, memoryview]:
-    return memoryview(bytearray(BLOCK_BYTES)), memoryview(bytearray(BLOCK_BYTES))
 
 
 async def _refused(status: int, length: int, connection: Connection) -> Fault:

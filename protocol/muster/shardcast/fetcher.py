@@ -70,7 +70,7 @@ class Fetcher:
         self._attempts = attempts
         self._wait_s = wait_s
         self._rng = rng or SystemRandom()
-        self._client = ShardClient(token=token)
+        self._client = ShardClient(token=token, parallel=parallel)
         self._book = SourceBook(relays, rng=self._rng)
         self._locks: dict[Path, asyncio.Lock] = {}
         self._verified: dict[Path, Hash32] = {}

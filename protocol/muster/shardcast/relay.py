@@ -103,7 +103,7 @@ class Relay:
         self._parallel = parallel
         self._attempts = attempts
         self._rng = rng or SystemRandom()
-        self._client = ShardClient(token=token)
+        self._client = ShardClient(token=token, parallel=parallel)
         self._book = SourceBook(upstreams, rng=self._rng)
         self._announced: dict[str, list[PolicyVersion]] = {}
         self._retry_at: dict[PolicyVersion, float] = {}
