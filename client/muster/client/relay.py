@@ -17,8 +17,7 @@ from muster.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from muster.chain import Chain
-    from muster.shardcast import ShardServer
-    from muster.shardcast.relay import Trust
+    from muster.shardcast import ShardServer, Trust
 
 NO_ROOT = bytes(32)
 """What the chain holds for a version that was never published."""

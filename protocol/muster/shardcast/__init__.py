@@ -7,9 +7,10 @@ from muster.shardcast.digests import file_digest, state_hash
 from muster.shardcast.fetcher import Fetcher
 from muster.shardcast.limits import ServerLimits
 from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
-from muster.shardcast.relay import Relay, TrustedRoot
+from muster.shardcast.relay import Relay
 from muster.shardcast.server import ShardServer
 from muster.shardcast.store import ChunkStore
+from muster.shardcast.trust import Trust, TrustedRoot
 
 __all__ = [
     "ChunkSpan",
@@ -20,6 +21,7 @@ __all__ = [
     "Relay",
     "ServerLimits",
     "ShardServer",
+    "Trust",
     "TrustedRoot",
     "file_digest",
     "state_hash",

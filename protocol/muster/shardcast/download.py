@@ -11,13 +11,14 @@ from functools import partial
 from typing import TypeVar
 
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import EncodingError, StorageError
+from muster.protocol.errors import EncodingError, SignatureError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import VerifyingSink
 from muster.shardcast.http_client import SILENCE_S, Connection, HttpClient
 from muster.shardcast.manifest import MAX_MANIFEST_BYTES
 from muster.shardcast.receive import receive_body
 from muster.shardcast.store import SIGNATURE_BYTES
+from muster.shardcast.trust import TrustedRoot, check_signature
 
 INLINE_BYTES = 256 << 10
 """Chunks up to this size are received without a thread."""
@@ -80,6 +81,24 @@ class ShardClient:
     async def signature(self, url: str, run_id: RunId, version: PolicyVersion) -> bytes | Fault:
         """Return what a relay gives as the trainer's signature."""
         return await self._read(f"{url}/v1/{run_id}/{version}/signature", SIGNATURE_BYTES)
+
+    async def signed_manifest(
+        self, url: str, run_id: RunId, version: PolicyVersion, trusted: TrustedRoot
+    ) -> tuple[bytes, bytes] | Fault:
+        """Return manifest and signature; LIED unless both are what `trusted` demands."""
+        data = await self._read(f"{url}/v1/{run_id}/{version}/manifest", MAX_MANIFEST_BYTES)
+        if isinstance(data, Fault):
+            return data
+        if trusted.manifest_root not in (None, keccak(data)):
+            return Fault.LIED
+        signature = await self.signature(url, run_id, version)
+        if isinstance(signature, Fault):
+            return signature
+        try:
+            check_signature(run_id, version, keccak(data), signature, trusted)
+        except SignatureError:
+            return Fault.LIED
+        return data, signature
 
     async def chunk(self, url: str, sink: VerifyingSink) -> Fault | None:
         """Stream a chunk into its sink and commit it; None when it is verified and kept.

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random, SystemRandom
@@ -26,13 +26,14 @@ from random import Random, SystemRandom
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.shardcast.chunks import storage_error, temporary_name
+from muster.shardcast.chunks import VerifyingSink, storage_error, temporary_name
 from muster.shardcast.digests import file_digest, joined_digest
 from muster.shardcast.download import Fault, ShardClient, in_thread
 from muster.shardcast.manifest import ChunkSpan, Manifest
 from muster.shardcast.part import PartFolder, PartSink, discard, group_by_digest
 from muster.shardcast.sources import SourceBook
 from muster.shardcast.transfer import Transfer, parse_published
+from muster.shardcast.trust import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ HEDGE_S = 0.05
 """A relay that has not answered within this gets company from the next one."""
 LOCK_POLL_S = 0.02
 """How often to look whether another process has finished fetching the same version."""
+
+Progress = Callable[[int, int], object]
+"""Hears how many bytes are held and verified, and of how many."""
 
 _VERSION_FOLDER = re.compile(r"v(0|[1-9][0-9]{0,9})")
 
@@ -57,12 +61,14 @@ class Fetcher:
         attempts: int = 6,
         wait_s: int = 10,
         token: str | None = None,
+        reserve: Sequence[str] = (),
         rng: Random | None = None,
     ) -> None:
         """`attempts` is how often in a row a relay may fail before a fetch gives it up; `wait_s` is
-        how long relays are asked to wait for a version that they do not have yet.
+        how long relays are asked to wait for a version that they do not have yet. `reserve` are
+        asked only when every relay has been given up: origins that allow it.
         """
-        if not relays:
+        if not relays and not reserve:
             raise ConfigError("a fetcher needs at least one relay")
         self._cache = cache
         self._keep = keep
@@ -71,7 +77,7 @@ class Fetcher:
         self._wait_s = wait_s
         self._rng = rng or SystemRandom()
         self._client = ShardClient(token=token, parallel=parallel)
-        self._book = SourceBook(relays, rng=self._rng)
+        self._book = SourceBook(relays, reserve=reserve, rng=self._rng)
         self._locks: dict[Path, asyncio.Lock] = {}
         self._verified: dict[Path, Hash32] = {}
 
@@ -85,37 +91,84 @@ class Fetcher:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def fetch(self, run_id: RunId, version: PolicyVersion, root: Hash32) -> Path:
+    async def newest(
+        self, run_id: RunId, *, after: int = -1, wait_s: int = 0
+    ) -> PolicyVersion | None:
+        """Return the newest version that any relay offers, None when none is above `after`.
+
+        Answers as soon as one relay has something newer, at most `wait_s` seconds later. A relay
+        may say anything: only `root_of` tells whether the version exists.
+        """
+        asked = [
+            asyncio.create_task(self._client.versions(url, run_id, after=after, wait_s=wait_s))
+            for url in self._book.urls
+        ]
+        try:
+            for answer in asyncio.as_completed(asked):
+                listed = await answer
+                if not isinstance(listed, Fault) and listed and listed[0] > after:
+                    return listed[0]
+            return None
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def root_of(self, run_id: RunId, version: PolicyVersion, trust: Trust) -> Hash32:
+        """Return the root of a version that `trust` believes, from whichever relay shows it.
+
+        Raises PolicyUnavailable when there is no such version or no relay shows it.
+        """
+        trusted = await trust(run_id, version)
+        if trusted is None:
+            raise PolicyUnavailable(f"run {run_id} has no version {version}")
+        if trusted.manifest_root is not None:
+            return trusted.manifest_root
+        transfer = self._transfer(run_id, version)
+        while True:
+            url = await transfer.next_source()
+            answer = await self._client.signed_manifest(url, run_id, version, trusted)
+            transfer.note(url, answer if isinstance(answer, Fault) else None)
+            if not isinstance(answer, Fault):
+                return keccak(answer[0])
+
+    async def fetch(
+        self,
+        run_id: RunId,
+        version: PolicyVersion,
+        root: Hash32,
+        *,
+        progress: Progress | None = None,
+    ) -> Path:
         """Return the folder with the version's verified files; `root` is the one on chain.
 
-        Resumes what an earlier fetch left behind, and answers at once for a version this object has
-        fetched before. Raises PolicyUnavailable when no relay delivers, StorageError when the disk
-        refuses.
+        `progress` hears after every chunk how many bytes are held, and of how many. Resumes what
+        an earlier fetch left behind, and answers at once for a version this object has fetched
+        before. Raises PolicyUnavailable when no relay delivers, StorageError when the disk refuses.
         """
         folder = self._cache / str(int(run_id)) / f"v{int(version)}"
         async with self._locks.setdefault(folder, asyncio.Lock()):
             if self._verified.get(folder) != root or not folder.is_dir():
-                await self._fetch(folder, run_id, version, root)
+                await self._fetch(folder, run_id, version, root, progress or _silent)
                 self._verified[folder] = root
         return folder
 
     async def _fetch(
-        self, folder: Path, run_id: RunId, version: PolicyVersion, root: Hash32
+        self,
+        folder: Path,
+        run_id: RunId,
+        version: PolicyVersion,
+        root: Hash32,
+        progress: Progress,
     ) -> None:
         started_s = time.monotonic()
         async with _only_process(folder):
             if await _is_intact(folder, root):
                 return
-            transfer = Transfer(
-                self._client,
-                self._book,
-                attempts=self._attempts,
-                what=f"run {run_id} version {version}",
-                rng=self._rng,
-            )
+            transfer = self._transfer(run_id, version)
             manifest = await self._fetch_manifest(transfer, run_id, version, root)
             part = PartFolder(_part_path(folder), manifest)
-            await self._fill(part, folder, transfer)
+            await self._fill(part, folder, transfer, progress)
             await _require_state(part)
             await in_thread(_install, part, folder)
             await in_thread(_drop_old, folder, self._keep)
@@ -129,17 +182,34 @@ class Fetcher:
             },
         )
 
+    def _transfer(self, run_id: RunId, version: PolicyVersion) -> Transfer:
+        return Transfer(
+            self._client,
+            self._book,
+            attempts=self._attempts,
+            what=f"run {run_id} version {version}",
+            rng=self._rng,
+        )
+
     async def _fetch_manifest(
         self, transfer: Transfer, run_id: RunId, version: PolicyVersion, root: Hash32
     ) -> Manifest:
-        data = await self._first_manifest(transfer, run_id, version, root)
-        return parse_published(data, run_id, version)
+        for urls in (self._book.relays, self._book.reserve):
+            data = await self._first_manifest(urls, transfer, run_id, version, root)
+            if data is not None:
+                return parse_published(data, run_id, version)
+        raise transfer.unavailable()
 
     async def _first_manifest(
-        self, transfer: Transfer, run_id: RunId, version: PolicyVersion, root: Hash32
-    ) -> bytes:
-        """Ask relay after relay, without waiting for the one before; the first match wins."""
-        ranked = self._book.ranked()
+        self,
+        urls: Sequence[str],
+        transfer: Transfer,
+        run_id: RunId,
+        version: PolicyVersion,
+        root: Hash32,
+    ) -> bytes | None:
+        """Ask one after the other, without waiting for the one before; the first match wins."""
+        ranked = self._book.ranked(urls)
         running: set[asyncio.Task[bytes | None]] = set()
         try:
             while ranked or running:
@@ -154,7 +224,7 @@ class Fetcher:
                 for task in done:
                     if (data := task.result()) is not None:
                         return data
-            raise transfer.unavailable()
+            return None
         finally:
             for task in running:
                 task.cancel()
@@ -176,7 +246,9 @@ class Fetcher:
                 return None
         return None
 
-    async def _fill(self, part: PartFolder, folder: Path, transfer: Transfer) -> None:
+    async def _fill(
+        self, part: PartFolder, folder: Path, transfer: Transfer, progress: Progress
+    ) -> None:
         """Bring every chunk into the part folder, from there, from neighbours, from relays."""
         held: set[ChunkSpan] = set()
         if await in_thread(part.prepare):
@@ -185,11 +257,25 @@ class Fetcher:
                 held.update(await in_thread(part.held, file, spans))
         lacking = group_by_digest(span for span in part.manifest.spans() if span not in held)
         lacking = await in_thread(_copy_from_neighbours, part, lacking, folder)
-        part.require_room(sum(len(places) * places[0].size for places in lacking))
+        left = sum(len(places) * places[0].size for places in lacking)
+        part.require_room(left)
+        total = part.manifest.total_bytes
+        progress(total - left, total)
+
+        def arrived(sink: VerifyingSink) -> None:
+            nonlocal left
+            left -= sink.size * (sink.places if isinstance(sink, PartSink) else 1)
+            progress(total - left, total)
+
         await transfer.pull_all(
             [functools.partial(PartSink, part.path, places) for places in lacking],
             parallel=self._parallel,
+            arrived=arrived,
         )
+
+
+def _silent(_held_bytes: int, _total_bytes: int) -> None:
+    """Show no progress."""
 
 
 @asynccontextmanager

@@ -25,6 +25,7 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import Region
 from muster.shardcast.limits import RequestRates, ServerLimits
 from muster.shardcast.manifest import parse_digest
+from muster.shardcast.send import Sender
 from muster.shardcast.store import ChunkStore
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class ShardServer:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._stopping = False
+        self._sender = Sender()
         self._unsubscribe = self._store.on_change(self._store_changed)
         self._runner = web.ServerRunner(
             _LimitedServer(self._handle, self._limits), shutdown_timeout=SHUTDOWN_S
@@ -112,6 +114,7 @@ class ShardServer:
         self._unsubscribe()
         self._wake()
         await runner.cleanup()
+        self._sender.close()
 
     async def __aenter__(self) -> ShardServer:
         await self.start()
@@ -266,7 +269,7 @@ class ShardServer:
             raise ConnectionResetError("the client has gone")
         try:
             async with asyncio.timeout(self._limits.send_s):
-                await self._loop.sendfile(transport, file, window.start, len(window))
+                await self._sender.send(transport, file, window)
         except TimeoutError as error:
             transport.abort()
             raise ConnectionResetError("the client reads too slowly") from error

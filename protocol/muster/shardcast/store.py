@@ -229,6 +229,8 @@ class ChunkStore:
         with self._state:
             if (run_id, version) in self._complete:
                 return True
+            if (run_id, version) in self._receiving:
+                return False
         manifest = self.manifest(run_id, version)
         if manifest is None or self.missing(manifest):
             return False
