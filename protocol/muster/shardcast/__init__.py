@@ -1,6 +1,7 @@
 """Broadcast of policy weights: manifest, chunk store, origin, relay, fetcher.
 
-Gets roots, domains and addresses as arguments: the chain's client is a sibling it does not import.
+`publish`, `Relay` and `fetch` are all that is needed to broadcast any large file. Roots, domains and
+addresses come as arguments: the chain's client is a sibling that this package does not import.
 """
 
 from muster.shardcast.digests import file_digest, state_hash
@@ -9,6 +10,7 @@ from muster.shardcast.limits import ServerLimits
 from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
 from muster.shardcast.relay import Relay
 from muster.shardcast.server import ShardServer
+from muster.shardcast.simple import fetch, publish
 from muster.shardcast.store import ChunkStore
 from muster.shardcast.trust import Trust, TrustedRoot
 
@@ -23,6 +25,8 @@ __all__ = [
     "ShardServer",
     "Trust",
     "TrustedRoot",
+    "fetch",
     "file_digest",
+    "publish",
     "state_hash",
 ]

@@ -78,6 +78,10 @@ class ShardClient:
             return Fault.LIED
         return data
 
+    async def any_manifest(self, url: str, run_id: RunId, version: PolicyVersion) -> bytes | Fault:
+        """Return what a relay gives as the manifest, true or not."""
+        return await self._read(f"{url}/v1/{run_id}/{version}/manifest", MAX_MANIFEST_BYTES)
+
     async def signature(self, url: str, run_id: RunId, version: PolicyVersion) -> bytes | Fault:
         """Return what a relay gives as the trainer's signature."""
         return await self._read(f"{url}/v1/{run_id}/{version}/signature", SIGNATURE_BYTES)
@@ -86,7 +90,7 @@ class ShardClient:
         self, url: str, run_id: RunId, version: PolicyVersion, trusted: TrustedRoot
     ) -> tuple[bytes, bytes] | Fault:
         """Return manifest and signature; LIED unless both are what `trusted` demands."""
-        data = await self._read(f"{url}/v1/{run_id}/{version}/manifest", MAX_MANIFEST_BYTES)
+        data = await self.any_manifest(url, run_id, version)
         if isinstance(data, Fault):
             return data
         if trusted.manifest_root not in (None, keccak(data)):

@@ -16,6 +16,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from random import Random, SystemRandom
+from urllib.parse import urlsplit
 
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import (
@@ -28,6 +29,7 @@ from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast.chunks import VerifyingSink
 from muster.shardcast.download import Fault, ShardClient, in_thread
 from muster.shardcast.manifest import ChunkSpan, Manifest
+from muster.shardcast.metrics import ShardMetrics
 from muster.shardcast.sources import SourceBook
 from muster.shardcast.store import ChunkStore
 from muster.shardcast.transfer import Transfer, parse_published
@@ -63,6 +65,7 @@ class Relay:
         parallel: int = 4,
         attempts: int = 6,
         token: str | None = None,
+        metrics: ShardMetrics | None = None,
         rng: Random | None = None,
     ) -> None:
         """`poll_s` is the shortest pause between two looks at an upstream or at the chain."""
@@ -77,6 +80,7 @@ class Relay:
         self._rng = rng or SystemRandom()
         self._client = ShardClient(token=token, parallel=parallel)
         self._book = SourceBook(upstreams, rng=self._rng)
+        self._metrics = metrics or ShardMetrics()
         self._announced: dict[str, list[PolicyVersion]] = {}
         self._retry_at: dict[PolicyVersion, float] = {}
         self._failures: dict[PolicyVersion, int] = {}
@@ -221,6 +225,7 @@ class Relay:
             attempts=self._attempts,
             what=f"run {self._run_id} version {version}",
             rng=self._rng,
+            noted=self._count,
         )
         manifest, signature = await self._trusted_manifest(transfer, version, trusted)
         missing = await in_thread(self._store.begin, manifest, signature)
@@ -231,6 +236,7 @@ class Relay:
             )
         finally:
             self._store.abandon(self._run_id, version)
+        self._metrics.mirrored.inc()
         logger.info(
             "version mirrored",
             extra={
@@ -241,6 +247,13 @@ class Relay:
             },
         )
         return True
+
+    def _count(self, url: str, fault: Fault | None, size: int) -> None:
+        upstream = urlsplit(url).netloc
+        if fault is None:
+            self._metrics.received_bytes.labels(upstream).inc(size)
+        else:
+            self._metrics.upstream_faults.labels(upstream, fault.value).inc()
 
     async def _ask_chain(self, version: PolicyVersion) -> TrustedRoot | None:
         async with asyncio.timeout(TRUST_TIMEOUT_S):

@@ -237,6 +237,10 @@ class ChunkStore:
         self._mark_complete((run_id, version))
         return True
 
+    def complete(self) -> list[VersionKey]:
+        """Return every version of every run that is stored whole."""
+        return [key for key in self.stored() if self.is_complete(*key)]
+
     def manifest_bytes(self, run_id: RunId, version: PolicyVersion) -> bytes | None:
         """Return a version's canonical manifest, or None."""
         return self._read(run_id, version, "manifest.json")
@@ -299,7 +303,7 @@ class ChunkStore:
     def _learn_originals(self) -> bool:
         """Index versions that this or another process published; tells whether any was new."""
         found = False
-        for key in self._stored():
+        for key in self.stored():
             folder = self._version_folder(*key) / "files"
             if not self._originals.knows(folder) and (manifest := self.manifest(*key)):
                 found = self._originals.learn(folder, manifest) or found
@@ -348,7 +352,7 @@ class ChunkStore:
                 hint="raise the relay's max_bytes",
             )
         own = (manifest.run_id, manifest.version)
-        oldest = sorted((key for key in self._stored() if key != own), key=lambda key: key[1])
+        oldest = sorted((key for key in self.stored() if key != own), key=lambda key: key[1])
         while oldest and self._needed_bytes(manifest) > self.max_bytes:
             self._discard_version(oldest.pop(0))
             self._sweep({span.digest for span in manifest.broadcast_spans()})
@@ -397,14 +401,15 @@ class ChunkStore:
 
     def _sweep(self, also_needed: set[Hash32] | None = None) -> int:
         needed = set(also_needed or ())
-        for run_id, version in self._stored():
+        for run_id, version in self.stored():
             manifest = self.manifest(run_id, version)
             needed |= {s.digest for s in manifest.broadcast_spans()} if manifest else set()
         for leftover in self._runs.glob(f"*/{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         return self.chunks.sweep(needed)
 
-    def _stored(self) -> list[VersionKey]:
+    def stored(self) -> list[VersionKey]:
+        """Return every version of every run that has a manifest, whole or not."""
         return [(run, v) for run in self._stored_runs() for v in self.stored_versions(run)]
 
     def _stored_runs(self) -> list[RunId]:

@@ -31,9 +31,19 @@ class Transfer:
     """Who may still be asked, and when."""
 
     def __init__(
-        self, client: ShardClient, book: SourceBook, *, attempts: int, what: str, rng: Random
+        self,
+        client: ShardClient,
+        book: SourceBook,
+        *,
+        attempts: int,
+        what: str,
+        rng: Random,
+        noted: Callable[[str, Fault | None, int], object] = lambda _url, _fault, _size: None,
     ) -> None:
-        """`attempts` is how often in a row a relay may fail; `what` names the version in logs."""
+        """`attempts` is how often in a row a relay may fail; `what` names the version in logs;
+        `noted` hears how asking each relay ended, and for how many verified bytes.
+        """
+        self._noted = noted
         self.client = client
         self.book = book
         self._attempts = attempts
@@ -107,6 +117,7 @@ class Transfer:
 
     def note(self, url: str, fault: Fault | None, *, size: int = 0, seconds: float = 0.0) -> None:
         """Record how asking a relay ended; None is success."""
+        self._noted(url, fault, size)
         if fault is None:
             self._failures.pop(url, None)
             self._resting.pop(url, None)
