@@ -1,7 +1,7 @@
 """Broadcast of policy weights: manifest, chunk store, origin, relay, fetcher.
 
-`publish`, `Relay` and `fetch` are all that is needed to broadcast any large file. Roots, domains and
-addresses come as arguments: the chain's client is a sibling that this package does not import.
+`publish`, `Relay` and `fetch` are all that is needed to broadcast any large file. Roots, domains
+and addresses come as arguments: the chain's client is a sibling that is not imported here.
 """
 
 from muster.shardcast.digests import file_digest, state_hash
