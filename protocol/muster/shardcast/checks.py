@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.protocol.errors import ConfigError, EncodingError
-from muster.protocol.ids import PolicyVersion, RunId
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.digests import region_digest
 from muster.shardcast.manifest import Manifest
 from muster.shardcast.store import ChunkStore
@@ -62,12 +62,18 @@ def is_store(folder: Path) -> bool:
 
 
 def check_store(store: ChunkStore) -> Iterator[Finding]:
-    """Yield what is wrong, or not, with every file of every version in a store; hashes them all."""
+    """Yield what is wrong, or not, with all that a store broadcasts; hashes everything.
+
+    A mirrored chunk that is damaged is deleted, so that the relay fetches it again.
+    """
     for run_id, version in store.stored():
         manifest = store.manifest(run_id, version)
         if manifest is None:
             yield Finding(run_id, version, "manifest.json", 1, 1)
             continue
-        for file in manifest.files:
-            damaged = sum(store.find(digest) is None for digest in file.chunks)
-            yield Finding(run_id, version, file.name, len(file.chunks), damaged)
+        digests: dict[str, list[Hash32]] = {}
+        for span in manifest.broadcast_spans():
+            digests.setdefault(span.name, []).append(span.digest)
+        for name, chunks in digests.items():
+            damaged = sum(store.find(digest) is None for digest in chunks)
+            yield Finding(run_id, version, name, len(chunks), damaged)
