@@ -33,7 +33,6 @@ from muster.shardcast.chunks import (
     sync_path,
     temporary_name,
 )
-from muster.shardcast.delta_publish import add_delta, parent_of
 from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, DELTA, ChunkSpan, Manifest
 from muster.shardcast.originals import Originals, Stamp, sync_files
 from muster.shardcast.split import Edition, split_files
@@ -117,6 +116,9 @@ class ChunkStore:
         self, manifest: Manifest, folder: Path, stamps: dict[Hash32, Stamp], anchor_every: int
     ) -> Manifest:
         """Return the manifest with a delta from the version before, if that is here and helps."""
+        # Only here: relays and most clients need no numpy, which is a fifth of their memory.
+        from muster.shardcast.delta_publish import add_delta, parent_of
+
         before = parent_of(manifest.version)
         parent = None if before is None else self.manifest(manifest.run_id, before)
         if parent is None:
