@@ -39,8 +39,8 @@ class _Job(NamedTuple):
 class IncrementalBuilder:
     """Builds the proofs of samples that are being decoded; one thread calls it, and closes it.
 
-    A request is a small integer, at least 0, of the caller's choice, free for another after `take`. Leaving the
-    context ends the thread; what was not taken is dropped.
+    A request is a small integer, at least 0, of the caller's choice, free for another after `take`.
+    Leaving the context ends the thread; what was not taken is dropped.
     """
 
     def __init__(self, *, chunk_tokens: int = 32, topk: int = 128) -> None:

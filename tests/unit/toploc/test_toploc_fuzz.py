@@ -45,7 +45,7 @@ def test_any_bytes_are_proofs_or_refused_by_name(case: tuple[Sample, bytes]) -> 
 
 
 @pytest.mark.slow
-@settings(max_examples=40_000)
+@settings(max_examples=12_000)
 @given(cases)
 def test_any_bytes_are_proofs_or_refused_by_name_for_minutes(case: tuple[Sample, bytes]) -> None:
     check(*case)
