@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,13 @@ def test_any_number_of_points_equals_numpy(compiled: Kernel, topk: int) -> None:
     proofs = compiled.build(chunks)
     assert proofs == Portable().build(chunks)
     assert compiled.verify(chunks, proofs)[0].exponent_mismatches == 0
+
+
+def test_threads_may_share_the_kernel(compiled: Kernel) -> None:
+    samples = [large_chunk(values=200, seed=seed) for seed in range(6)]
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(compiled.build, samples))
+    assert together == [compiled.build(chunks) for chunks in samples]
 
 
 @needs_compiler

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +79,11 @@ def test_exponents_that_all_differ_give_the_largest_error() -> None:
     (result,) = verify_proofs(hidden + np.uint16(0x0100), build_proofs(hidden))
     assert result.exponent_mismatches == 2
     assert result.mantissa_error_mean == result.mantissa_error_median == NO_MATCH
+
+
+def test_proofs_need_no_torch() -> None:
+    script = "import sys, muster.toploc; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_torch_and_numpy_of_any_float_type_give_the_same_proofs() -> None:
