@@ -1,7 +1,8 @@
 """Publishing a policy version: chunks in the store first, then the manifest's root on chain.
 
 Whoever reads the root finds the chunks. Repeating it is harmless, so a publication that was
-interrupted is simply made again: the same folder gives the same manifest and the same root.
+interrupted is simply made again: the same folder gives the same manifest and the same root, and a
+transaction that is on its way is waited for instead of sent twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ChainUnreachable, ContractRevert, StorageError, TransactionLost
+from muster.protocol.errors import ChainUnreachable, StorageError, TransactionLost
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, Manifest
@@ -67,11 +68,6 @@ class Publisher:
                 break
             except (ChainUnreachable, TransactionLost) as error:
                 logger.warning("cannot reach the chain", extra={"error": str(error)})
-            except ContractRevert:
-                # A transaction given up for lost may have arrived after all.
-                if not await self._is_anchored(version, root):
-                    raise
-                break
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         logger.info(
