@@ -47,6 +47,11 @@ class Chunks:
     """Entries that each chunk's proof commits to."""
 
     @property
+    def compared(self) -> npt.NDArray[np.uintp]:
+        """Entries of each chunk that are compared with its proof, see `ChunkShape.compared`."""
+        return np.minimum(self.points, np.maximum(1, self.sizes // 2))
+
+    @property
     def proof_sizes(self) -> list[int]:
         """Bytes of each chunk's proof."""
         sizes: list[int] = (2 + 2 * self.points).tolist()
