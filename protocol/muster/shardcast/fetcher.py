@@ -1,9 +1,11 @@
 """How a worker, validator or trainer gets a policy version: from any relays, trusting none.
 
  1. read the manifest whose root is on chain, from the first relay that has it
- 2. keep what an interrupted fetch or a neighbouring version already holds
- 3. pull the other chunks in parallel, each verified by its hash; blame and avoid relays that lie
- 4. check the state hash of the files on disk, then rename the folder to its final name
+ 2. where deltas from a held version or an anchor take fewer bytes, fetch the version before it in
+    the same way, then the delta, and rebuild the files; otherwise, or when that fails:
+ 3. keep what an interrupted fetch or a neighbouring version already holds
+ 4. pull the other chunks in parallel, each verified by its hash; blame and avoid relays that lie
+ 5. check the state hash of the files on disk, then rename the folder to its final name
 
 Layout of the cache: `<run>/v<version>/` with the files, `<run>/v<version>.manifest` beside it.
 Several processes may share it.
@@ -18,18 +20,25 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import Any
 
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable
+from muster.protocol.errors import ConfigError, DeltaError, EncodingError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import VerifyingSink, storage_error, temporary_name
+from muster.shardcast.delta_fetch import (
+    delta_as_file,
+    is_shorter_by_delta,
+    parent_of,
+    rebuild,
+)
 from muster.shardcast.digests import file_digest, joined_digest
 from muster.shardcast.download import Fault, ShardClient, in_thread
-from muster.shardcast.manifest import ChunkSpan, Manifest
+from muster.shardcast.manifest import DELTA, ChunkSpan, Manifest
 from muster.shardcast.part import PartFolder, PartSink, discard, group_by_digest
 from muster.shardcast.sources import SourceBook
 from muster.shardcast.transfer import Transfer, parse_published
@@ -37,6 +46,8 @@ from muster.shardcast.trust import Trust
 
 logger = logging.getLogger(__name__)
 
+MAX_PARENTS = 16
+"""Manifests of versions that deltas start from, remembered by root."""
 HEDGE_S = 0.05
 """A relay that has not answered within this gets company from the next one."""
 LOCK_POLL_S = 0.02
@@ -80,6 +91,7 @@ class Fetcher:
         self._book = SourceBook(relays, reserve=reserve, rng=self._rng)
         self._locks: dict[Path, asyncio.Lock] = {}
         self._verified: dict[Path, Hash32] = {}
+        self._parents: dict[Hash32, Manifest] = {}
 
     async def close(self) -> None:
         """Close connections; the cache stays."""
@@ -166,10 +178,13 @@ class Fetcher:
             if await _is_intact(folder, root):
                 return
             transfer = self._transfer(run_id, version)
-            manifest = await self._fetch_manifest(transfer, run_id, version, root)
+            manifest = await self._fetch_manifest(
+                transfer, run_id, version, root, wait_s=self._wait_s
+            )
             part = PartFolder(_part_path(folder), manifest)
-            await self._fill(part, folder, transfer, progress)
-            await _require_state(part)
+            if not await self._rebuild(part, folder, progress):
+                await self._fill(part, folder, transfer, progress)
+                await _require_state(part)
             await in_thread(_install, part, folder)
             await in_thread(_drop_old, folder, self._keep)
         logger.info(
@@ -182,6 +197,53 @@ class Fetcher:
             },
         )
 
+    async def _rebuild(self, part: PartFolder, folder: Path, progress: Progress) -> bool:
+        """Make the files from the version before, where that takes fewer bytes.
+
+        False when the files have to be fetched: they take fewer, or the other way failed.
+        """
+        manifest = part.manifest
+        held = functools.partial(_holds_parent, folder)
+        if not await is_shorter_by_delta(manifest, self._parent_manifest, held):
+            return False
+        delta = PartFolder(_delta_path(folder), delta_as_file(manifest))
+        parent_folder = folder
+        try:
+            parent = await self._parent_manifest(manifest)
+            parent_folder = await self.fetch(manifest.run_id, parent.version, parent.root())
+            # One of its own: who cannot give the delta may still give the files.
+            transfer = self._transfer(manifest.run_id, manifest.version)
+            await self._fill(delta, folder, transfer, progress)
+            await in_thread(part.prepare)
+            part.require_room(manifest.total_bytes)
+            await in_thread(rebuild, manifest, part.path, delta.path, parent, parent_folder)
+        except (PolicyUnavailable, DeltaError) as error:
+            # The next fetch of the parent looks at its files again.
+            self._verified.pop(parent_folder, None)
+            logger.warning(
+                "delta was of no use",
+                extra={"policy_version": manifest.version, "cause": str(error)},
+            )
+            return False
+        finally:
+            await in_thread(discard, delta.path)
+        return True
+
+    async def _parent_manifest(self, manifest: Manifest) -> Manifest:
+        """Return the manifest of the version that a manifest's delta starts from."""
+        version, root = parent_of(manifest)
+        if root not in self._parents:
+            # A full version can do without its parent: that is not waited for.
+            wait_s = self._wait_s if manifest.kind == DELTA else 0
+            transfer = self._transfer(manifest.run_id, version)
+            found = await self._fetch_manifest(
+                transfer, manifest.run_id, version, root, wait_s=wait_s
+            )
+            while len(self._parents) >= MAX_PARENTS:
+                del self._parents[next(iter(self._parents))]
+            self._parents[root] = found
+        return self._parents[root]
+
     def _transfer(self, run_id: RunId, version: PolicyVersion) -> Transfer:
         return Transfer(
             self._client,
@@ -192,21 +254,25 @@ class Fetcher:
         )
 
     async def _fetch_manifest(
-        self, transfer: Transfer, run_id: RunId, version: PolicyVersion, root: Hash32
+        self,
+        transfer: Transfer,
+        run_id: RunId,
+        version: PolicyVersion,
+        root: Hash32,
+        *,
+        wait_s: int,
     ) -> Manifest:
+        ask = functools.partial(
+            self._ask_manifest, transfer, run_id=run_id, version=version, root=root, wait_s=wait_s
+        )
         for urls in (self._book.relays, self._book.reserve):
-            data = await self._first_manifest(urls, transfer, run_id, version, root)
+            data = await self._first_manifest(urls, ask)
             if data is not None:
                 return parse_published(data, run_id, version)
         raise transfer.unavailable()
 
     async def _first_manifest(
-        self,
-        urls: Sequence[str],
-        transfer: Transfer,
-        run_id: RunId,
-        version: PolicyVersion,
-        root: Hash32,
+        self, urls: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, bytes | None]]
     ) -> bytes | None:
         """Ask one after the other, without waiting for the one before; the first match wins."""
         ranked = self._book.ranked(urls)
@@ -214,8 +280,7 @@ class Fetcher:
         try:
             while ranked or running:
                 if ranked:
-                    ask = self._ask_manifest(transfer, ranked.pop(0), run_id, version, root)
-                    running.add(asyncio.create_task(ask))
+                    running.add(asyncio.create_task(ask(ranked.pop(0))))
                 done, running = await asyncio.wait(
                     running,
                     timeout=HEDGE_S if ranked else None,
@@ -231,13 +296,18 @@ class Fetcher:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _ask_manifest(
-        self, transfer: Transfer, url: str, run_id: RunId, version: PolicyVersion, root: Hash32
+        self,
+        transfer: Transfer,
+        url: str,
+        *,
+        run_id: RunId,
+        version: PolicyVersion,
+        root: Hash32,
+        wait_s: int,
     ) -> bytes | None:
         """Ask one relay until it answers, lies, or has failed too often."""
         while await transfer.may_ask(url):
-            answer = await self._client.manifest(
-                url, run_id, version, root=root, wait_s=self._wait_s
-            )
+            answer = await self._client.manifest(url, run_id, version, root=root, wait_s=wait_s)
             if not isinstance(answer, Fault):
                 transfer.note(url, None)
                 return answer
@@ -321,6 +391,18 @@ def _manifest_path(folder: Path) -> Path:
 
 def _part_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.part")
+
+
+def _delta_path(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.delta")
+
+
+def _holds_parent(folder: Path, manifest: Manifest) -> bool:
+    """Tell whether the version that a delta starts from is cached beside `folder`."""
+    parent, root = parent_of(manifest)
+    neighbour = folder.with_name(f"v{int(parent)}")
+    cached = _read_manifest(neighbour) if neighbour.is_dir() else None
+    return cached is not None and cached.root() == root
 
 
 def _read_manifest(folder: Path) -> Manifest | None:

@@ -181,15 +181,20 @@ class Relay:
                 continue
 
     def _candidates(self) -> list[PolicyVersion]:
-        """Return the announced versions that are not held and would be kept, newest first."""
+        """Return the announced versions that are not held and would be kept, newest first.
+
+        Kept are the newest, and what their deltas start from, back to the anchor.
+        """
         held = [
             version
             for version in self._store.stored_versions(self._run_id)
             if self._store.is_complete(self._run_id, version)
         ]
         oldest_kept = held[self._store.keep - 1] if len(held) >= self._store.keep else -1
+        parents = set(self._store.wanted_parents(self._run_id))
         announced = {version for listed in self._announced.values() for version in listed}
-        return sorted((v for v in announced if v not in held and v > oldest_kept), reverse=True)
+        kept = {version for version in announced if version > oldest_kept or version in parents}
+        return sorted(kept.difference(held), reverse=True)
 
     async def _mirror_or_postpone(self, version: PolicyVersion) -> None:
         loop = asyncio.get_running_loop()
@@ -242,7 +247,7 @@ class Relay:
             extra={
                 "run_id": self._run_id,
                 "policy_version": version,
-                "bytes": manifest.total_bytes,
+                "bytes": manifest.broadcast_bytes,
                 "wall_s": round(asyncio.get_running_loop().time() - started_s, 3),
             },
         )
