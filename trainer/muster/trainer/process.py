@@ -166,6 +166,7 @@ class _Assembly:
                 run_id=self.run_id,
                 domain=self.chain.domain("RunRegistry"),
                 key=self.key,
+                anchor_every=settings.anchor_every,
             ),
             log=MetricsLog(settings.state_dir / "metrics.jsonl"),
             poster=MetricsPoster(api),

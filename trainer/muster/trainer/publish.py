@@ -39,14 +39,18 @@ class Publisher:
         run_id: RunId,
         domain: Domain,
         key: bytes,
+        anchor_every: int = 0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`domain` is that of RunRegistry."""
+        """`domain` is that of RunRegistry. Of so many versions one is broadcast whole, the others
+        as deltas where that is worth it; 0 for all of them whole.
+        """
         self._store = store
         self._anchor = anchor
         self._run_id = run_id
         self._domain = domain
         self._key = key
+        self._anchor_every = anchor_every
         self._sleep = sleep
 
     async def publish(
@@ -71,7 +75,12 @@ class Publisher:
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         logger.info(
-            "policy published", extra={"policy_version": version, "bytes": manifest.total_bytes}
+            "policy published",
+            extra={
+                "policy_version": version,
+                "kind": manifest.kind,
+                "bytes": manifest.broadcast_bytes,
+            },
         )
         return root
 
@@ -84,6 +93,7 @@ class Publisher:
             version=version,
             stream_from=stream_from,
             stream_to=stream_to,
+            anchor_every=self._anchor_every,
             sign=lambda root: sign_checkpoint(self._key, self._domain, self._run_id, version, root),
         )
 
