@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := index toploc
+BENCHES := delta index toploc
 
 .PHONY: setup check fmt test test-all demo bench $(BENCHES:%=bench-%) clean
 
@@ -60,6 +60,9 @@ bench: $(BENCHES:%=bench-%)
 
 bench-toploc: setup benchmarks/.envs/toploc/.installed
 	$(BIN)/python benchmarks/toploc.py
+
+bench-delta: setup
+	$(BIN)/python benchmarks/delta.py
 
 # The reference's wheel is linked to an old torch, so it is built here, against the one of this project.
 benchmarks/.envs/toploc/.installed:
