@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := gas
+BENCHES := delta gas index toploc
 
 .PHONY: setup check fmt test test-all demo bench $(BENCHES:%=bench-%) clean
 
@@ -60,6 +60,27 @@ bench: $(BENCHES:%=bench-%)
 
 bench-gas: setup
 	$(BIN)/python benchmarks/gas.py
+
+bench-toploc: setup benchmarks/.envs/toploc/.installed
+	$(BIN)/python benchmarks/toploc.py
+
+bench-delta: setup
+	$(BIN)/python benchmarks/delta.py
+
+# The reference's wheel is linked to an old torch, so it is built here, against the one of this project.
+benchmarks/.envs/toploc/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy setuptools wheel ninja
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-binary toploc toploc==0.1.6
+	@touch $@
+
+bench-index: setup benchmarks/.envs/web3/.installed
+	$(BIN)/python benchmarks/index.py
+
+benchmarks/.envs/web3/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check web3==7.13.0
+	@touch $@
 
 clean:
 	rm -rf out cache runs .mypy_cache .ruff_cache .pytest_cache

@@ -80,7 +80,6 @@ class Network:
             "ready_file": self.folder / "ready",
             "poll_s": 0.1,
             "commit_interval_s": 0.1,
-            "recommit_s": 0.5,
             "lease_s": 60,
         }
         return OrchestratorSettings(**(values | changes))

@@ -47,9 +47,10 @@ class Network:
         *,
         key: bytes = KEY,
         anchor: bool = True,
+        anchor_every: int = 0,
         store: ChunkStore | None = None,
     ) -> Manifest:
-        """Publish a version, and put its root on chain."""
+        """Publish a version, and put its root on chain; with deltas if `anchor_every` says so."""
         source = self.folder / f"source-{os.urandom(4).hex()}"
         source.mkdir()
         for name, data in files.items():
@@ -67,6 +68,7 @@ class Network:
             stream_to=0,
             sign=sign_root,
             chunk_bytes=CHUNK_BYTES,
+            anchor_every=anchor_every,
         )
         if anchor:
             self.roots[version] = manifest.root()

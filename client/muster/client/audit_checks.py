@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from muster.chain import BatchView, ChainView, Deployment, Funds, StakeAccount
-from muster.protocol.ids import PolicyVersion, RunId
+from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 SHOWN_PROBLEMS = 5

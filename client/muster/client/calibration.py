@@ -1,4 +1,4 @@
-"""`muster calibrate`: from a run owner's files to a calibration document and a table."""
+"""`muster calibrate`: from a run owner's files to what a calibration needs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from muster.protocol.errors import ConfigError, MusterError
-from muster.protocol.recipe import Recipe
+from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.tasks import TaskSet, render_prompt
-from muster.toploc.calibration import Measurement
 
 MOST_PROMPTS = 256
 """Prompts a calibration samples from; more add little."""
+
+PLAIN_RECIPE = Recipe(
+    name="calibration",
+    sampling=SamplingRecipe(
+        problems_per_submission=8, samples_per_problem=16, temperature=1.0, max_new_tokens=64
+    ),
+    training=TrainingRecipe(submissions_per_step=1),
+)
+"""What is measured when no recipe is given: whole chunks, INTELLECT-2's learning rate."""
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -51,18 +59,15 @@ def prompts_of(task_set: TaskSet, recipe: Recipe) -> list[str]:
     ]
 
 
-def format_table(table: Sequence[Measurement]) -> str:
-    """Return the measurements as an aligned table."""
-    lines = [
-        f"{'kind':8} {'judged':7} {'accepted':>13}  {'exp':>6} {'mean':>7} {'margin':>8}  what"
-    ]
-    for row in table:
-        accepted = f"{row.accepted}/{row.trials}"
-        lines.append(
-            f"{row.kind:8} {row.judged:7} {accepted:>13}  {row.exponent_mismatches:6.3f} "
-            f"{min(row.mantissa_error_mean, 9999):7.2f} {row.margin:8.4f}  {row.name}"
-        )
-    return "\n".join(lines)
+def parse_others(given: Sequence[str]) -> dict[str, Path]:
+    """Return the folders of NAME=FOLDER pairs; raises ConfigError."""
+    found: dict[str, Path] = {}
+    for pair in given:
+        name, _, folder = pair.partition("=")
+        if not name or not folder or not Path(folder).is_dir():
+            raise ConfigError(f"{pair!r} is not NAME=FOLDER with an existing folder")
+        found[name] = Path(folder)
+    return found
 
 
 def _read(file: Path) -> bytes:

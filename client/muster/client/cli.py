@@ -248,46 +248,71 @@ def validator_run(
 
 @click.command()
 @click.option("--model", type=FOLDER, required=True, help="Folder of the base model.")
-@click.option("--task-set", type=FILE, required=True, help="The run's task set.")
+@click.option("--task-set", type=FILE, help="The run's task set; without, the model's own prompts.")
 @click.option(
-    "--recipe", type=FILE, required=True, help="The run's recipe: TOML or canonical JSON."
+    "--recipe", type=FILE, help="The run's recipe: TOML or canonical JSON; without, a plain one."
 )
-@click.option("--out", type=FILE, required=True, help="Where the calibration is written.")
+@click.option(
+    "--out",
+    type=FILE,
+    default="calibration.json",
+    show_default=True,
+    help="Where the calibration is written.",
+)
+@click.option("--plot", type=FILE, help="Where detection is drawn: .svg or .png.")
+@click.option(
+    "--engines",
+    default="transformers:float32",
+    show_default=True,
+    help="Engines and number formats, comma-separated; cheats run on the first.",
+)
+@click.option(
+    "--other", "others", multiple=True, help="NAME=FOLDER: a model that a cheat could run instead."
+)
+@click.option(
+    "--profile",
+    type=click.Choice(["quick", "full"]),
+    default="full",
+    show_default=True,
+    help="How many honest ways and cheats are measured.",
+)
 @click.option("--samples", type=int, default=320, show_default=True, help="Samples to measure.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the measurement.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Arithmetic of the model.",
-)
 def calibrate(
-    model: Path, task_set: Path, recipe: Path, out: Path, samples: int, seed: int, dtype: Any
+    model: Path,
+    task_set: Path | None,
+    recipe: Path | None,
+    out: Path,
+    plot: Path | None,
+    engines: str,
+    others: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Measure the limits inside which validators take work for honest. Prints the document's hash.
 
-    Refuses a model on which a forger that computed nothing gets through.
+    Writes nothing and fails for a model on which a forger that computed nothing, or a cheat that
+    saves most of the work, gets through.
     """
-    from muster.client.calibration import format_table, prompts_of, read_recipe, read_task_set
+    from rich.console import Console
+
+    from muster.client import calibration as inputs
+    from muster.client.calibration_report import make_table, save_drawing
     from muster.client.journal import write_durably
     from muster.protocol.encoding import hex0x
 
-    rules = read_recipe(recipe)
-    prompts = prompts_of(read_task_set(task_set), rules)
-    from muster.inference.calibrate import calibrate_model
+    rules = inputs.PLAIN_RECIPE if recipe is None else inputs.read_recipe(recipe)
+    prompts = [] if task_set is None else inputs.prompts_of(inputs.read_task_set(task_set), rules)
+    cheaper = inputs.parse_others(others)
+    from muster.inference.calibrate import Plan, calibrate_model
 
-    found = calibrate_model(
-        model,
-        prompts,
-        recipe=rules,
-        seed=seed,
-        samples=samples,
-        dtype=dtype,
-        progress=lambda message: click.echo(message, err=True),
-    )
+    plan = Plan(rules, prompts, tuple(engines.split(",")), cheaper, **options)
+    found = calibrate_model(model, plan, progress=lambda message: click.echo(message, err=True))
+    Console(stderr=True).print(make_table(found.table, rules))
+    if plot is not None:
+        save_drawing(plot, found.table, rules, f"{model.resolve().name}, {engines}")
+    if found.refusal is not None:
+        raise found.refusal
     write_durably(out, found.calibration.to_bytes())
-    click.echo(format_table(found.table), err=True)
     click.echo(hex0x(found.calibration.hash()))
 
 

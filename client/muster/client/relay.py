@@ -17,8 +17,7 @@ from muster.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from muster.chain import Chain
-    from muster.shardcast import ShardServer
-    from muster.shardcast.relay import Trust
+    from muster.shardcast import ShardServer, Trust
 
 NO_ROOT = bytes(32)
 """What the chain holds for a version that was never published."""
@@ -108,16 +107,19 @@ async def serve_relay(settings: RelaySettings) -> None:
     from muster.chain import Chain
     from muster.protocol.ids import RunId
     from muster.shardcast import ChunkStore, Relay, ServerLimits, ShardServer
+    from muster.shardcast.metrics import ShardMetrics
 
     store = ChunkStore(settings.store, keep=settings.keep, max_bytes=settings.max_bytes)
     async with await Chain.connect(settings.rpc, settings.deployments) as chain:
+        metrics = ShardMetrics()
         mirror = Relay(
             settings.upstream,
             store,
             run_id=RunId(settings.run),
             trust=await chain_trust(chain, RunId(settings.run)),
             poll_s=settings.poll_s,
-            token=_read_token(settings.upstream_token_file),
+            token=read_token(settings.upstream_token_file),
+            metrics=metrics,
         )
         limits = ServerLimits(
             connections_per_address=settings.connections_per_address,
@@ -130,10 +132,11 @@ async def serve_relay(settings: RelaySettings) -> None:
             settings.host,
             settings.port,
             limits=limits,
-            token=_read_token(settings.token_file),
+            token=read_token(settings.token_file),
             wanted=mirror.wanted,
+            metrics=metrics,
         ) as server:
-            _announce(server, settings.ready_file)
+            announce(server, settings.ready_file)
             await mirror.run()
 
 
@@ -162,7 +165,8 @@ async def chain_trust(chain: Chain, run_id: int) -> Trust:
     return trust
 
 
-def _read_token(file: Path | None) -> str | None:
+def read_token(file: Path | None) -> str | None:
+    """Return the bearer token in a file, None without a file; raises ConfigError."""
     if file is None:
         return None
     try:
@@ -174,7 +178,8 @@ def _read_token(file: Path | None) -> str | None:
     return token
 
 
-def _announce(server: ShardServer, ready_file: Path | None) -> None:
+def announce(server: ShardServer, ready_file: Path | None) -> None:
+    """Tell the operator, and whoever waits for the ready file, where the server listens."""
     click.echo(f"relay listens at {server.url}", err=True)
     if ready_file is not None:
         fresh = ready_file.with_name(f"{ready_file.name}.tmp")

@@ -30,6 +30,9 @@ COMMANDS = {
     "rewards": _Command("muster.client.cli:rewards", "Show and claim what a worker has earned."),
     "validator": _Command("muster.client.cli:validator", "Check rollouts and sign verdicts."),
     "relay": _Command("muster.client.relay:relay", "Mirror policy weights for others."),
+    "shardcast": _Command(
+        "muster.client.shardcast_cli:shardcast", "Broadcast large files, verified chunk by chunk."
+    ),
     "calibrate": _Command("muster.client.cli:calibrate", "Measure a model's validation limits."),
     "run": _Command("muster.trainer.cli:run", "Create a training run."),
     "trainer": _Command("muster.trainer.cli:trainer", "Train the policy and publish it."),

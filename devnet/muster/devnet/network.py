@@ -192,7 +192,7 @@ class Network:
         await self._run(
             "calibrate",
             ["calibrate", "--model", model, "--task-set", tasks, "--recipe", recipe],
-            ["--out", str(self.folder / "calibration.json")],
+            ["--out", str(self.folder / "calibration.json"), "--profile", "quick"],
         )
 
     async def create_run(self) -> RunId:

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import NoReturn
 
-from muster.chain import apply_poll
+from muster.chain import OutcomeProof, apply_poll
 from muster.orchestrator.metrics import (
     CHAIN_TIME_SECONDS,
     LISTENERS,
@@ -45,6 +45,7 @@ from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.outcomes import Agreed
 from muster.orchestrator.services.settlement import Place
 from muster.orchestrator.services.status import to_json
+from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ChainError, ContractRevert
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ async def follow_once(services: Services, reader: ReaderPort) -> None:
     has_changed = apply_poll(projection.view, poll)
     if poll.rewound_to is not None:
         projection.rebuild()
-        await services.batching.load(wait_s=services.settings.recommit_s)
+        await services.batching.load()
     else:
         projection.apply(poll.events)
     services.chain_clock.update(await services.chain.now())
@@ -121,14 +122,11 @@ async def commit_once(services: Services, backoff: Backoff) -> bool:
     if composition is None:
         return False
     try:
-        # Until the outcome is known the commitment may be under way: it is not sent again soon.
-        await batching.commit(composition, unknown_fate_s=services.settings.recommit_s)
-    except ContractRevert as error:
-        batching.retry_after(composition, backoff.failed(composition.root))
-        _log_failure("commit", composition.root.hex(), error)
-        return False
+        await batching.commit(composition)
     except ChainError as error:
-        _log_failure("commit", composition.root.hex(), error)
+        pause_s = backoff.failed(composition.root)
+        batching.retry_after(composition, pause_s)
+        _log_failure("commit", composition.root.hex(), error, pause_s)
         return False
     backoff.succeeded(composition.root)
     TRANSACTIONS.labels(kind="commit", result="mined").inc()
@@ -149,7 +147,8 @@ async def record_once(services: Services, backoff: Backoff) -> None:
     for agreed in await services.outcomes.agreed():
 
         async def post(agreed: Agreed = agreed) -> None:
-            await services.chain.ledger.post_outcomes(
+            named = f"outcomes of batch {agreed.header.batch_id}: {hex0x(keccak(agreed.records))}"
+            await services.chain.once(named).ledger.post_outcomes(
                 agreed.header, agreed.records, list(agreed.signatures)
             )
             logger.info("outcomes posted", extra={"batch": agreed.header.batch_id})
@@ -184,12 +183,19 @@ async def _execute_fraud(services: Services, place: Place) -> None:
         return
     submission, signature = evidence
     proof = services.settlement.proof(place)
-    await services.chain.ledger.execute_fraud(proof, submission, signature)
+    chain = services.chain.once(_named("execute", place, proof))
+    await chain.ledger.execute_fraud(proof, submission, signature)
     logger.info("fraud executed", extra={"worker": submission.worker, "batch": place[0]})
 
 
 async def _finalise_fraud(services: Services, place: Place) -> None:
-    await services.chain.ledger.finalise_fraud(services.settlement.proof(place))
+    proof = services.settlement.proof(place)
+    await services.chain.once(_named("finalise", place, proof)).ledger.finalise_fraud(proof)
+
+
+def _named(what: str, place: Place, proof: OutcomeProof) -> str:
+    """Return the name of an action about an outcome: by content, as a reorg can move numbers."""
+    return f"{what} fraud in batch {place[0]} at {place[1]}: {hex0x(keccak(proof.record))}"
 
 
 async def announce(services: Services) -> NoReturn:
@@ -230,7 +236,7 @@ async def _transact(
     services.wakes.poll.set()
 
 
-def _log_failure(kind: str, key: str, error: ChainError, pause_s: float | None = None) -> None:
+def _log_failure(kind: str, key: str, error: ChainError, pause_s: float) -> None:
     refused = isinstance(error, ContractRevert)
     TRANSACTIONS.labels(kind=kind, result="refused" if refused else "lost").inc()
     logger.warning(

@@ -53,6 +53,9 @@ class ChainPort(Protocol):
     def ledger(self) -> LedgerPort:
         """The contribution ledger."""
 
+    def once(self, label: str) -> ChainPort:
+        """Return the same chain for one write, which happens once however often it is repeated."""
+
     def domain(self, contract: str) -> Domain:
         """Return the EIP-712 domain of a contract."""
 

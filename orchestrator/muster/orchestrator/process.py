@@ -18,16 +18,19 @@ from muster.protocol.ids import RunId
 
 logger = logging.getLogger(__name__)
 
+JOURNAL = "transactions.sqlite3"
+"""In the files folder: unlike the database, it cannot be rebuilt."""
+
 
 async def serve(settings: OrchestratorSettings, key: bytes) -> None:
     """Run the orchestrator until SIGTERM or SIGINT.
 
     Raises ConfigError, ChainError or StorageError when it cannot start.
     """
-    async with await Chain.connect(settings.rpc, settings.deployments, key=key) as chain:
+    async with await Chain.connect(
+        settings.rpc, settings.deployments, key=key, journal=settings.files / JOURNAL
+    ) as chain:
         view, reader, chain_clock = ChainView(), EventReader(chain), ChainClock()
-        # Asked before reading: what was mined meanwhile is then read.
-        in_flight = await _has_transactions_in_flight(chain)
         await _catch_up(view, reader)
         chain_clock.update(await chain.now())
         run = view.runs.get(RunId(settings.run))
@@ -48,7 +51,6 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
                 database=database,
                 clock=time.time,
                 chain_clock=chain_clock,
-                in_flight=in_flight,
             )
             # What is loaded by now stays: sparing the collector from it halves the slowest answers.
             gc.collect()
@@ -63,11 +65,3 @@ async def _catch_up(view: ChainView, reader: EventReader) -> None:
     poll = await reader.poll()
     apply_poll(view, poll)
     logger.info("caught up with the chain", extra={"events": len(poll.events)})
-
-
-async def _has_transactions_in_flight(chain: Chain) -> bool:
-    """Return whether the account has sent what is not mined, before this process started."""
-    mined, sent = await chain.rpc.batch(
-        [("eth_getTransactionCount", [chain.account, block]) for block in ("latest", "pending")]
-    )
-    return bool(mined != sent)

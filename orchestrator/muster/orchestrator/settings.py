@@ -26,7 +26,8 @@ class OrchestratorSettings(Settings):
     documents: Path = Path("documents")
     """Folder with recipe, calibration and task set, each named by its hash."""
     files: Path = Path("files")
-    """Folder of submission files and of what the database is rebuilt from."""
+    """Folder of submission files, of what the database is rebuilt from, and of the journal of
+    transactions."""
     database: Path = Path("orchestrator.sqlite3")
     """SQLite database; may be deleted while the process is down."""
     host: str = "127.0.0.1"
@@ -49,8 +50,6 @@ class OrchestratorSettings(Settings):
     """Most submissions in a batch."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Time between two reads of the chain."""
-    recommit_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
-    """How long a commitment whose fate is unknown is waited for before it is sent again."""
     rate_per_signer: Annotated[float, Field(gt=0)] = 100.0
     """Signed requests per second of one signer, sustained; bursts may be twice that."""
     rate_per_host: Annotated[float, Field(gt=0)] = 1000.0

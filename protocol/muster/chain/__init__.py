@@ -16,7 +16,8 @@ from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
 from muster.chain.following import apply_poll, follow
 from muster.chain.reader import EventReader, Poll
-from muster.chain.sender import SendPolicy, TransactionSender
+from muster.chain.send_journal import SendJournal
+from muster.chain.sender import TransactionSender
 from muster.chain.structs import (
     ZERO_ADDRESS,
     Admission,
@@ -54,6 +55,7 @@ from muster.chain.view_parts import (
     StreamItem,
     WorkerView,
 )
+from muster.chain.watching import SendPolicy
 
 __all__ = [
     "ZERO_ADDRESS",
@@ -87,6 +89,7 @@ __all__ = [
     "RunConfig",
     "RunTerms",
     "RunView",
+    "SendJournal",
     "SendPolicy",
     "SlashState",
     "SlashView",

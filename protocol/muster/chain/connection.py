@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,9 +25,11 @@ from muster.chain.deployment import Deployment, load_deployment
 from muster.chain.events import EventTable
 from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, from_hex, is_revert
-from muster.chain.sender import SendPolicy, TransactionSender
+from muster.chain.send_journal import SendJournal
+from muster.chain.sender import TransactionSender
 from muster.chain.structs import LatestBlock
-from muster.protocol.eip712 import Domain
+from muster.chain.watching import SendPolicy
+from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError, RpcError, WrongChain
 from muster.protocol.ids import Address
@@ -43,17 +46,23 @@ class Chain:
         deployment: Deployment,
         *,
         key: bytes | None = None,
+        journal: SendJournal | None = None,
         policy: SendPolicy | None = None,
-        block: int | None = None,
     ) -> None:
         self.rpc = rpc
         self.deployment = deployment
         self.chain_id = deployment.chain_id
         self.events = EventTable(deployment.contracts)
-        self._block = "latest" if block is None else hex(block)
         self.sender: TransactionSender | None = None
         if key is not None:
-            self.sender = TransactionSender(rpc, key, deployment.chain_id, policy=policy)
+            self.sender = TransactionSender(
+                rpc, key, deployment.chain_id, journal=journal, policy=policy
+            )
+        self._block = "latest"
+        self._label: str | None = None
+        self._add_clients()
+
+    def _add_clients(self) -> None:
         self.token = MusterToken(self)
         self.vault = StakeVault(self)
         self.workers = WorkerRegistry(self)
@@ -70,12 +79,15 @@ class Chain:
         deployments: Path | Deployment,
         *,
         key: bytes | None = None,
+        journal: Path | None = None,
         timeout_s: float = 10.0,
     ) -> Self:
         """Return a checked connection; with a key, one that can send.
 
-        Raises ChainUnreachable when nothing answers, WrongChain when it is another chain or has no
-        code at the recorded addresses, ConfigError without a deployment.
+        What it sends is written to the journal first, and survives the process. Raises
+        ChainUnreachable when nothing answers, WrongChain when it is another chain or has no code at
+        the recorded addresses, ConfigError without a deployment or while another process holds the
+        journal.
         """
         rpc = Rpc(rpc_url, timeout_s=timeout_s)
         try:
@@ -86,14 +98,35 @@ class Chain:
                 else load_deployment(deployments, chain_id)
             )
             await _check_deployment(rpc, chain_id, deployment)
+            opened = await _open_journal(rpc, chain_id, key, journal)
         except BaseException:
             await rpc.close()
             raise
-        return cls(rpc, deployment, key=key)
+        return cls(rpc, deployment, key=key, journal=opened)
 
     def at(self, block: int) -> Chain:
         """Return the same chain as it was after a block: to read only, and not to be closed."""
-        return Chain(self.rpc, self.deployment, block=block)
+        past = copy(self)
+        past.sender, past._block = None, hex(block)
+        past._add_clients()
+        return past
+
+    def once(self, label: str) -> Chain:
+        """Return the same chain for one write, which happens once however often it is repeated.
+
+        A write of this label that is waiting to be mined or has succeeded, in this process or an
+        earlier one with the same journal, is not sent again: its receipt is returned. Not to be
+        closed. See `TransactionSender.send`.
+        """
+        named = copy(self)
+        named._label = label
+        named._add_clients()
+        return named
+
+    async def receipt_of(self, label: str) -> Receipt | None:
+        """Return the receipt of the write of this label; None when it has not happened (yet)."""
+        found = await self.sender.receipt_of(label) if self.sender else None
+        return None if found is None else await self._receipt(found)
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,8 +140,10 @@ class Chain:
         await self.close()
 
     async def close(self) -> None:
-        """Close the session."""
+        """Close the session and the journal."""
         await self.rpc.close()
+        if self.sender is not None:
+            self.sender.close()
 
     @property
     def account(self) -> Address | None:
@@ -156,7 +191,8 @@ class Chain:
                 f"{contract}.{function} needs a key to sign with", hint="pass --keystore"
             )
         data = contract_abi(contract).functions[function].encode(args)
-        receipt = await self.sender.send(self.deployment.contracts[contract], data)
+        to = self.deployment.contracts[contract]
+        receipt = await self.sender.send(to, data, label=self._label)
         return await self._receipt(receipt)
 
     async def _receipt(self, receipt: Any) -> Receipt:
@@ -172,6 +208,18 @@ class Chain:
             gas_used=from_hex(receipt["gasUsed"]),
             events=[event for event in events if event is not None],
         )
+
+
+async def _open_journal(
+    rpc: Rpc, chain_id: int, key: bytes | None, path: Path | None
+) -> SendJournal | None:
+    if key is None or path is None:
+        return None
+    # A development chain that was started anew has the same number, and other transactions.
+    genesis = await rpc.call("eth_getBlockByNumber", "0x0", False)
+    return SendJournal.of(
+        path, chain_id=chain_id, genesis=str(genesis["hash"]), account=address_of(key)
+    )
 
 
 async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> None:

@@ -12,7 +12,6 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Submission
 
-
 _STRUCTS: dict[str | None, Any] = {
     "RunConfig": lambda *values: RunConfig.from_abi(values),
     "Submission": Submission,

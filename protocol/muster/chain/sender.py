@@ -1,7 +1,16 @@
-"""Sends transactions for one key: the only writer of its nonces.
+"""Sends transactions for one key: the only writer of its nonces, and no action twice.
 
-One transaction goes: estimate (which decodes a revert before anything is paid) → sign with the next
-nonce → send → poll for the receipt, with higher fees when it takes long → check the status.
+One transaction goes: settle what an earlier process left → estimate (which decodes a revert before
+anything is paid) → sign with the next nonce → journal → send → watch until it is mined.
+
+    killed before the journal has it     nothing was sent: the action did not happen
+    killed after                         the next `send` or `recover` watches it first: mined, it is
+                                         resolved; forgotten by the node, it is sent again as it is
+    its block is taken back              the same: the account's count is below what was settled
+    nobody mines it                      it is sent again with higher fees, up to a cap
+
+While it is watched, whatever mined its nonce decides: one of its attempts, then it happened; none
+of them, then it never will.
 """
 
 from __future__ import annotations
@@ -9,58 +18,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from eth_account import Account
-
+from muster.chain.outgoing import Fees, Refusal, Unsigned, refusal_of
 from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, from_hex, is_revert
+from muster.chain.send_journal import Action, ActionState, SendJournal
+from muster.chain.watching import (
+    MARKET,
+    Receipt,
+    SendPolicy,
+    Watch,
+    Watcher,
+    about,
+    has_succeeded,
+    market_fees,
+)
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ChainError, ChainUnreachable, RpcError, TransactionLost
+from muster.protocol.errors import ChainError, ChainUnreachable, RpcError
 from muster.protocol.ids import Address
 
 logger = logging.getLogger(__name__)
-
-_STALE_NONCE = ("nonce too low", "invalid nonce", "nonce is too low", "old nonce")
-_ALREADY_SENT = ("already known", "already imported", "already in mempool")
-_UNDERPRICED = ("underpriced", "max fee per gas less than block base fee", "fee too low")
-
-
-@dataclass(frozen=True, slots=True)
-class SendPolicy:
-    """How patient a sender is, and what it pays."""
-
-    gas_margin: float = 1.25
-    """The gas limit, as a multiple of the estimate: state may change until it is mined."""
-    first_poll_s: float = 0.05
-    """Pause before the second look for a receipt."""
-    longest_poll_s: float = 1.0
-    """Pause between looks once they have grown."""
-    bump_after_s: float = 20.0
-    """A transaction not mined after this time is sent again with higher fees."""
-    bump_factor: float = 1.25
-    """By how much; nodes demand at least 1.1."""
-    give_up_after_s: float = 120.0
-    """A transaction not mined after this time is lost."""
-    send_attempts: int = 5
-    """Tries to find the right nonce."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A transaction without its signature."""
-
-    fields: dict[str, Any]
-    """What is signed."""
-
-    def with_fees(self, factor: float) -> _Prepared:
-        """Return the same transaction with higher fees, rounded up."""
-        fees = ("maxFeePerGas", "maxPriorityFeePerGas")
-        raised = {name: int(self.fields[name] * factor) + 1 for name in fees}
-        return _Prepared({**self.fields, **raised})
 
 
 class TransactionSender:
@@ -72,177 +52,185 @@ class TransactionSender:
         key: bytes,
         chain_id: int,
         *,
+        journal: SendJournal | None = None,
         policy: SendPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """Without a journal, what was sent is known for as long as this object lives."""
         self.address: Address = address_of(key)
         self._rpc = rpc
         self._key = key
         self._chain_id = chain_id
+        self._journal = journal or SendJournal(None, self.address)
         self._policy = policy or SendPolicy()
-        self._clock = clock
         self._sleep = sleep
-        self._lock = asyncio.Lock()
-        self._next_nonce: int | None = None
-        self._in_flight = 0
-
-    async def send(self, to: Address | None, data: bytes) -> Mapping[str, Any]:
-        """Return the receipt of a call (or a deployment without `to`) that succeeded.
-
-        Raises ContractRevert when it reverts, TransactionLost when it is not mined in time, and
-        ChainUnreachable or RpcError when it could not be sent.
-        """
-        call = {"from": self.address, "data": hex0x(data), **({"to": to} if to else {})}
-        # One at a time: nonces must be used in order, and each estimate sees what was sent before.
-        async with self._lock:
-            prepared, tx_hash = await self._submit(call)
-            self._in_flight += 1
-        try:
-            receipt = await self._mined(prepared, tx_hash)
-        except BaseException:
-            # Whether it will be mined is unknown, so is the next nonce.
-            self._next_nonce = None
-            raise
-        finally:
-            self._in_flight -= 1
-        if from_hex(receipt["status"]) != 1:
-            raise await self._why_reverted(call, receipt)
-        return receipt
-
-    # ------------------------------------------------------------------ submit
-
-    async def _submit(self, call: dict[str, Any]) -> tuple[_Prepared, str]:
-        fee_factor = 1.0
-        for attempt in range(1, self._policy.send_attempts + 1):
-            prepared = (await self._prepare(call)).with_fees(fee_factor)
-            tx_hash, problem = await self._send_raw(prepared)
-            if problem is None:
-                self._next_nonce = prepared.fields["nonce"] + 1
-                return prepared, tx_hash
-            self._next_nonce = None
-            if not _matches(problem, _STALE_NONCE + _UNDERPRICED):
-                raise _explained(problem)
-            # Another writer used the nonce, or the endpoint lags behind what was mined.
-            logger.info("sending again", extra={"attempt": attempt, "cause": str(problem)})
-            fee_factor *= self._policy.bump_factor
-            await self._sleep(self._policy.first_poll_s * 2**attempt)
-        raise ChainError(
-            f"no transaction of {self.address} was taken in {self._policy.send_attempts} tries",
-            hint="does another program send with the same key?",
+        self._submitting = asyncio.Lock()
+        self._watcher = Watcher(
+            rpc, key, self.address, self._journal, self._policy, clock=clock, sleep=sleep
         )
 
-    async def _prepare(self, call: dict[str, Any]) -> _Prepared:
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    async def send(self, to: Address | None, data: bytes, *, label: str | None = None) -> Receipt:
+        """Return the receipt of a call (or a deployment without `to`) that succeeded.
+
+        A label names the action: while one of that name is waiting or has succeeded, nothing else
+        is sent, and its receipt is returned, whatever the arguments are now. After a revert the
+        label is free again.
+
+        Raises ContractRevert when it reverts, TransactionLost when it is not mined in time,
+        ChainUnreachable or RpcError when it could not be sent, StorageError when it could not be
+        journaled and therefore was not sent.
+        """
+        for _ in range(self._policy.send_attempts):
+            watch = await self._begin(to, data, label)
+            try:
+                receipt = await self._watcher.settle(watch)
+            finally:
+                self._watcher.leave(watch)
+            if receipt is not None:
+                return await self._succeeded(receipt, to, data)
+        raise self._no_nonce()
+
+    async def receipt_of(self, label: str) -> Receipt | None:
+        """Return the receipt of the action of this name; None when it has not happened (yet)."""
+        action = await self._journal.find(label)
+        if action is None:
+            return None
+        look = await self._watcher.look(action)
+        if look.receipt is None or not has_succeeded(look.receipt):
+            return None
+        return look.receipt
+
+    async def recover(self) -> None:
+        """Settle what earlier processes sent, in the order of its nonces; `send` does so too.
+
+        Raises TransactionLost when one of them is not mined in time.
+        """
+        async with self._submitting:
+            await self._reconcile()
+
+    # ----------------------------------------------------------------- reconcile
+
+    async def _reconcile(self) -> None:
+        """Settle every action that no task waits for: left behind, or taken back by a reorg."""
+        await self._reopen_reorganised()
+        await self._watcher.settle_orphans()
+
+    async def _reopen_reorganised(self) -> None:
+        """Make pending what was settled in blocks that no longer stand."""
+        count = from_hex(await self._rpc.call("eth_getTransactionCount", self.address, "latest"))
+        settled = await self._journal.settled_from(count)
+        undone = [action for action in settled if await self._is_undone(action)]
+        state = ActionState.PENDING
+        if any(not action.attempts for action in undone):
+            # Deeper than what is kept: its nonce cannot be filled as it was, nor can those after it
+            # be mined as they were. All of it is left to be done anew.
+            undone, state = undone + await self._journal.pending(), ActionState.REPLACED
+        for action in undone:
+            logger.warning("transaction taken back by a reorg", extra=about(action))
+            await self._journal.resolve(action, state)
+
+    async def _is_undone(self, action: Action) -> bool:
+        # An endpoint that merely lags behind has the receipt of what it does not count yet.
+        look = await self._watcher.look(action)
+        return look.receipt is None and look.standing <= 0
+
+    # -------------------------------------------------------------------- submit
+
+    async def _begin(self, to: Address | None, data: bytes, label: str | None) -> Watch:
+        """Return the watched action of a label, or a new one that is on its way."""
+        # One at a time: nonces must be used in order, and each estimate sees what was sent before.
+        async with self._submitting:
+            await self._reconcile()
+            action = await self._journal.find(label) if label is not None else None
+            if action is None:
+                action = await self._submit(to, data, label)
+            elif action.purpose != (purpose := _purpose(to, data)):
+                raise ChainError(
+                    f"the label {label!r} names a call of {action.purpose}, not of {purpose}",
+                    hint="give every action a label of its own",
+                )
+            return self._watcher.enter(action)
+
+    async def _submit(self, to: Address | None, data: bytes, label: str | None) -> Action:
+        fee_factor = 1.0
+        for attempt in range(1, self._policy.send_attempts + 1):
+            unsigned = await self._prepare(to, data, fee_factor)
+            signed = unsigned.signed(self._key)
+            action = await self._journal.begin(label, unsigned.purpose, unsigned.nonce, signed)
+            problem = await self._watcher.send_raw(signed)
+            refusal = refusal_of(problem) if problem else None
+            if problem is None or refusal in (Refusal.KNOWN, Refusal.NONCE_USED):
+                # A used nonce may be this transaction's own, behind a lost answer: watching tells.
+                return action
+            await self._journal.resolve(action, ActionState.REFUSED)
+            if refusal is Refusal.OTHER:
+                raise _explained(problem)
+            logger.info("sending again", extra={"attempt": attempt, "cause": str(problem)})
+            if refusal is Refusal.FEE_TOO_LOW:
+                fee_factor *= self._policy.bump_factor
+            await self._sleep(self._policy.first_poll_s * 2**attempt)
+        raise self._no_nonce()
+
+    async def _prepare(self, to: Address | None, data: bytes, fee_factor: float) -> Unsigned:
+        call = self._call(to, data)
         gas, nonce, block, tip = await self._rpc.try_batch(
             [
                 ("eth_estimateGas", [call, "pending"]),
                 ("eth_getTransactionCount", [self.address, "pending"]),
-                ("eth_getBlockByNumber", ["latest", False]),
-                ("eth_maxPriorityFeePerGas", []),
+                *MARKET,
             ]
         )
         if isinstance(gas, RpcError):
             raise _explained(gas)
-        for answer in (nonce, block):
-            if isinstance(answer, RpcError):
-                raise answer
-        # Endpoints without the method take any tip.
-        tip_wei = 10**9 if isinstance(tip, RpcError) else from_hex(tip)
-        base_fee = from_hex(block.get("baseFeePerGas", "0x0"))
-        to = {"to": call["to"]} if "to" in call else {}
-        return _Prepared(
-            {
-                "type": 2,
-                "chainId": self._chain_id,
-                "nonce": self._nonce(from_hex(nonce)),
-                "gas": int(from_hex(gas) * self._policy.gas_margin),
-                # Twice the base fee outlasts six full blocks in a row.
-                "maxFeePerGas": 2 * base_fee + tip_wei,
-                "maxPriorityFeePerGas": tip_wei,
-                "value": 0,
-                "data": call["data"],
-                **to,
-            }
+        if isinstance(nonce, RpcError):
+            raise nonce
+        return Unsigned(
+            chain_id=self._chain_id,
+            nonce=await self._next_nonce(from_hex(nonce)),
+            to=to,
+            data=data,
+            gas=int(from_hex(gas) * self._policy.gas_margin),
+            fees=market_fees(block, tip).times(fee_factor).at_most(self._policy.highest_fee_wei),
         )
 
-    def _nonce(self, on_chain: int) -> int:
-        """Return the next nonce: ours while transactions are in flight, else the chain's."""
-        if self._next_nonce is None or self._in_flight == 0:
-            return on_chain
-        return max(self._next_nonce, on_chain)
+    async def _next_nonce(self, on_chain: int) -> int:
+        """Return the nonce after all that was sent; `on_chain` counts what the node waits with."""
+        settled = await self._journal.settled_from(on_chain)
+        used = [action.nonce for action in await self._journal.pending() + settled]
+        return max([on_chain, *(nonce + 1 for nonce in used)])
 
-    async def _send_raw(self, prepared: _Prepared) -> tuple[str, RpcError | None]:
-        """Return the hash and why the endpoint refused it, if it did."""
-        signed = Account.sign_transaction(prepared.fields, self._key)
-        tx_hash = hex0x(signed.hash)
-        try:
-            await self._rpc.call("eth_sendRawTransaction", hex0x(signed.raw_transaction))
-        except ChainUnreachable:
-            # It may have arrived: the receipt will tell, and a bump sends it again.
-            logger.warning("sent without an answer", extra={"tx": tx_hash})
-        except RpcError as error:
-            if _matches(error, _ALREADY_SENT):
-                return tx_hash, None
-            if _matches(error, _STALE_NONCE) and await self._receipt(tx_hash):
-                return tx_hash, None
-            return tx_hash, error
-        return tx_hash, None
+    # ------------------------------------------------------------------- outcome
 
-    # -------------------------------------------------------------------- wait
-
-    async def _mined(self, prepared: _Prepared, tx_hash: str) -> Mapping[str, Any]:
-        """Return the receipt of the transaction or of a dearer version of it."""
-        policy, started = self._policy, self._clock()
-        bumped_at, pause, hashes = started, policy.first_poll_s, [tx_hash]
-        while True:
-            for candidate in hashes:
-                if receipt := await self._receipt(candidate):
-                    return receipt
-            now = self._clock()
-            if now - started >= policy.give_up_after_s:
-                raise TransactionLost(
-                    f"transaction {hashes[-1]} was not mined within {policy.give_up_after_s:g} s",
-                    tx=hashes[-1],
-                    hint="it may still be: look it up before doing the same again",
-                )
-            if now - bumped_at >= policy.bump_after_s:
-                bumped_at, prepared = now, prepared.with_fees(policy.bump_factor)
-                hashes.append(await self._bump(prepared))
-            await self._sleep(pause)
-            pause = min(pause * 1.5, policy.longest_poll_s)
-
-    async def _bump(self, prepared: _Prepared) -> str:
-        tx_hash, problem = await self._send_raw(prepared)
-        extra = {"tx": tx_hash, "cause": str(problem) if problem else "slow"}
-        logger.info("transaction sent again with higher fees", extra=extra)
-        return tx_hash
-
-    async def _receipt(self, tx_hash: str) -> Mapping[str, Any] | None:
-        try:
-            receipt: Mapping[str, Any] | None = await self._rpc.call(
-                "eth_getTransactionReceipt", tx_hash
-            )
-        except (ChainUnreachable, RpcError) as error:
-            # The transaction is out; only the deadline ends the wait.
-            logger.debug("no receipt", extra={"tx": tx_hash, "cause": str(error)})
-            return None
-        return receipt
-
-    async def _why_reverted(self, call: dict[str, Any], receipt: Mapping[str, Any]) -> ChainError:
-        """Return why a mined transaction failed, by calling it again on the state after it."""
+    async def _succeeded(self, receipt: Receipt, to: Address | None, data: bytes) -> Receipt:
+        """Return a receipt that says so, else raise why not: the call again, on the state after."""
+        if has_succeeded(receipt):
+            return receipt
         tx_hash = receipt["transactionHash"]
         try:
-            await self._rpc.call("eth_call", call, hex(from_hex(receipt["blockNumber"])))
+            await self._rpc.call("eth_call", self._call(to, data), receipt["blockNumber"])
         except RpcError as error:
-            return decode_revert(error.data, tx=tx_hash)
+            raise decode_revert(error.data, tx=tx_hash) from error
         except ChainUnreachable:
             pass
-        return decode_revert(b"", tx=tx_hash)
+        raise decode_revert(b"", tx=tx_hash)
+
+    def _call(self, to: Address | None, data: bytes) -> dict[str, Any]:
+        return {"from": self.address, "data": hex0x(data), **({"to": to} if to else {})}
+
+    def _no_nonce(self) -> ChainError:
+        return ChainError(
+            f"no transaction of {self.address} was taken in {self._policy.send_attempts} tries",
+            hint="does another program send with the same key?",
+        )
 
 
-def _matches(error: RpcError, phrases: tuple[str, ...]) -> bool:
-    text = str(error).lower()
-    return any(phrase in text for phrase in phrases)
+def _purpose(to: Address | None, data: bytes) -> str:
+    return Unsigned(0, 0, to, data, 0, Fees(0, 0)).purpose
 
 
 def _explained(error: RpcError) -> ChainError:

@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 from muster.inference.batches import distinct, pad_left
 from muster.inference.engine import Completion, Request
-from muster.inference.forward import Forward, to_patterns
+from muster.inference.forward import Forward, to_rows
 from muster.inference.sampler import Sampler
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import IncrementalBuilder
@@ -29,9 +29,7 @@ def generate_batch(
     forward: Forward, requests: Sequence[Request], *, eos: frozenset[int], proof: ProofRecipe
 ) -> list[Completion]:
     """Return the requests' completions; call under `torch.inference_mode`."""
-    with IncrementalBuilder(
-        forward.hidden_size, chunk_tokens=proof.chunk_tokens, topk=proof.topk
-    ) as proofs:
+    with IncrementalBuilder(chunk_tokens=proof.chunk_tokens, topk=proof.topk) as proofs:
         samples = _decode(forward, requests, eos, proofs)
         return [Completion(tokens, proofs.take(row)) for row, tokens in enumerate(samples)]
 
@@ -53,7 +51,7 @@ def _decode(
     for position in range(longest):
         chosen = sampler.choose(live, logits, position)
         ends = np.isin(chosen, eos_ids) | (limits_R[live] == position + 1)
-        proofs.add(live, to_patterns(hidden))
+        proofs.add(live, to_rows(hidden))
         tokens[live, position] = chosen
         lengths[live] = position + 1
         if ends.any():

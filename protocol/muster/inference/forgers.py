@@ -1,23 +1,20 @@
-"""The cheats that a calibration must keep out, as pure functions of what they may know.
+"""Forgers that computed nothing, as pure functions of what they may know.
 
-A computed-nothing forger makes proofs without running the policy over the sample at hand; it may
-know everything about other samples. Weight changes stand for workers that run something else. Axes:
-B chunks of one shape, R rows of a chunk, H hidden units, K points.
+They make proofs without running the policy over the sample at hand; they may know everything about
+other samples. Axes: B chunks of one shape, R rows of a chunk, H hidden units, K points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import build_proofs_many
+from muster.toploc.field import PRIME, interpolate
 
 Patterns = npt.NDArray[np.uint16]
 
@@ -59,7 +56,7 @@ def constants(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]
 
 def random_polynomials(chunks: Chunks, random: np.random.Generator) -> list[list[bytes]]:
     """Polynomials with random coefficients."""
-    drawn = random.integers(0, 65497, (len(chunks.patterns_BRH), chunks.points))
+    drawn = random.integers(0, PRIME, (len(chunks.patterns_BRH), chunks.points))
     return [[_polynomial(row, chunks.points) for row in drawn.tolist()]]
 
 
@@ -71,6 +68,22 @@ def position_template(chunks: Chunks, _random: np.random.Generator) -> list[list
 def token_template(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
     """Proofs of the mean hidden state that predicts each token, over samples of other prompts."""
     return [_template(chunks, chunks.tokens_BR)]
+
+
+def channel_template(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
+    """The mean hidden state again, under a modulus that folds all positions of a channel into one.
+
+    It needs no guess of where the largest entries are, only of their channels.
+    """
+    hidden = chunks.patterns_BRH.shape[2]
+    modulus = hidden * -(-chunks.points // hidden)
+    values = (chunks.patterns_BRH.astype(np.uint32) << 16).view(np.float32)
+    mean_M = np.resize(values.mean(axis=(0, 1)), modulus).astype(np.float32)
+    chosen = np.sort(np.argsort(-np.abs(mean_M), kind="stable")[: chunks.points])
+    patterns = (mean_M[chosen].view(np.uint32) >> 16).astype(np.uint32)
+    coefficients = interpolate(chosen[None].astype(np.uint32), patterns[None] % np.uint32(PRIME))
+    proof = _polynomial(coefficients[0].tolist(), chunks.points, modulus=min(modulus, PRIME))
+    return [[proof] * len(chunks.patterns_BRH)]
 
 
 def transplants(chunks: Chunks, random: np.random.Generator) -> list[list[bytes]]:
@@ -92,6 +105,7 @@ NOTHING: dict[str, Forger] = {
     "random polynomial": random_polynomials,
     "mean hidden state per position": position_template,
     "mean hidden state per token": token_template,
+    "mean per channel, small modulus": channel_template,
     "another prompt's proof": transplants,
 }
 """Forgers that computed nothing, by name."""
@@ -114,9 +128,9 @@ def _largest_values(chunks: Chunks) -> Patterns:
     return np.take_along_axis(flat, order, axis=1)
 
 
-def _polynomial(coefficients: list[int], points: int) -> bytes:
+def _polynomial(coefficients: list[int], points: int, *, modulus: int = PRIME) -> bytes:
     words = np.zeros(1 + points, ">u2")
-    words[0] = 65497
+    words[0] = modulus
     words[1 : 1 + len(coefficients)] = coefficients
     return words.tobytes()
 
@@ -138,63 +152,3 @@ def _template(chunks: Chunks, keys_BR: npt.NDArray[np.int64]) -> list[bytes]:
         list(forged), chunk_tokens=chunks.proof.chunk_tokens, topk=chunks.proof.topk
     )
     return [proofs[0] for proofs in built]
-
-
-WeightChange = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
-"""Returns what a cheat runs instead of a weight tensor."""
-
-
-def one_step(learning_rate: float) -> WeightChange:
-    """Every weight moved by the learning rate: the first step of Adam, in a random direction."""
-
-    def change(weight: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-        signs = torch.randint(0, 2, weight.shape, generator=random) * 2 - 1
-        moved: torch.Tensor = weight + learning_rate * signs.to(weight)
-        return moved
-
-    return change
-
-
-def noise(scale: float) -> WeightChange:
-    """Gaussian noise, relative to the tensor's own spread."""
-
-    def change(weight: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-        drawn = torch.randn(weight.shape, generator=random).to(weight)
-        return weight + scale * weight.std(correction=0) * drawn
-
-    return change
-
-
-def quantised(bits: int) -> WeightChange:
-    """Weights rounded to signed integers of `bits` bits, one scale per output row."""
-
-    def change(weight: torch.Tensor, _random: torch.Generator) -> torch.Tensor:
-        if weight.dim() < 2:
-            return weight
-        scale = weight.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / (2 ** (bits - 1) - 1)
-        rounded: torch.Tensor = (weight / scale).round() * scale
-        return rounded
-
-    return change
-
-
-def shuffled(weight: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """Another model of the same make: the tensor's entries in another order."""
-    order = torch.randperm(weight.numel(), generator=random).to(weight.device)
-    return weight.flatten()[order].view_as(weight)
-
-
-@contextmanager
-def running(model: Any, change: WeightChange, *, seed: int) -> Iterator[None]:
-    """Run the body with changed weights; afterwards the model has its own again."""
-    random = torch.Generator().manual_seed(seed)
-    own = [(weight, weight.detach().clone()) for weight in model.parameters()]
-    try:
-        with torch.no_grad():
-            for weight, kept in own:
-                weight.copy_(change(kept, random))
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, kept in own:
-                weight.copy_(kept)

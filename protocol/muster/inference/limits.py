@@ -8,18 +8,38 @@ whether that left room for fraud.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypedDict
 
+import numpy as np
+import numpy.typing as npt
+
+from muster.inference.intervals import at_least, rate_bound, wilson
 from muster.protocol.errors import EngineError
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.toploc.calibration import ChunkLimits, Measurement, SamplerLimits
+from muster.toploc.history import HistoryLimits
 from muster.toploc.proofs import ChunkResult
+from muster.toploc.screening import DECOYS
+
+Margins = npt.NDArray[np.float32]
 
 _MANTISSA_MAX = 127.0
 _FALSE_FRAUD = 1e-6
 """Bound on the probability that an honest submission collects enough strikes to be Fraud."""
+
+DETECTED = 0.95
+"""Share of submissions of a cheat that saves most of the work which must not be accepted."""
+
+_FALSE_STRIKE = 1e-7
+"""Bound on the probability that an honest sample has too many tokens outside the margin."""
+
+_RATE_HEADROOM = 4
+"""How many times the rate seen other machines may turn close choices."""
+
+_MOST_HALVINGS = 8
+_LEAST_STRAIN, _MOST_STRAIN = 0.02, 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +59,34 @@ class Floors:
 
 
 FLOORS = {
-    # Arithmetic agrees to 1e-5 or so: few bfloat16 roundings turn, and most values are equal.
+    # Arithmetic agrees to 1e-5 or so: few bfloat16 roundings turn, and most values are equal. One
+    # entry that crosses the cut may still match an exponent by chance and be far off in mantissa:
+    # up to 1 in the mean of 128 points, but once in 10,000 chunks.
     "float32": Floors(1 / 16, 1 / 32, 0.25, 0.0, 0.001),
     # Two engines in bfloat16 differ in the last bit of most values; margins up to 0.063 were seen
     # between vLLM and transformers.
     "bfloat16": Floors(1 / 8, 1 / 16, 2.0, 1.0, 0.25),
 }
-"""By number format."""
+"""By number format, the coarser ones later."""
 
 
 def chunk_limits(results: Iterable[ChunkResult], proof: ProofRecipe, floors: Floors) -> ChunkLimits:
-    """Return the limits of check 6 from honest chunks: twice the worst counts and median, four
-    times the worst mean, and at least the floors.
+    """Return the limits of check 6 from honest chunks: twice the worst errors, and at least the
+    floors.
     """
     results = list(results)
     exponents = max(r.exponent_mismatches / r.points for r in results)
     signs = max(r.sign_mismatches / r.points for r in results)
-    mean = max(floors.mantissa_mean, 4 * max(r.mantissa_error_mean for r in results))
+    mean = max(floors.mantissa_mean, 2 * max(r.mantissa_error_mean for r in results))
     median = max(floors.mantissa_median, 2 * max(r.mantissa_error_median for r in results))
+    decoys = max(r.decoy_matches for r in results)
     return ChunkLimits(
         max_exponent_mismatches=_count(max(floors.exponent_share, 2 * exponents), proof.topk),
         max_sign_mismatches=_count(max(floors.sign_share, 2 * signs), proof.topk),
         max_mantissa_error_mean=min(_MANTISSA_MAX, mean),
         max_mantissa_error_median=min(_MANTISSA_MAX, median),
+        # An honest decoy matches by chance; half of them do so less than once in 10^12 chunks.
+        max_decoy_matches=min(DECOYS, max(DECOYS // 2, decoys + DECOYS // 4)),
     )
 
 
@@ -70,27 +95,60 @@ def _count(share: float, topk: int) -> int:
 
 
 def sampler_limits(
-    margins: Iterable[float], logit_error: float, temperature: float, floors: Floors
+    honest: Margins,
+    longest: int,
+    floors: Floors,
+    cheats: Sequence[Margins] = (),
 ) -> SamplerLimits:
-    """Return the limits of check 7 from honest margins and the largest logit difference.
+    """Return the limits of check 7 from honest margins of single tokens.
 
-    Four times the worst margin, and four times what turns a choice at worst: two logits that move
-    towards each other by that difference.
+    Either twice the worst margin and no token beyond, or a smaller margin and as many tokens beyond
+    as honest samples of `longest` tokens practically never have: whichever notices more of the
+    cheats' samples, whose margins are given.
     """
-    worst = max(*margins, 2 * logit_error / temperature)
-    return SamplerLimits(margin=max(floors.margin, 4 * worst), max_outside_per_sample=0)
+    worst = float(honest.max(initial=0))
+    best = SamplerLimits(margin=max(floors.margin, 2 * worst), max_outside_per_sample=0)
+    noticed = _noticed(best, cheats)
+    for halvings in range(1, _MOST_HALVINGS):
+        margin = worst / 2**halvings
+        outside = _outside(honest, margin, longest)
+        limits = SamplerLimits(margin=margin, max_outside_per_sample=outside)
+        if (found := _noticed(limits, cheats)) > noticed:
+            best, noticed = limits, found
+    return best
+
+
+def _outside(honest: Margins, margin: float, longest: int) -> int:
+    """Return the tokens beyond a margin that an honest sample exceeds with probability < 1e-7."""
+    _, rate = wilson(int((honest > margin).sum()), len(honest))
+    rate = min(1.0, _RATE_HEADROOM * rate)
+    return next(
+        (n for n in range(longest) if at_least(longest, rate, n + 1) < _FALSE_STRIKE), longest
+    )
+
+
+def _noticed(limits: SamplerLimits, cheats: Sequence[Margins]) -> int:
+    outside = [int((margins > limits.margin).sum()) for margins in cheats]
+    return sum(count > limits.max_outside_per_sample for count in outside)
+
+
+def history_limits(strains: Iterable[float]) -> HistoryLimits:
+    """Return the limits of the sequential test from the mean strains of honest ways: twice the
+    worst, within [0.02, 0.9].
+    """
+    return HistoryLimits(honest_strain=min(_MOST_STRAIN, max(_LEAST_STRAIN, 2 * max(strains))))
 
 
 def fraud_strikes(honest_samples: int, recipe: Recipe) -> int:
     """Return the strikes that an honest submission collects with probability below 1e-6.
 
-    None of the honest samples failed, so the true rate is below 3 / n with 95 % confidence (rule of
-    three). At least 2: no single sample makes Fraud.
+    None of the honest samples failed, which bounds the true rate with 95 % confidence. At least 2:
+    no single sample makes Fraud.
     """
-    size = recipe.sampling.problems_per_submission * recipe.sampling.samples_per_problem
-    rate = min(1.0, 3 / honest_samples)
+    size = submission_size(recipe)
+    rate = rate_bound(honest_samples)
     for strikes in range(2, size + 1):
-        if _binomial_tail(size, rate, strikes) < _FALSE_FRAUD:
+        if at_least(size, rate, strikes) < _FALSE_FRAUD:
             return strikes
     raise EngineError(
         f"{honest_samples} honest samples cannot bound the errors of a submission of {size}",
@@ -98,13 +156,17 @@ def fraud_strikes(honest_samples: int, recipe: Recipe) -> int:
     )
 
 
-def _binomial_tail(trials: int, rate: float, at_least: int) -> float:
-    term = (1 - rate) ** trials
-    below = 0.0
-    for k in range(at_least):
-        below += term
-        term *= (trials - k) / (k + 1) * rate / (1 - rate) if rate < 1 else 0
-    return max(0.0, 1 - below)
+def submission_size(recipe: Recipe) -> int:
+    """Return the samples of a whole submission."""
+    return recipe.sampling.problems_per_submission * recipe.sampling.samples_per_problem
+
+
+def detection(row: Measurement, size: int, strikes: int = 1) -> tuple[float, float]:
+    """Return the 95 % interval of the probability that a submission of `size` such samples collects
+    `strikes`: 1 for Rejected, more for Fraud.
+    """
+    low, high = wilson(row.trials - row.accepted, row.trials)
+    return at_least(size, low, strikes), at_least(size, high, strikes)
 
 
 def require_no_forger(measured: Iterable[Measurement]) -> None:
@@ -119,22 +181,38 @@ def require_no_forger(measured: Iterable[Measurement]) -> None:
             )
 
 
-def chunk_measurement(
-    name: str,
-    kind: Literal["honest", "nothing", "other"],
-    results: list[ChunkResult],
-    accepted: int,
-) -> Measurement:
-    """Return the table's row for chunks: the worst figures of honest ones, the best of forged."""
-    pick = max if kind == "honest" else min
-    return Measurement(
-        name=name,
-        kind=kind,
-        judged="chunk",
-        trials=len(results),
-        accepted=accepted,
-        exponent_mismatches=pick(r.exponent_mismatches / r.points for r in results),
-        sign_mismatches=pick(r.sign_mismatches / r.points for r in results),
-        mantissa_error_mean=min(_MANTISSA_MAX, pick(r.mantissa_error_mean for r in results)),
-        mantissa_error_median=min(_MANTISSA_MAX, pick(r.mantissa_error_median for r in results)),
-    )
+def require_separated(measured: Iterable[Measurement], recipe: Recipe) -> None:
+    """Raise EngineError when honest work and that of a cheat which saves most of it overlap."""
+    size = submission_size(recipe)
+    for row in measured:
+        low, _ = detection(row, size)
+        if row.kind == "cheap" and low < DETECTED:
+            raise EngineError(
+                f"the cheat {row.name!r} passes as honest: {row.accepted} of {row.trials} samples, "
+                f"so only {low:.0%} or more of its submissions of {size} are sure to be noticed",
+                hint="use a number format or engine with smaller errors, or larger submissions",
+            )
+
+
+class Figures(TypedDict, total=False):
+    """A table row's errors, as `Measurement` names them."""
+
+    exponent_mismatches: float
+    sign_mismatches: float
+    mantissa_error_mean: float
+    mantissa_error_median: float
+    decoy_matches: float
+
+
+def worst_of(results: Sequence[ChunkResult], *, honest: bool) -> Figures:
+    """Return the worst errors of honest chunks, the best of forged ones; none without chunks."""
+    if not results:
+        return {}
+    pick = max if honest else min
+    return {
+        "exponent_mismatches": pick(r.exponent_mismatches / r.points for r in results),
+        "sign_mismatches": pick(r.sign_mismatches / r.points for r in results),
+        "mantissa_error_mean": min(_MANTISSA_MAX, pick(r.mantissa_error_mean for r in results)),
+        "mantissa_error_median": min(_MANTISSA_MAX, pick(r.mantissa_error_median for r in results)),
+        "decoy_matches": pick(r.decoy_matches / DECOYS for r in results),
+    }

@@ -1,55 +1,41 @@
 """Generates and recomputes rollouts the way workers and validators do, and measures the difference.
 
-What `muster.inference.calibrate` compares; applies no limits of its own.
+What `muster.inference.calibrate` compares; applies no limits of its own. Axes: R rows, L width,
+T completion tokens, H hidden units, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import DynamicCache
 
+from muster.inference.batches import pad_left
 from muster.inference.engine import Completion, Prefill, Request
 from muster.inference.forgers import Chunks
+from muster.inference.forward import Forward, to_patterns
 from muster.inference.replaying import replay
 from muster.inference.transformers_engine import TransformersEngine
+from muster.inference.ways import Way, computing
 from muster.protocol.recipe import Recipe
-from muster.toploc import ChunkResult, verify_proofs_many
+from muster.toploc import ChunkResult, build_proofs_many, verify_proofs_many
 
-_FEW = 24
-"""Samples for the ways that run one sample at a time."""
+PLAIN = Way("batched")
+"""How work is generated and recomputed when nothing else is said."""
 
+Tokens = Sequence[int]
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way to compute that gives the same results but for rounding."""
+_MOST_REDRAWS = 16
+_REDRAWN_VALUES = 1 << 22
+"""Noise values drawn per part and way, but for one draw at least."""
 
-    name: str
-    """What differs, in words."""
-    max_rows: int = 256
-    """Samples in a forward pass."""
-    threads: int = 1
-    """Threads of torch."""
-    samples: int | None = None
-    """How many samples to spend on it; None for all."""
-
-
-WORKERS = (
-    Way("batched"),
-    Way("one by one", max_rows=1, samples=_FEW),
-    Way("batches of 7", max_rows=7, samples=4 * _FEW),
-    Way("two threads", threads=2),
-)
-VALIDATORS = (
-    Way("batched"),
-    Way("one by one", max_rows=1, samples=_FEW),
-    Way("two threads", threads=2, samples=4 * _FEW),
-)
+_PART_LOGITS = 1 << 26
+"""Logits held at a time: 256 MiB, and as much a few times more where two prefills are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +47,15 @@ class Work:
     completions: Sequence[Completion]
     """What was delivered."""
 
-    def first(self, count: int | None) -> Work:
-        """Return the first `count` samples."""
-        return Work(self.requests[:count], self.completions[:count])
+    def __getitem__(self, places: slice) -> Work:
+        """Return some of the samples."""
+        return Work(self.requests[places], self.completions[places])
+
+    @property
+    def pairs(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The samples as (prompt, completion)."""
+        asked = [request.prompt_tokens for request in self.requests]
+        return list(zip(asked, [c.tokens for c in self.completions], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +71,15 @@ class Errors:
         """Return the chunks of every sample."""
         return [result for results in self.chunks for result in results]
 
+    def only(self, kept: Sequence[bool]) -> Errors:
+        """Return the samples marked True."""
+        chunks = [c for c, keep in zip(self.chunks, kept, strict=True) if keep]
+        return Errors(chunks, [m for m, keep in zip(self.margins, kept, strict=True) if keep])
+
+    def __add__(self, other: Errors) -> Errors:
+        """Return the samples of both."""
+        return Errors(self.chunks + other.chunks, self.margins + other.margins)
+
 
 class Bench:
     """One engine on one recipe."""
@@ -87,24 +88,57 @@ class Bench:
         self.engine = engine
         self.recipe = recipe
 
-    def generate(self, requests: Sequence[Request], way: Way = WORKERS[0]) -> Work:
+    def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Work:
         """Return what a worker delivers."""
         asked = requests[: way.samples]
-        with self._computing(way):
+        with computing(self.engine, way):
             return Work(asked, self.engine.generate(asked, proof=self.recipe.proof))
 
-    def recompute(self, work: Work, way: Way = VALIDATORS[0]) -> list[Prefill]:
+    def recompute(self, work: Work, way: Way = PLAIN) -> list[Prefill]:
         """Return what a validator computes for work."""
-        samples = [
-            (request.prompt_tokens, completion.tokens)
-            for request, completion in zip(work.requests, work.completions, strict=True)
-        ]
-        with self._computing(way):
-            return self.engine.prefill(samples)
+        with computing(self.engine, way):
+            if way.path == "prefill":
+                return self.engine.prefill(work.pairs)
+            forward = self.engine.forward
+            run = _padded_left if way.path == "padded left" else _decoded
+            with torch.inference_mode():
+                return [
+                    prefill
+                    for start in range(0, len(work.pairs), way.max_rows)
+                    for prefill in run(forward, work.pairs[start : start + way.max_rows])
+                ]
+
+    def parts(self, work: Work) -> Iterator[tuple[int, Work]]:
+        """Yield the work in parts whose logits fit into memory, each with its first place."""
+        start = tokens = 0
+        most = max(1, _PART_LOGITS // self.engine.vocab_size)
+        for place, completion in enumerate(work.completions):
+            if tokens and tokens + len(completion.tokens) > most:
+                yield start, work[start:place]
+                start, tokens = place, 0
+            tokens += len(completion.tokens)
+        yield start, work[start:]
+
+    def measure(self, work: Work) -> Errors:
+        """Return how far work is from its recomputation in the plain way."""
+        found = [self.compare(part, self.recompute(part)) for _, part in self.parts(work)]
+        return sum(found[1:], found[0])
+
+    def hidden_states(self, work: Work) -> list[npt.NDArray[np.uint16]]:
+        """Return what proofs of the work would be about, sample by sample."""
+        return [p.hidden_TH for _, part in self.parts(work) for p in self.recompute(part)]
+
+    def prove(self, work: Work) -> list[Completion]:
+        """Return the completions with true proofs, whatever the tokens came from."""
+        proof = self.recipe.proof
+        built = build_proofs_many(
+            self.hidden_states(work), chunk_tokens=proof.chunk_tokens, topk=proof.topk
+        )
+        pairs = zip(work.completions, built, strict=True)
+        return [Completion(completion.tokens, proofs) for completion, proofs in pairs]
 
     def compare(self, work: Work, prefills: Sequence[Prefill]) -> Errors:
         """Return how far work is from its recomputation."""
-        tokens = [completion.tokens for completion in work.completions]
         proof = self.recipe.proof
         chunks = verify_proofs_many(
             [prefill.hidden_TH for prefill in prefills],
@@ -114,24 +148,24 @@ class Bench:
         )
         replayed = replay(
             [prefill.logits_TV for prefill in prefills],
-            tokens,
+            [completion.tokens for completion in work.completions],
             [request.seed for request in work.requests],
             self.recipe.sampling.temperature,
         )
         return Errors(chunks, list(replayed.margins))
 
-    def chunks(self, work: Work, prefills: Sequence[Prefill]) -> list[Chunks]:
+    def chunks(self, work: Work) -> list[Chunks]:
         """Return recomputed chunks by shape, where prompts of both halves have some."""
         size = self.recipe.proof.chunk_tokens
         places: dict[tuple[int, ...], int] = {}
         members: defaultdict[int, list[tuple[npt.NDArray[np.uint16], tuple[int, ...], int]]]
         members = defaultdict(list)
-        for request, completion, prefill in zip(
-            work.requests, work.completions, prefills, strict=True
+        for request, completion, hidden_TH in zip(
+            work.requests, work.completions, self.hidden_states(work), strict=True
         ):
             prompt = places.setdefault(request.prompt_tokens, len(places))
             for start in range(0, len(completion.tokens), size):
-                rows = prefill.hidden_TH[start : start + size]
+                rows = hidden_TH[start : start + size]
                 members[len(rows)].append((rows, completion.tokens[start : start + size], prompt))
         shaped = [
             Chunks(
@@ -144,16 +178,50 @@ class Bench:
         ]
         return [chunks for chunks in shaped if len(np.unique(chunks.prompts_B % 2)) == 2]
 
-    @contextmanager
-    def _computing(self, way: Way) -> Iterator[None]:
-        own = self.engine.max_rows, torch.get_num_threads()
-        self.engine.max_rows = way.max_rows
-        torch.set_num_threads(way.threads)
-        try:
-            yield
-        finally:
-            self.engine.max_rows = own[0]
-            torch.set_num_threads(own[1])
+
+def _padded_left(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+    """Prefill as libraries do that pad every batch on the left."""
+    tokens_RL, mask_RL = pad_left([(*prompt, *completion[:-1]) for prompt, completion in samples])
+    positions = None if mask_RL is None else np.maximum(mask_RL.cumsum(axis=1) - 1, 0)
+    longest = max(len(completion) for _, completion in samples)
+    hidden, logits = forward(tokens_RL, keep=longest, mask=mask_RL, positions_RL=positions)
+    patterns, scores = to_patterns(hidden), logits.cpu().numpy()
+    return [
+        Prefill(patterns[row, longest - len(c) :], scores[row, longest - len(c) :])
+        for row, (_, c) in enumerate(samples)
+    ]
+
+
+def _decoded(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
+    """Feed the completion token by token, as a worker does; one sample at a time."""
+    made = []
+    for prompt, completion in samples:
+        cache = DynamicCache(config=forward.model.config)
+        fed = [prompt, *([token] for token in completion[:-1])]
+        rows = [forward(np.array([tokens]), keep=1, cache=cache) for tokens in fed]
+        hidden = np.concatenate([to_patterns(h)[0] for h, _ in rows])
+        made.append(Prefill(hidden, np.concatenate([s[0].cpu().numpy() for _, s in rows])))
+    return made
+
+
+def redrawn_margins(
+    worker: Sequence[Prefill], validator: Sequence[Prefill], temperature: float, *, seed: int
+) -> npt.NDArray[np.float32]:
+    """Return the margins of choices under one party's logits, replayed under another's.
+
+    The noise is drawn afresh, several times per token where that is cheap: honest margins are
+    nearly all zero, and it takes many draws to see how large the rest may be.
+    """
+    random, scale = np.random.default_rng(seed), np.float32(temperature)
+    own_NV = np.concatenate([prefill.logits_TV for prefill in worker[: len(validator)]]) / scale
+    other_NV = np.concatenate([prefill.logits_TV for prefill in validator]) / scale
+    found = []
+    for _ in range(min(_MOST_REDRAWS, max(1, _REDRAWN_VALUES // own_NV.size))):
+        noise_NV = random.gumbel(size=own_NV.shape).astype(np.float32)
+        chosen_N = (own_NV + noise_NV).argmax(axis=1)
+        scores_NV = other_NV + noise_NV
+        found.append(scores_NV.max(axis=1) - scores_NV[np.arange(len(chosen_N)), chosen_N])
+    return np.concatenate(found)
 
 
 def one_token(requests: Sequence[Request]) -> list[Request]:
@@ -161,10 +229,18 @@ def one_token(requests: Sequence[Request]) -> list[Request]:
     return [replace(request, max_new_tokens=1) for request in requests]
 
 
-def changed_only(work: Work, honest: Work, errors: Errors) -> list[npt.NDArray[np.float32]]:
-    """Return the margins of samples whose tokens differ from the honest ones."""
-    pairs = zip(work.completions, honest.completions, errors.margins, strict=True)
-    return [margins for forged, true, margins in pairs if forged.tokens != true.tokens]
+def divergence(policy: Sequence[Prefill], other: Sequence[Prefill], temperature: float) -> float:
+    """Return the mean KL divergence of another model's next-token law from the policy's, in nats
+    per token, at a temperature.
+    """
+    total, tokens = 0.0, 0
+    for own, changed in zip(policy, other, strict=True):
+        p = torch.from_numpy(own.logits_TV / temperature).log_softmax(dim=1)
+        q = torch.from_numpy(changed.logits_TV / temperature).log_softmax(dim=1)
+        # Tokens that the other rules out for good would make it infinite; 50 nats are enough.
+        total += float((p.exp() * (p - q.clamp_min(-50))).sum())
+        tokens += len(p)
+    return max(0.0, total / tokens)
 
 
 Progress = Callable[[str], None]

@@ -48,6 +48,7 @@ class TransformersEngine:
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         self._device = device
         self.max_rows = max_rows
+        self.dtype = dtype
         self._policy: LoadedPolicy | None = None
         self._forward: Forward | None = None
         self._version: PolicyVersion | None = None
@@ -64,6 +65,11 @@ class TransformersEngine:
     def model(self) -> Any:
         """The transformers model; calibration perturbs its weights."""
         return self._loaded()[0].model
+
+    @property
+    def forward(self) -> Forward:
+        """The model's forward pass; calibration feeds it in other ways."""
+        return self._loaded()[1]
 
     @property
     def hidden_size(self) -> int:

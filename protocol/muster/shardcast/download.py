@@ -7,20 +7,21 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import EncodingError, StorageError
+from muster.protocol.errors import EncodingError, SignatureError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import VerifyingSink
-from muster.shardcast.http_client import Connection, HttpClient
+from muster.shardcast.http_client import SILENCE_S, Connection, HttpClient
 from muster.shardcast.manifest import MAX_MANIFEST_BYTES
+from muster.shardcast.receive import receive_body
 from muster.shardcast.store import SIGNATURE_BYTES
+from muster.shardcast.trust import TrustedRoot, check_signature
 
-BLOCK_BYTES = 1 << 20
-"""Received bytes that are hashed and written together; two such buffers per chunk under way."""
 INLINE_BYTES = 256 << 10
-"""Chunks up to this size are hashed and written without a thread."""
+"""Chunks up to this size are received without a thread."""
 MAX_VERSIONS = 64
 """Versions read from one listing."""
 _MAX_LISTING_BYTES = 64 << 10
@@ -47,18 +48,17 @@ class Fault(Enum):
 
 
 class ShardClient:
-    """Asks relays; connections and buffers are reused between requests."""
+    """Asks relays; connections are reused between requests."""
 
-    def __init__(self, *, token: str | None = None) -> None:
+    def __init__(self, *, token: str | None = None, parallel: int = 4) -> None:
+        """`parallel` is how many chunks it can receive at the same time."""
         self._http = HttpClient({"Authorization": f"Bearer {token}"} if token else {})
-        # One thread: chunks of one file would only wait for each other's writes.
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="shards")
-        self._buffers: list[tuple[memoryview, memoryview]] = []
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="chunk")
 
     def close(self) -> None:
         """Close every connection."""
         self._http.close()
-        self._disk.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
     async def versions(
         self, url: str, run_id: RunId, *, after: int = -1, wait_s: int = 0
@@ -78,9 +78,31 @@ class ShardClient:
             return Fault.LIED
         return data
 
+    async def any_manifest(self, url: str, run_id: RunId, version: PolicyVersion) -> bytes | Fault:
+        """Return what a relay gives as the manifest, true or not."""
+        return await self._read(f"{url}/v1/{run_id}/{version}/manifest", MAX_MANIFEST_BYTES)
+
     async def signature(self, url: str, run_id: RunId, version: PolicyVersion) -> bytes | Fault:
         """Return what a relay gives as the trainer's signature."""
         return await self._read(f"{url}/v1/{run_id}/{version}/signature", SIGNATURE_BYTES)
+
+    async def signed_manifest(
+        self, url: str, run_id: RunId, version: PolicyVersion, trusted: TrustedRoot
+    ) -> tuple[bytes, bytes] | Fault:
+        """Return manifest and signature; LIED unless both are what `trusted` demands."""
+        data = await self.any_manifest(url, run_id, version)
+        if isinstance(data, Fault):
+            return data
+        if trusted.manifest_root not in (None, keccak(data)):
+            return Fault.LIED
+        signature = await self.signature(url, run_id, version)
+        if isinstance(signature, Fault):
+            return signature
+        try:
+            check_signature(run_id, version, keccak(data), signature, trusted)
+        except SignatureError:
+            return Fault.LIED
+        return data, signature
 
     async def chunk(self, url: str, sink: VerifyingSink) -> Fault | None:
         """Stream a chunk into its sink and commit it; None when it is verified and kept.
@@ -106,28 +128,28 @@ class ShardClient:
         return None
 
     async def _receive(self, connection: Connection, sink: VerifyingSink) -> None:
-        """Receive one block while the one before is hashed and written."""
-        if sink.size <= INLINE_BYTES:
-            block = memoryview(bytearray(sink.size))
-            await connection.read_into(block)
-            sink.write([block])
+        """Receive the body in a thread, which also hashes and writes it."""
+        taken = connection.take_over() if sink.size > INLINE_BYTES else None
+        if taken is None:
+            await self._receive_here(connection, sink)
             return
-        buffers = self._buffers.pop() if self._buffers else _new_buffers()
-        writing: asyncio.Future[None] | None = None
+        receiving = asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(receive_body, *taken, sink, silence_s=SILENCE_S)
+        )
         try:
-            for i, start in enumerate(range(0, sink.size, BLOCK_BYTES)):
-                block = buffers[i % 2][: sink.size - start]
-                await connection.read_into(block)
-                if writing is not None:
-                    await asyncio.shield(writing)
-                loop = asyncio.get_running_loop()
-                writing = loop.run_in_executor(self._disk, sink.write, [block])
-        finally:
-            if writing is not None:
-                await finished(writing)
-        if writing is not None:
-            writing.result()
-        self._buffers.append(buffers)
+            await asyncio.shield(receiving)
+        except asyncio.CancelledError:
+            connection.interrupt()
+            await finished(receiving)
+            raise
+
+    async def _receive_here(self, connection: Connection, sink: VerifyingSink) -> None:
+        """Receive in the event loop: what is small, or encrypted."""
+        block = memoryview(bytearray(min(INLINE_BYTES, sink.size)))
+        for start in range(0, sink.size, INLINE_BYTES):
+            part = block[: sink.size - start]
+            await connection.read_into(part)
+            sink.write([part])
 
     async def _read(self, url: str, max_bytes: int) -> bytes | Fault:
         try:
@@ -161,10 +183,6 @@ async def finished(future: asyncio.Future[R]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
-
-
-def _new_buffers() -> tuple[memoryview, memoryview]:
-    return memoryview(bytearray(BLOCK_BYTES)), memoryview(bytearray(BLOCK_BYTES))
 
 
 async def _refused(status: int, length: int, connection: Connection) -> Fault:

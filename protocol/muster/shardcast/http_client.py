@@ -8,7 +8,10 @@ Content-Length, no transfer or content encoding, no redirects.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -87,6 +90,25 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._leftover) > head.length:
             raise BadAnswer("the answer has more bytes than it said")
         return head
+
+    def take_over(self) -> tuple[bytes, socket.socket] | None:
+        """Return the body's first bytes and a plain socket to receive the rest from, in a thread.
+
+        None when the connection is encrypted: then `read_into` it is. Until the caller has received
+        the whole body and closed that socket, nothing else may be done with the connection but
+        `interrupt`.
+        """
+        transport = self._transport
+        if transport is None or transport.get_extra_info("sslcontext") is not None:
+            return None
+        early, self._leftover = bytes(self._leftover), memoryview(b"")
+        return early, socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+
+    def interrupt(self) -> None:
+        """Make a thread that receives from the connection see its end now."""
+        if self._transport is not None:
+            with contextlib.suppress(OSError):
+                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     async def read_into(self, view: memoryview) -> None:
         """Fill the view with the next bytes of the body."""

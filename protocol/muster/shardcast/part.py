@@ -24,6 +24,7 @@ class PartSink(VerifyingSink):
 
     def __init__(self, folder: Path, places: Sequence[ChunkSpan]) -> None:
         super().__init__(places[0].digest, places[0].size)
+        self.places = len(places)
         self._offset = 0
         self._starts = [place.offset for place in places]
         self._fds: list[int] = []

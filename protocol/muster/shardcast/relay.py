@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from random import Random, SystemRandom
+from urllib.parse import urlsplit
 
-from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import (
     ConfigError,
@@ -26,14 +25,15 @@ from muster.protocol.errors import (
     SignatureError,
     StorageError,
 )
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import Checkpoint
+from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast.chunks import VerifyingSink
 from muster.shardcast.download import Fault, ShardClient, in_thread
 from muster.shardcast.manifest import ChunkSpan, Manifest
+from muster.shardcast.metrics import ShardMetrics
 from muster.shardcast.sources import SourceBook
 from muster.shardcast.store import ChunkStore
 from muster.shardcast.transfer import Transfer, parse_published
+from muster.shardcast.trust import Trust, TrustedRoot, check_signature
 
 logger = logging.getLogger(__name__)
 
@@ -51,32 +51,6 @@ REFUSED_PAUSE_S = 60.0
 """Pause after a version did not fit the disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrustedRoot:
-    """What the chain says about a version."""
-
-    manifest_root: Hash32
-    """Keccak-256 that the manifest must have."""
-    trainer: Address
-    """Who must have signed it."""
-    domain: Domain
-    """RunRegistry's EIP-712 domain."""
-
-
-Trust = Callable[[RunId, PolicyVersion], Awaitable[TrustedRoot | None]]
-"""Returns what the chain says about a version, None when it knows no such version."""
-
-
-def check_signature(
-    run_id: RunId, version: PolicyVersion, signature: bytes, trusted: TrustedRoot
-) -> None:
-    """Raise SignatureError unless the trainer signed this version's root."""
-    checkpoint = Checkpoint(run_id, version, trusted.manifest_root)
-    signer = recover(digest(trusted.domain, checkpoint.struct_hash()), signature)
-    if signer != trusted.trainer:
-        raise SignatureError(f"the checkpoint is signed by {signer}, not by the trainer")
-
-
 class Relay:
     """Mirrors one run's versions into a store until cancelled."""
 
@@ -91,6 +65,7 @@ class Relay:
         parallel: int = 4,
         attempts: int = 6,
         token: str | None = None,
+        metrics: ShardMetrics | None = None,
         rng: Random | None = None,
     ) -> None:
         """`poll_s` is the shortest pause between two looks at an upstream or at the chain."""
@@ -103,8 +78,9 @@ class Relay:
         self._parallel = parallel
         self._attempts = attempts
         self._rng = rng or SystemRandom()
-        self._client = ShardClient(token=token)
+        self._client = ShardClient(token=token, parallel=parallel)
         self._book = SourceBook(upstreams, rng=self._rng)
+        self._metrics = metrics or ShardMetrics()
         self._announced: dict[str, list[PolicyVersion]] = {}
         self._retry_at: dict[PolicyVersion, float] = {}
         self._failures: dict[PolicyVersion, int] = {}
@@ -145,10 +121,24 @@ class Relay:
             except (MusterError, TimeoutError) as error:
                 logger.warning("chain does not answer", extra={"cause": str(error)})
                 return
-            data = self._store.manifest_bytes(self._run_id, version)
-            if data is not None and (trusted is None or keccak(data) != trusted.manifest_root):
+            if not self._is_still_trusted(version, trusted):
                 logger.warning("version is not the chain's", extra={"policy_version": version})
                 await in_thread(self._store.remove, self._run_id, version)
+
+    def _is_still_trusted(self, version: PolicyVersion, trusted: TrustedRoot | None) -> bool:
+        data = self._store.manifest_bytes(self._run_id, version)
+        signature = self._store.signature(self._run_id, version)
+        if data is None or signature is None:
+            return True  # damaged or gone: nothing of it is offered
+        if trusted is None:
+            return False
+        if trusted.manifest_root is not None:
+            return keccak(data) == trusted.manifest_root
+        try:
+            check_signature(self._run_id, version, keccak(data), signature, trusted)
+        except SignatureError:
+            return False
+        return True
 
     async def _watch(self, url: str) -> None:
         """Keep `_announced` true to one upstream's listing."""
@@ -191,15 +181,20 @@ class Relay:
                 continue
 
     def _candidates(self) -> list[PolicyVersion]:
-        """Return the announced versions that are not held and would be kept, newest first."""
+        """Return the announced versions that are not held and would be kept, newest first.
+
+        Kept are the newest, and what their deltas start from, back to the anchor.
+        """
         held = [
             version
             for version in self._store.stored_versions(self._run_id)
             if self._store.is_complete(self._run_id, version)
         ]
         oldest_kept = held[self._store.keep - 1] if len(held) >= self._store.keep else -1
+        parents = set(self._store.wanted_parents(self._run_id))
         announced = {version for listed in self._announced.values() for version in listed}
-        return sorted((v for v in announced if v not in held and v > oldest_kept), reverse=True)
+        kept = {version for version in announced if version > oldest_kept or version in parents}
+        return sorted(kept.difference(held), reverse=True)
 
     async def _mirror_or_postpone(self, version: PolicyVersion) -> None:
         loop = asyncio.get_running_loop()
@@ -235,6 +230,7 @@ class Relay:
             attempts=self._attempts,
             what=f"run {self._run_id} version {version}",
             rng=self._rng,
+            noted=self._count,
         )
         manifest, signature = await self._trusted_manifest(transfer, version, trusted)
         missing = await in_thread(self._store.begin, manifest, signature)
@@ -245,16 +241,24 @@ class Relay:
             )
         finally:
             self._store.abandon(self._run_id, version)
+        self._metrics.mirrored.inc()
         logger.info(
             "version mirrored",
             extra={
                 "run_id": self._run_id,
                 "policy_version": version,
-                "bytes": manifest.total_bytes,
+                "bytes": manifest.broadcast_bytes,
                 "wall_s": round(asyncio.get_running_loop().time() - started_s, 3),
             },
         )
         return True
+
+    def _count(self, url: str, fault: Fault | None, size: int) -> None:
+        upstream = urlsplit(url).netloc
+        if fault is None:
+            self._metrics.received_bytes.labels(upstream).inc(size)
+        else:
+            self._metrics.upstream_faults.labels(upstream, fault.value).inc()
 
     async def _ask_chain(self, version: PolicyVersion) -> TrustedRoot | None:
         async with asyncio.timeout(TRUST_TIMEOUT_S):
@@ -266,26 +270,11 @@ class Relay:
         """Return manifest and signature that match the chain, from whichever upstream has them."""
         while True:
             url = await transfer.next_source()
-            answer = await self._read_version(url, version, trusted)
+            answer = await self._client.signed_manifest(url, self._run_id, version, trusted)
+            transfer.note(url, answer if isinstance(answer, Fault) else None)
             if not isinstance(answer, Fault):
-                transfer.note(url, None)
-                return answer
-            transfer.note(url, answer)
-
-    async def _read_version(
-        self, url: str, version: PolicyVersion, trusted: TrustedRoot
-    ) -> tuple[Manifest, bytes] | Fault:
-        data = await self._client.manifest(url, self._run_id, version, root=trusted.manifest_root)
-        if isinstance(data, Fault):
-            return data
-        signature = await self._client.signature(url, self._run_id, version)
-        if isinstance(signature, Fault):
-            return signature
-        try:
-            check_signature(self._run_id, version, signature, trusted)
-        except SignatureError:
-            return Fault.LIED
-        return parse_published(data, self._run_id, version), signature
+                data, signature = answer
+                return parse_published(data, self._run_id, version), signature
 
     async def _recheck_all(self) -> None:
         while True:

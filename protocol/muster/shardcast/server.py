@@ -25,6 +25,8 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import Region
 from muster.shardcast.limits import RequestRates, ServerLimits
 from muster.shardcast.manifest import parse_digest
+from muster.shardcast.metrics import ShardMetrics
+from muster.shardcast.send import Sender
 from muster.shardcast.store import ChunkStore
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ SHUTDOWN_S = 1.0
 """How long a stop waits for answers that are being sent."""
 INLINE_BYTES = 64 << 10
 """Chunks up to this size are sent in one write rather than by sendfile."""
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of Prometheus' text format."""
 
 _NUMBER = r"(0|[1-9][0-9]{0,15})"
 _VERSIONS = re.compile(rf"/v1/{_NUMBER}/versions")
@@ -61,8 +66,10 @@ class ShardServer:
         limits: ServerLimits | None = None,
         token: str | None = None,
         wanted: Callable[[RunId, PolicyVersion], None] | None = None,
+        metrics: ShardMetrics | None = None,
     ) -> None:
         """`token` is the bearer token clients must show; `wanted` hears of versions waited for."""
+        self.metrics = metrics or ShardMetrics()
         self._store = store
         self._host = host
         self._port = port
@@ -88,9 +95,10 @@ class ShardServer:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._stopping = False
+        self._sender = Sender()
         self._unsubscribe = self._store.on_change(self._store_changed)
         self._runner = web.ServerRunner(
-            _LimitedServer(self._handle, self._limits), shutdown_timeout=SHUTDOWN_S
+            _LimitedServer(self._handle, self._limits, self.metrics), shutdown_timeout=SHUTDOWN_S
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port, backlog=512)
@@ -112,6 +120,7 @@ class ShardServer:
         self._unsubscribe()
         self._wake()
         await runner.cleanup()
+        self._sender.close()
 
     async def __aenter__(self) -> ShardServer:
         await self.start()
@@ -129,9 +138,11 @@ class ShardServer:
         self._changed = asyncio.Event()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        refusal = self._refusal(request)
-        if refusal is not None:
-            return refusal
+        response = self._refusal(request) or await self._answer(request)
+        self.metrics.requests.labels(_kind(request.path), str(response.status)).inc()
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._route(request)
         except (ConnectionError, asyncio.CancelledError):
@@ -163,6 +174,8 @@ class ShardServer:
         path = request.path
         if path == "/healthz":
             return web.Response(text="ok")
+        if path == "/metrics":
+            return await self._metrics()
         if match := _CHUNK.fullmatch(path):
             digest = parse_digest(match[1])
             return await self._chunk(request, digest) if digest else _not_found()
@@ -172,6 +185,14 @@ class ShardServer:
             key = RunId(int(match[1])), PolicyVersion(int(match[2]))
             return await self._version_part(request, *key, part=match[3])
         return _not_found()
+
+    async def _metrics(self) -> web.Response:
+        newest = max((v for _, v in await asyncio.to_thread(self._store.complete)), default=-1)
+        self.metrics.policy_version.set(newest)
+        used_bytes = await asyncio.to_thread(self._store.chunks.used_bytes)
+        self.metrics.stored_bytes.set(used_bytes)
+        self.metrics.waiting.set(self._waiting)
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
 
     async def _versions(self, request: web.BaseRequest, run_id: RunId) -> web.Response:
         after = _query_number(request, "after", default=-1)
@@ -250,6 +271,7 @@ class ShardServer:
         status = 206 if "Content-Range" in headers else 200
         if len(window) <= INLINE_BYTES and request.method == "GET":
             body = os.pread(file.fileno(), len(window), window.start)
+            self.metrics.sent_bytes.inc(len(body))
             return web.Response(status=status, body=body, headers=headers)
         response = web.StreamResponse(status=status, headers=headers)
         response.content_type = "application/octet-stream"
@@ -266,10 +288,12 @@ class ShardServer:
             raise ConnectionResetError("the client has gone")
         try:
             async with asyncio.timeout(self._limits.send_s):
-                await self._loop.sendfile(transport, file, window.start, len(window))
+                await self._sender.send(transport, file, window)
         except TimeoutError as error:
             transport.abort()
+            self.metrics.cut_off.labels("slow").inc()
             raise ConnectionResetError("the client reads too slowly") from error
+        self.metrics.sent_bytes.inc(len(window))
 
     def _wait_s(self, request: web.BaseRequest) -> float:
         return min(_query_number(request, "wait", default=0), self._limits.wait_s)
@@ -297,7 +321,7 @@ class ShardServer:
 class _LimitedServer(web.Server):
     """aiohttp's connection factory, bounded in connections, header sizes and idle time."""
 
-    def __init__(self, handler: Any, limits: ServerLimits) -> None:
+    def __init__(self, handler: Any, limits: ServerLimits, metrics: ShardMetrics) -> None:
         super().__init__(
             handler,
             handler_cancellation=True,
@@ -310,6 +334,7 @@ class _LimitedServer(web.Server):
             max_headers=64,
         )
         self._limits = limits
+        self._metrics = metrics
         self._addresses: dict[RequestHandler, str] = {}
         self._per_address: Counter[str] = Counter()
 
@@ -321,7 +346,9 @@ class _LimitedServer(web.Server):
         self._per_address[address] += 1
         over_address = self._per_address[address] > self._limits.connections_per_address
         if over_address or len(self._addresses) > self._limits.connections:
+            self._metrics.cut_off.labels("too_many").inc()
             transport.abort()
+        self._metrics.connections.set(len(self._addresses))
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
@@ -330,6 +357,18 @@ class _LimitedServer(web.Server):
             self._per_address[address] -= 1
             if not self._per_address[address]:
                 del self._per_address[address]
+        self._metrics.connections.set(len(self._addresses))
+
+
+def _kind(path: str) -> str:
+    """Return what a path asks for, one of a few words: a label must not grow with requests."""
+    if _CHUNK.fullmatch(path):
+        return "chunk"
+    if match := _VERSION_PART.fullmatch(path):
+        return match[3]
+    if _VERSIONS.fullmatch(path):
+        return "versions"
+    return path[1:] if path in ("/healthz", "/metrics") else "other"
 
 
 def _not_found() -> web.Response:

@@ -5,7 +5,7 @@ Pure bookkeeping, no I/O; randomness is injected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -30,14 +30,26 @@ class _Record:
 class SourceBook:
     """What is known about each relay."""
 
-    def __init__(self, urls: Sequence[str], *, rng: Random) -> None:
-        self._records = {require_url(url): _Record() for url in urls}
+    def __init__(self, urls: Sequence[str], *, rng: Random, reserve: Sequence[str] = ()) -> None:
+        """`reserve` are asked only when none of `urls` is left: the origin, if it allows that."""
+        self._reserve = [require_url(url) for url in reserve]
+        self._records = {url: _Record() for url in [*map(require_url, urls), *self._reserve]}
         self._rng = rng
 
     @property
     def urls(self) -> list[str]:
-        """Every relay, in the order given."""
+        """Every relay in the order given, then the reserve."""
         return list(self._records)
+
+    @property
+    def reserve(self) -> list[str]:
+        """Those that are asked last."""
+        return list(self._reserve)
+
+    @property
+    def relays(self) -> list[str]:
+        """Those that are asked first."""
+        return [url for url in self._records if url not in self._reserve]
 
     def weight(self, url: str) -> float:
         """Return success rate x bandwidth; an unmeasured relay counts as fast as the average."""
@@ -46,18 +58,16 @@ class SourceBook:
         record = self._records[url]
         return record.success * (record.bytes_per_s if record.bytes_per_s is not None else average)
 
-    def choose(self, excluded: Collection[str] = ()) -> str | None:
-        """Return a relay at random, in proportion to the weights; None when all are excluded."""
-        urls = [url for url in self._records if url not in excluded]
-        if not urls:
-            return None
+    def choose(self, urls: Sequence[str]) -> str:
+        """Return one of these at random, in proportion to the weights."""
         return self._rng.choices(urls, [self.weight(url) for url in urls])[0]
 
-    def ranked(self, excluded: Collection[str] = ()) -> list[str]:
-        """Return the relays in a random order in which heavier ones tend to come first."""
-        order: list[str] = []
-        while (url := self.choose([*excluded, *order])) is not None:
-            order.append(url)
+    def ranked(self, urls: Sequence[str]) -> list[str]:
+        """Return these in a random order in which heavier ones tend to come first."""
+        left, order = list(urls), list[str]()
+        while left:
+            order.append(self.choose(left))
+            left.remove(order[-1])
         return order
 
     def succeeded(self, url: str, size: int, seconds: float) -> None:

@@ -33,7 +33,6 @@ from muster.shardcast.chunks import (
     sync_path,
     temporary_name,
 )
-from muster.shardcast.delta_publish import add_delta, parent_of
 from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, DELTA, ChunkSpan, Manifest
 from muster.shardcast.originals import Originals, Stamp, sync_files
 from muster.shardcast.split import Edition, split_files
@@ -117,6 +116,9 @@ class ChunkStore:
         self, manifest: Manifest, folder: Path, stamps: dict[Hash32, Stamp], anchor_every: int
     ) -> Manifest:
         """Return the manifest with a delta from the version before, if that is here and helps."""
+        # Only here: relays and most clients need no numpy, which is a fifth of their memory.
+        from muster.shardcast.delta_publish import add_delta, parent_of
+
         before = parent_of(manifest.version)
         parent = None if before is None else self.manifest(manifest.run_id, before)
         if parent is None:
@@ -229,11 +231,17 @@ class ChunkStore:
         with self._state:
             if (run_id, version) in self._complete:
                 return True
+            if (run_id, version) in self._receiving:
+                return False
         manifest = self.manifest(run_id, version)
         if manifest is None or self.missing(manifest):
             return False
         self._mark_complete((run_id, version))
         return True
+
+    def complete(self) -> list[VersionKey]:
+        """Return every version of every run that is stored whole."""
+        return [key for key in self.stored() if self.is_complete(*key)]
 
     def manifest_bytes(self, run_id: RunId, version: PolicyVersion) -> bytes | None:
         """Return a version's canonical manifest, or None."""
@@ -297,7 +305,7 @@ class ChunkStore:
     def _learn_originals(self) -> bool:
         """Index versions that this or another process published; tells whether any was new."""
         found = False
-        for key in self._stored():
+        for key in self.stored():
             folder = self._version_folder(*key) / "files"
             if not self._originals.knows(folder) and (manifest := self.manifest(*key)):
                 found = self._originals.learn(folder, manifest) or found
@@ -346,7 +354,7 @@ class ChunkStore:
                 hint="raise the relay's max_bytes",
             )
         own = (manifest.run_id, manifest.version)
-        oldest = sorted((key for key in self._stored() if key != own), key=lambda key: key[1])
+        oldest = sorted((key for key in self.stored() if key != own), key=lambda key: key[1])
         while oldest and self._needed_bytes(manifest) > self.max_bytes:
             self._discard_version(oldest.pop(0))
             self._sweep({span.digest for span in manifest.broadcast_spans()})
@@ -395,14 +403,15 @@ class ChunkStore:
 
     def _sweep(self, also_needed: set[Hash32] | None = None) -> int:
         needed = set(also_needed or ())
-        for run_id, version in self._stored():
+        for run_id, version in self.stored():
             manifest = self.manifest(run_id, version)
             needed |= {s.digest for s in manifest.broadcast_spans()} if manifest else set()
         for leftover in self._runs.glob(f"*/{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         return self.chunks.sweep(needed)
 
-    def _stored(self) -> list[VersionKey]:
+    def stored(self) -> list[VersionKey]:
+        """Return every version of every run that has a manifest, whole or not."""
         return [(run, v) for run in self._stored_runs() for v in self.stored_versions(run)]
 
     def _stored_runs(self) -> list[RunId]:

@@ -31,9 +31,19 @@ class Transfer:
     """Who may still be asked, and when."""
 
     def __init__(
-        self, client: ShardClient, book: SourceBook, *, attempts: int, what: str, rng: Random
+        self,
+        client: ShardClient,
+        book: SourceBook,
+        *,
+        attempts: int,
+        what: str,
+        rng: Random,
+        noted: Callable[[str, Fault | None, int], object] = lambda _url, _fault, _size: None,
     ) -> None:
-        """`attempts` is how often in a row a relay may fail; `what` names the version in logs."""
+        """`attempts` is how often in a row a relay may fail; `what` names the version in logs;
+        `noted` hears how asking each relay ended, and for how many verified bytes.
+        """
+        self._noted = noted
         self.client = client
         self.book = book
         self._attempts = attempts
@@ -42,14 +52,20 @@ class Transfer:
         self._out: set[str] = set()
         self._failures: dict[str, int] = {}
         self._resting: dict[str, float] = {}
+        self._arrived: Callable[[VerifyingSink], object] = lambda _: None
 
     async def pull_all(
-        self, sinks: Iterable[Callable[[], VerifyingSink]], *, parallel: int
+        self,
+        sinks: Iterable[Callable[[], VerifyingSink]],
+        *,
+        parallel: int,
+        arrived: Callable[[VerifyingSink], object] = lambda _: None,
     ) -> None:
-        """Fill every sink, `parallel` at a time, in order.
+        """Fill every sink, `parallel` at a time, in order; `arrived` hears of each that is full.
 
         Raises PolicyUnavailable when no relay is left, StorageError when the disk refuses.
         """
+        self._arrived = arrived
         waiting = iter(list(sinks))
         try:
             async with asyncio.TaskGroup() as group:
@@ -74,21 +90,22 @@ class Transfer:
                 sink.close()
             seconds = asyncio.get_running_loop().time() - started_s
             self.note(url, fault, size=sink.size, seconds=seconds)
+        self._arrived(sink)
 
     async def next_source(self) -> str:
-        """Return a relay to ask now, after a pause if all are resting.
+        """Return a relay to ask now, after a pause if all are resting; the reserve comes last.
 
-        Raises PolicyUnavailable when every relay lied or failed too often.
+        Raises PolicyUnavailable when every one lied or failed too often.
         """
         loop = asyncio.get_running_loop()
         while True:
-            resting = {url for url, until in self._resting.items() if until > loop.time()}
-            url = self.book.choose(self._out | resting)
-            if url is not None:
-                return url
-            usable = resting - self._out
+            usable = [url for url in self.book.relays if url not in self._out]
+            usable = usable or [url for url in self.book.reserve if url not in self._out]
             if not usable:
                 raise self.unavailable()
+            awake = [url for url in usable if self._resting.get(url, 0.0) <= loop.time()]
+            if awake:
+                return self.book.choose(awake)
             await asyncio.sleep(min(self._resting[url] for url in usable) - loop.time())
 
     async def may_ask(self, url: str) -> bool:
@@ -100,6 +117,7 @@ class Transfer:
 
     def note(self, url: str, fault: Fault | None, *, size: int = 0, seconds: float = 0.0) -> None:
         """Record how asking a relay ended; None is success."""
+        self._noted(url, fault, size)
         if fault is None:
             self._failures.pop(url, None)
             self._resting.pop(url, None)

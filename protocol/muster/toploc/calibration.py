@@ -6,8 +6,8 @@ Canonical JSON whose Keccak-256 is pinned on chain (`RunRegistry.calibrationHash
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,13 @@ from pydantic import Field, model_validator
 
 from muster.protocol.documents import Document, DocumentPart
 from muster.protocol.recipe import ProofRecipe
-from muster.toploc.proofs import ChunkResult
+from muster.toploc.history import HistoryLimits
+from muster.toploc.results import ChunkResult
+from muster.toploc.screening import DECOYS
 
+Margins: TypeAlias = "npt.NDArray[np.float32] | Sequence[float]"
 Share = Annotated[float, Field(ge=0, le=1)]
+Kind = Literal["honest", "nothing", "cheap", "other"]
 
 
 class CalibratedModel(DocumentPart):
@@ -48,6 +52,8 @@ class ChunkLimits(DocumentPart):
     """Median mantissa error where exponents match."""
     max_sign_mismatches: Annotated[int, Field(ge=0)]
     """Points whose exponent matches and whose sign differs."""
+    max_decoy_matches: Annotated[int, Field(ge=0, le=DECOYS)] = DECOYS // 2
+    """Decoys at which a large entry is claimed, whatever the size of the proof."""
 
 
 class SamplerLimits(DocumentPart):
@@ -64,14 +70,18 @@ class Measurement(DocumentPart):
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     """The way, in words."""
-    kind: Literal["honest", "nothing", "other"]
-    """Honest; a forger that computed nothing; a forger that ran something else."""
+    kind: Kind
+    """Honest; a forger that computed nothing; a cheat that ran something much cheaper; another."""
     judged: Literal["chunk", "sample"]
-    """What one trial is: a chunk under the proof limits, or a sample under the sampler's."""
+    """What one trial is: a chunk under the proof limits, or a sample under all limits."""
     trials: Annotated[int, Field(ge=1)]
     """How many were judged."""
     accepted: Annotated[int, Field(ge=0)]
     """How many the limits accept."""
+    failed_proofs: Annotated[int, Field(ge=0)] = 0
+    """Samples that fail check 6."""
+    failed_sampling: Annotated[int, Field(ge=0)] = 0
+    """Samples that fail check 7."""
     exponent_mismatches: Share = 0.0
     """Share of points: the worst honest trial, the best forged one."""
     mantissa_error_mean: Annotated[float, Field(ge=0, le=127)] = 0.0
@@ -80,12 +90,18 @@ class Measurement(DocumentPart):
     """Worst honest, best forged."""
     sign_mismatches: Share = 0.0
     """Share of points: worst honest, best forged."""
+    decoy_matches: Share = 0.0
+    """Share of decoys: worst honest, best forged."""
     margin: Annotated[float, Field(ge=0)] = 0.0
     """A sample's largest margin: worst honest, best forged."""
+    strain: Share = 0.0
+    """Mean strain of the samples, see `Calibration.sample_strain`."""
+    strength: Annotated[float, Field(ge=0)] | None = None
+    """How far the cheat's model is from the policy: KL divergence in nats per token."""
 
     @model_validator(mode="after")
     def _accepted_within_trials(self) -> Self:
-        if self.accepted > self.trials:
+        if max(self.accepted, self.failed_proofs, self.failed_sampling) > self.trials:
             raise ValueError(f"{self.accepted} accepted of {self.trials}")
         return self
 
@@ -96,7 +112,7 @@ class Calibration(Document):
     NAME: ClassVar[str] = "calibration"
     MAX_BYTES: ClassVar[int] = 256 * 1024
 
-    schema_version: Annotated[int, Field(ge=1, le=1)] = 1
+    schema_version: Annotated[int, Field(ge=2, le=2)] = 2
     """Version of this document's form."""
     model: CalibratedModel
     """What was measured."""
@@ -110,20 +126,46 @@ class Calibration(Document):
     """Limits of check 7."""
     fraud_strikes: Annotated[int, Field(ge=1)]
     """Strikes from which a submission is Fraud; below, it is Rejected."""
+    history: HistoryLimits = HistoryLimits(honest_strain=0.5)
+    """Limits of the sequential test over a worker's submissions."""
     measured: Annotated[tuple[Measurement, ...], Field(max_length=256)] = ()
     """What the limits rest on."""
 
     def chunk_passes(self, result: ChunkResult) -> bool:
         """Return whether a chunk's errors are inside the limits."""
-        limits, points, topk = self.chunk, result.points, self.proof.topk
-        return (
-            result.exponent_mismatches <= limits.max_exponent_mismatches * points // topk
-            and result.sign_mismatches <= limits.max_sign_mismatches * points // topk
-            and result.mantissa_error_mean <= limits.max_mantissa_error_mean
-            and result.mantissa_error_median <= limits.max_mantissa_error_median
+        return result.decoy_matches <= self.chunk.max_decoy_matches and all(
+            error <= limit for error, limit in self._errors(result)
         )
 
-    def sampler_passes(self, margins_T: npt.NDArray[np.float32] | Sequence[float]) -> bool:
+    def sampler_passes(self, margins_T: Margins) -> bool:
         """Return whether a sample's margins are inside the limits; NaN is outside."""
         inside = np.asarray(margins_T) <= self.sampler.margin
         return int((~inside).sum()) <= self.sampler.max_outside_per_sample
+
+    def sample_strain(self, chunks: Iterable[ChunkResult], margins_T: Margins) -> float:
+        """Return how close a sample comes to its limits: 0 without any error, 1 at a limit or
+        beyond. The largest of all errors' shares of their limits.
+        """
+        errors = [pair for result in chunks for pair in self._errors(result)]
+        worst = np.asarray(margins_T).max(initial=0)
+        errors.append((float(worst), self.sampler.margin))
+        return max(_strain(error, limit) for error, limit in errors)
+
+    def submission_strain(self, samples: Iterable[tuple[Iterable[ChunkResult], Margins]]) -> float:
+        """Return the mean strain of a submission's samples: what the sequential test takes."""
+        return float(np.mean([self.sample_strain(*sample) for sample in samples]))
+
+    def _errors(self, result: ChunkResult) -> Iterator[tuple[float, float]]:
+        """Yield every error of a chunk with its limit; decoys match by chance, not by error."""
+        limits, points, topk = self.chunk, result.points, self.proof.topk
+        yield result.exponent_mismatches, limits.max_exponent_mismatches * points // topk
+        yield result.sign_mismatches, limits.max_sign_mismatches * points // topk
+        yield result.mantissa_error_mean, limits.max_mantissa_error_mean
+        yield result.mantissa_error_median, limits.max_mantissa_error_median
+
+
+def _strain(error: float, limit: float) -> float:
+    if error <= 0:
+        return 0.0
+    # NaN is as bad as it gets, and a limit of zero allows nothing.
+    return error / limit if error < limit else 1.0

@@ -47,6 +47,11 @@ class Chunks:
     """Entries that each chunk's proof commits to."""
 
     @property
+    def compared(self) -> npt.NDArray[np.uintp]:
+        """Entries of each chunk that are compared with its proof, see `ChunkShape.compared`."""
+        return np.minimum(self.points, np.maximum(1, self.sizes // 2))
+
+    @property
     def proof_sizes(self) -> list[int]:
         """Bytes of each chunk's proof."""
         sizes: list[int] = (2 + 2 * self.points).tolist()
@@ -93,7 +98,7 @@ def cut(samples: Sequence[HiddenRows], *, chunk_tokens: int, topk: int) -> Chunk
 
 
 def to_patterns(hidden: HiddenRows) -> Patterns:
-    """Return contiguous bfloat16 patterns; floats are rounded to nearest even.
+    """Return contiguous bfloat16 patterns of any shape; floats are rounded to nearest even.
 
     Raises ProofError for numpy arrays of neither floats nor uint16.
     """
@@ -109,8 +114,13 @@ def to_patterns(hidden: HiddenRows) -> Patterns:
         raise ProofError(f"hidden states must be floats or uint16 patterns, got {hidden.dtype}")
     with np.errstate(over="ignore"):
         bits = np.ascontiguousarray(hidden, np.float32).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    # Rounding could carry a NaN's mantissa into the sign bit, out of the NaNs.
-    kept = np.where(is_nan, bits | np.uint32(0x00400000), rounded)
-    return (kept >> np.uint32(16)).astype(np.uint16)
+    kept = (bits >> np.uint32(16)) & np.uint32(1)
+    kept += bits
+    kept += np.uint32(0x7FFF)
+    kept >>= np.uint32(16)
+    rounded = kept.astype(np.uint16)
+    is_nan = np.isnan(hidden)
+    if is_nan.any():
+        # Rounding may have carried a NaN's mantissa into the sign bit, out of the NaNs.
+        rounded[is_nan] = 0x7FC0
+    return rounded

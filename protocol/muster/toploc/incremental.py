@@ -1,8 +1,8 @@
 """Proofs that grow while decoding goes on: rows come step by step, a thread builds the proofs.
 
-Owns one unfinished chunk per slot and the queue to the thread. Memory does not grow with the length
-of completions: finished chunks that wait are bounded, beyond them `add` waits. Axes: R rows of one
-step, C rows of a chunk, H hidden units.
+Owns one unfinished chunk per request and the queue to the thread. Memory does not grow with the
+length of completions: finished chunks that wait are bounded, beyond them `add` waits. Axes: R
+requests of one step, Q all requests, C rows of a chunk, H hidden units.
 """
 
 from __future__ import annotations
@@ -18,32 +18,36 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.protocol.errors import ProofError
-from muster.toploc.chunks import Patterns
+from muster.toploc.chunks import to_patterns
 from muster.toploc.proofs import build_proofs_many
 
 _WAITING_ELEMENTS = 1 << 25
-"""Entries of finished chunks that may wait for the thread: 64 MiB of patterns."""
+"""Entries of finished chunks that may wait for the thread: 64 MiB of patterns, 128 of floats."""
+
+
+Rows = npt.NDArray[np.uint16] | npt.NDArray[np.float32]
+"""bfloat16 patterns, or floats that the thread rounds to bfloat16."""
 
 
 class _Job(NamedTuple):
     """Chunks of equally many rows."""
 
-    slots: list[int]
-    chunks_RCH: Patterns
+    requests: list[int]
+    chunks_RCH: Rows
 
 
 class IncrementalBuilder:
     """Builds the proofs of samples that are being decoded; one thread calls it, and closes it.
 
-    A sample has a slot: a small integer of the caller's choice, free again after `take`. Leaving
-    the context ends the thread; what was not taken is dropped.
+    A request is a small integer, at least 0, of the caller's choice, free for another after `take`.
+    Leaving the context ends the thread; what was not taken is dropped.
     """
 
-    def __init__(self, hidden_size: int, *, chunk_tokens: int = 32, topk: int = 128) -> None:
+    def __init__(self, *, chunk_tokens: int = 32, topk: int = 128) -> None:
         self._chunk_tokens = chunk_tokens
         self._topk = topk
-        self._rows_SCH = np.empty((0, chunk_tokens, hidden_size), np.uint16)
-        self._filled_S = np.zeros(0, np.int64)
+        self._rows_QCH: Rows = np.empty((0, chunk_tokens, 0), np.uint16)
+        self._filled_Q = np.zeros(0, np.int64)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._changed = threading.Condition()
         # The rest is shared with the thread, under the condition's lock.
@@ -66,32 +70,41 @@ class IncrementalBuilder:
     ) -> None:
         self.close()
 
-    def add(self, slots_R: npt.NDArray[np.int64], rows_RH: Patterns) -> None:
-        """Take one more row of each of some distinct slots.
+    def add(self, requests_R: npt.NDArray[np.int64], rows_RH: Rows) -> None:
+        """Take one more row of each of some distinct requests, of one width and type for all time.
 
         Waits while too many chunks wait. Raises ProofError when a chunk could not be proven.
         """
-        self._grow(int(slots_R.max(initial=-1)) + 1)
-        self._rows_SCH[slots_R, self._filled_S[slots_R]] = rows_RH
-        self._filled_S[slots_R] += 1
-        self._hand_over(slots_R[self._filled_S[slots_R] == self._chunk_tokens])
+        # As few calls as can be: one row's step costs little more than their overhead.
+        try:
+            filled_R = self._filled_Q[requests_R]
+        except IndexError:
+            self._grow(int(requests_R.max()) + 1, rows_RH)
+            filled_R = self._filled_Q[requests_R]
+        self._rows_QCH[requests_R, filled_R] = rows_RH
+        filled_R += 1
+        self._filled_Q[requests_R] = filled_R
+        is_full_R = filled_R == self._chunk_tokens
+        if is_full_R.any():
+            self._hand_over(requests_R[is_full_R])
 
-    def end(self, slots_R: npt.NDArray[np.int64]) -> None:
-        """Take note that samples are complete: their last chunk is proven, however short."""
-        unfinished = slots_R[self._filled_S[slots_R] > 0]
-        for rows in np.unique(self._filled_S[unfinished]):
-            self._hand_over(unfinished[self._filled_S[unfinished] == rows])
+    def end(self, requests_R: npt.NDArray[np.int64]) -> None:
+        """Take note that requests are complete: their last chunk is proven, however short."""
+        unfinished = requests_R[self._filled_Q[requests_R] > 0]
+        filled = self._filled_Q[unfinished]
+        for rows in sorted(set(filled.tolist())):
+            self._hand_over(unfinished[filled == rows])
 
-    def take(self, slot: int) -> list[bytes]:
-        """Return an ended sample's proofs, after waiting for the last, and free its slot.
+    def take(self, request: int) -> list[bytes]:
+        """Return an ended request's proofs, after waiting for the last, and forget it.
 
         Raises ProofError when one of the builder's chunks could not be proven.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or not self._waiting_chunks[slot])
+            self._changed.wait_for(lambda: self._failure or not self._waiting_chunks[request])
             self._raise_failure()
-            del self._waiting_chunks[slot]
-            return self._proofs.pop(slot, [])
+            del self._waiting_chunks[request]
+            return self._proofs.pop(request, [])
 
     def close(self) -> None:
         """End the thread, without building what still waits; may be called again."""
@@ -100,30 +113,30 @@ class IncrementalBuilder:
         self._jobs.put(None)
         self._thread.join()
 
-    def _grow(self, slots: int) -> None:
-        more = slots - len(self._filled_S)
-        if more > 0:
-            # Doubled, so that slots that come one by one do not copy everything each time.
-            more = max(more, len(self._filled_S))
-            fresh = np.empty((more, *self._rows_SCH.shape[1:]), np.uint16)
-            self._rows_SCH = np.concatenate([self._rows_SCH, fresh])
-            self._filled_S = np.concatenate([self._filled_S, np.zeros(more, np.int64)])
+    def _grow(self, requests: int, rows_RH: Rows) -> None:
+        # At least doubled: requests that come one by one must not copy everything each time.
+        used = len(self._filled_Q)
+        self._filled_Q = np.concatenate(
+            [self._filled_Q, np.zeros(max(requests - used, used), np.int64)]
+        )
+        shape = (len(self._filled_Q), self._chunk_tokens, rows_RH.shape[1])
+        kept, self._rows_QCH = self._rows_QCH[:used], np.empty(shape, rows_RH.dtype)
+        if used:
+            self._rows_QCH[:used] = kept
 
-    def _hand_over(self, slots_R: npt.NDArray[np.int64]) -> None:
-        """Queue the chunks of slots that hold equally many rows."""
-        if not len(slots_R):
-            return
-        rows = int(self._filled_S[slots_R[0]])
-        job = _Job(slots_R.tolist(), self._rows_SCH[slots_R, :rows])
-        self._filled_S[slots_R] = 0
+    def _hand_over(self, requests_R: npt.NDArray[np.int64]) -> None:
+        """Queue the chunks of requests that hold equally many rows."""
+        rows = int(self._filled_Q[requests_R[0]])
+        job = _Job(requests_R.tolist(), self._rows_QCH[requests_R, :rows])
+        self._filled_Q[requests_R] = 0
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failure or self._waiting_elements <= _WAITING_ELEMENTS
             )
             self._raise_failure()
             self._waiting_elements += job.chunks_RCH.size
-            for slot in job.slots:
-                self._waiting_chunks[slot] += 1
+            for request in job.requests:
+                self._waiting_chunks[request] += 1
         self._jobs.put(job)
 
     def _raise_failure(self) -> None:
@@ -137,8 +150,9 @@ class IncrementalBuilder:
             if self._is_closed:
                 continue
             try:
+                chunks_RCH = to_patterns(job.chunks_RCH)
                 built = build_proofs_many(
-                    list(job.chunks_RCH), chunk_tokens=self._chunk_tokens, topk=self._topk
+                    list(chunks_RCH), chunk_tokens=self._chunk_tokens, topk=self._topk
                 )
             except Exception as error:  # Whatever it is, the caller's thread raises it.
                 with self._changed:
@@ -150,7 +164,7 @@ class IncrementalBuilder:
     def _note(self, job: _Job, built: Sequence[Sequence[bytes]]) -> None:
         with self._changed:
             self._waiting_elements -= job.chunks_RCH.size
-            for slot, proofs in zip(job.slots, built, strict=True):
-                self._proofs[slot] += proofs
-                self._waiting_chunks[slot] -= 1
+            for request, proofs in zip(job.requests, built, strict=True):
+                self._proofs[request] += proofs
+                self._waiting_chunks[request] -= 1
             self._changed.notify_all()

@@ -61,12 +61,12 @@ class Kernel:
 
     def verify(self, chunks: Chunks, proofs: list[bytes]) -> list[ChunkResult]:
         """Return how far chunks are from their proofs, whose lengths are right."""
-        figures = np.empty((len(proofs), 4), np.float64)
+        figures = np.empty((len(proofs), 5), np.float64)
         self._call(self._verify, chunks, b"".join(proofs), figures.ctypes.data)
         return [
-            ChunkResult(int(exponents), mean, median, int(signs), points)
-            for (exponents, mean, median, signs), points in zip(
-                figures.tolist(), chunks.points.tolist(), strict=True
+            ChunkResult(int(exponents), mean, median, int(signs), points, int(decoys))
+            for (exponents, mean, median, signs, decoys), points in zip(
+                figures.tolist(), chunks.compared.tolist(), strict=True
             )
         ]
 

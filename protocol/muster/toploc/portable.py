@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from muster.toploc import wire
 from muster.toploc.chunks import EXPONENT_BITS, MANTISSA_BITS, SIGN_BIT, Chunks, Patterns
 from muster.toploc.field import PRIME, evaluate, interpolate
 from muster.toploc.results import NO_MATCH, ChunkResult
+from muster.toploc.screening import decoy_matches
 from muster.toploc.selection import find_moduli, select_top
 
 
@@ -41,10 +43,12 @@ class Portable:
             claimed = [proofs[place] for place in places]
             shape = wire.ChunkShape(elements=patterns_BE.shape[1], points=points)
             moduli, coefficients = wire.decode(claimed, shape)
-            indices, values = _points(patterns_BE, points)
+            indices, values = _points(patterns_BE, shape.compared)
             x_BK = (indices % moduli[:, None]).astype(np.uint32)
             results = _compare(evaluate(coefficients, x_BK), values)
-            placed.update(zip(places, results, strict=True))
+            matches = decoy_matches(patterns_BE, moduli, coefficients)
+            for place, result, found in zip(places, results, matches.tolist(), strict=True):
+                placed[place] = replace(result, decoy_matches=found)
         return [placed[i] for i in range(len(placed))]
 
 

@@ -21,4 +21,6 @@ class ChunkResult:
     sign_mismatches: int
     """Points whose exponent matches and whose sign differs."""
     points: int
-    """Points compared: min(topk, elements)."""
+    """Points compared: min(topk, half of the elements), at least 1."""
+    decoy_matches: int = 0
+    """Decoys at which the proof claims a large entry, see `muster.toploc.screening`."""

@@ -18,6 +18,11 @@ from muster.toploc.field import PRIME, Residues
 MAX_ELEMENTS = 2**31
 """Entries of the largest chunk: indices are 32-bit integers."""
 
+_MODULUS_SLACK = 1024
+"""Moduli to try: one fails with the chance that K indices collide, about K^2 / 2 PRIME."""
+_MOST_POINTS_WITH_SLACK = 512
+"""Points up to which a thousand tries fail less than once in 10^50 chunks."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
@@ -29,14 +34,26 @@ class ChunkShape:
     """Coefficients in its proof: min(topk, elements)."""
 
     @property
+    def compared(self) -> int:
+        """Entries that are compared: where a proof covers more than half of a chunk, the larger
+        half. Small entries are differences of large ones, and their relative errors have no bound.
+        """
+        return min(self.points, max(1, self.elements // 2))
+
+    @property
     def proof_bytes(self) -> int:
         """Length of the chunk's proof."""
         return 2 + 2 * self.points
 
     @property
     def smallest_modulus(self) -> int:
-        """Least modulus of its proof: indices below the field's order never collide under it."""
-        return PRIME if self.elements <= PRIME else self.points
+        """Least modulus of its proof: indices below the field's order never collide under it, and
+        others need few tries. A small one would fold all positions of a channel into one point,
+        which spares a forger the guess of where the largest entries are.
+        """
+        if self.elements <= PRIME:
+            return PRIME
+        return PRIME - _MODULUS_SLACK if self.points <= _MOST_POINTS_WITH_SLACK else self.points
 
 
 def chunk_shapes(

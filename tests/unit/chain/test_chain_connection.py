@@ -130,6 +130,7 @@ async def test_receipt_carries_the_events_of_our_contracts(timed: bool) -> None:
         "eth_getTransactionCount": lambda _account, _block: "0x0",
         "eth_maxPriorityFeePerGas": lambda: "0x1",
         "eth_sendRawTransaction": lambda _raw: "0x",
+        "eth_getTransactionByHash": lambda tx: {"hash": tx},
         "eth_getTransactionReceipt": lambda tx: {
             "status": "0x1",
             "transactionHash": tx,

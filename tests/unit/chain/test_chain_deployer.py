@@ -6,7 +6,7 @@ from eth_utils.address import to_checksum_address
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from test_chain_sender import KEY, Pool
+from sender_fakes import KEY, Pool
 
 from muster.chain import DeployParameters, deploy_contracts, deployer
 from muster.chain.abi import CONTRACTS, contract_abi

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
 from muster.inference import calibrate as calibrating
-from muster.protocol.errors import ConfigError, WalletError
+from muster.inference.calibrate import Plan
+from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
 from muster.toploc import Calibration
+from muster.toploc.calibration import Measurement
 from muster.wallet import LIGHT_SCRYPT_N, load_wallet
 
 CHAIN = {"--rpc", "--deployments"}
@@ -40,7 +43,18 @@ FLAGS = {
     "rewards": CHAIN | KEY | {"--run", "--worker", "--json"},
     "worker run": NODE | {"--worker", "--heartbeat-s"},
     "validator run": NODE | {"--file-patience-s"},
-    "calibrate": {"--model", "--task-set", "--recipe", "--out", "--samples", "--seed", "--dtype"},
+    "calibrate": {
+        "--model",
+        "--task-set",
+        "--recipe",
+        "--out",
+        "--plot",
+        "--engines",
+        "--other",
+        "--profile",
+        "--samples",
+        "--seed",
+    },
 }
 
 
@@ -123,24 +137,66 @@ def test_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
     assert "did you mean 'orchestrator'?" in (getattr(result.exception, "hint", "") or "")
 
 
+ROWS = tuple(
+    Measurement(name=name, kind=kind, judged="sample", trials=300, accepted=accepted, strength=0.1)
+    for name, kind, accepted in (("batched", "honest", 300), ("weights in int4", "cheap", 2))
+)
+
+
+def measured(
+    asked: dict[str, Any], refusal: EngineError | None = None
+) -> Callable[..., calibrating.CalibrationRun]:
+    def calibrate(model: Path, plan: Plan, **options: Any) -> calibrating.CalibrationRun:
+        asked.update(model=model, plan=plan)
+        return calibrating.CalibrationRun(CALIBRATION, ROWS, refusal)
+
+    return calibrate
+
+
 def test_calibration_is_written_and_its_hash_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "recipe").write_bytes(RECIPE.to_bytes())
     (tmp_path / "tasks").write_bytes(TASK_SET.to_bytes())
     asked: dict[str, Any] = {}
-
-    def measured(model: Path, prompts: list[str], **options: Any) -> Any:
-        asked.update(options, model=model, prompts=prompts)
-        return calibrating.CalibrationRun(CALIBRATION, ())
-
-    monkeypatch.setattr(calibrating, "calibrate_model", measured)
-    out = tmp_path / "calibration.json"
+    monkeypatch.setattr(calibrating, "calibrate_model", measured(asked))
+    out, plot = tmp_path / "calibration.json", tmp_path / "power.svg"
     result = run(
         "calibrate", "--model", "m", "--task-set", str(tmp_path / "tasks"),
         "--recipe", str(tmp_path / "recipe"), "--out", str(out), "--samples", "32",
+        "--other", f"base={tmp_path}", "--engines", "a,b", "--plot", str(plot),
     )  # fmt: skip
     assert result.stdout.strip() == "0x" + CALIBRATION.hash().hex()
     assert Calibration.from_bytes(out.read_bytes()) == CALIBRATION
-    assert (asked["samples"], asked["recipe"]) == (32, RECIPE)
-    assert asked["prompts"][0] == TASK_SET[0].prompt
+    assert (asked["plan"].samples, asked["plan"].recipe) == (32, RECIPE)
+    assert asked["plan"].prompts[0] == TASK_SET[0].prompt
+    assert (asked["plan"].engines, asked["plan"].others) == (("a", "b"), {"base": tmp_path})
+    assert "int4" in result.stderr
+    assert plot.read_text().startswith("<?xml")
+
+
+def test_calibration_needs_no_more_than_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(calibrating, "calibrate_model", measured(asked))
+    result = run("calibrate", "--model", "m", "--out", str(tmp_path / "c.json"))
+    assert result.exit_code == 0
+    assert asked["plan"].prompts == []
+
+
+def test_refused_model_gets_no_calibration_but_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = EngineError("the forger 'x' passes")
+    monkeypatch.setattr(calibrating, "calibrate_model", measured({}, refusal))
+    result = run("calibrate", "--model", "m", "--out", str(tmp_path / "c.json"))
+    assert result.exception is refusal
+    assert "int4" in result.stderr
+    assert not (tmp_path / "c.json").exists()
+
+
+@pytest.mark.parametrize("pair", ["base=", "=.", "base=/no/such/folder"])
+def test_other_model_is_refused_without_name_or_folder(pair: str) -> None:
+    result = run("calibrate", "--model", "m", "--other", pair)
+    assert "is not NAME=FOLDER" in str(result.exception)

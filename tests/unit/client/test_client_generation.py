@@ -23,7 +23,7 @@ from client_world import (
 
 from muster.client import documents
 from muster.client.assignment import derive
-from muster.client.calibration import format_table, prompts_of, read_recipe, read_task_set
+from muster.client.calibration import prompts_of, read_recipe, read_task_set
 from muster.client.documents import fetch_calibration, fetch_recipe, fetch_task_set
 from muster.client.outage import Outage
 from muster.client.validator.process import require_consistent
@@ -32,7 +32,6 @@ from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Hash32
 from muster.tasks import TaskSet
-from muster.toploc.calibration import Measurement
 
 ENCODE = HashEngine().encode
 
@@ -220,8 +219,3 @@ def test_prompts_take_target_lengths_in_turn() -> None:
     prompts = prompts_of(TASK_SET, RECIPE.model_copy(update={"sampling": sampling}))
     assert len(prompts) == len(TASK_SET)
     assert ["5 tokens" in prompts[0], "7 tokens" in prompts[1]] == [True, True]
-
-
-def test_table_has_a_row_per_measurement() -> None:
-    row = Measurement(name="zeros", kind="nothing", judged="chunk", trials=300, accepted=0)
-    assert format_table([row]).splitlines()[1].split()[:3] == ["nothing", "chunk", "0/300"]

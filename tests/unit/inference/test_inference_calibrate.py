@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ import torch
 from inference_policy import build_policy
 from transformers import AutoModelForCausalLM
 
-from muster.inference.calibrate import CalibrationRun, calibrate_model
+from muster.inference import substitutes
+from muster.inference.calibrate import CalibrationRun, Plan, calibrate_model
 from muster.inference.engine import Completion, Request
 from muster.inference.limits import FLOORS, Floors
 from muster.inference.replaying import replay
 from muster.inference.transformers_engine import TransformersEngine
+from muster.inference.ways import VALIDATORS, WORKERS
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
@@ -36,6 +39,10 @@ def prompts(count: int, seed: int = 0) -> list[str]:
     return ["".join(drawn.choices("0123456789", k=4)) + "=" for _ in range(count)]
 
 
+def plan(count: int = 64, recipe: Recipe = RECIPE, **options: Any) -> Plan:
+    return Plan(recipe, prompts(count), **{"profile": "quick", **options})
+
+
 @pytest.fixture(scope="module")
 def told() -> list[str]:
     return []
@@ -43,7 +50,7 @@ def told() -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(policy_folder: Path, told: list[str]) -> CalibrationRun:
-    return calibrate_model(policy_folder, prompts(64), recipe=RECIPE, progress=told.append)
+    return calibrate_model(policy_folder, plan(), progress=told.append)
 
 
 def strikes(
@@ -77,9 +84,16 @@ def fresh_requests(engine: TransformersEngine) -> list[Request]:
 def test_honest_work_passes_and_forgers_that_computed_nothing_do_not(run: CalibrationRun) -> None:
     honest = [row for row in run.table if row.kind == "honest"]
     nothing = [row for row in run.table if row.kind == "nothing"]
+    assert run.refusal is None
     assert all(row.accepted == row.trials for row in honest)
     assert all(row.accepted == 0 and row.trials >= 300 for row in nothing)
-    assert len(nothing) == 12
+    assert len(nothing) == 14
+
+
+def test_history_allows_what_honest_ways_strain(run: CalibrationRun) -> None:
+    worst = max(row.strain for row in run.table if row.kind == "honest")
+    assert run.calibration.history.honest_strain >= 2 * worst
+    assert all(row.strain > 0.5 for row in run.table if row.kind == "cheap")
 
 
 def test_document_round_trips_with_its_measurements(run: CalibrationRun) -> None:
@@ -91,15 +105,22 @@ def test_document_describes_the_model(run: CalibrationRun, policy_folder: Path) 
     model = run.calibration.model
     assert (model.name, model.architecture) == (policy_folder.name, "Qwen3ForCausalLM")
     assert (model.hidden_size, model.vocab_size) == (64, 19)
-    assert model.engine == "transformers float32"
+    assert model.engine == "transformers:float32"
 
 
-def test_other_models_and_int4_weights_are_detected(run: CalibrationRun) -> None:
-    by_name = {row.name: row for row in run.table if row.judged == "chunk"}
-    for name in ("another model of this make", "weights in int4", "signs turned"):
+def test_cheaper_models_and_other_seeds_are_detected(run: CalibrationRun) -> None:
+    by_name = {row.name: row for row in run.table}
+    for name in ("first quarter of the layers", "weights in int4", "signs turned"):
         assert by_name[name].accepted == 0
-    neighbour = by_name["neighbour policy, one step of 0.0005"]
+    assert by_name["samples of another seed"].accepted < 5
+    neighbour = by_name["neighbour policy, 1 steps of 0.0005"]
     assert neighbour.accepted < neighbour.trials / 10
+
+
+def test_strength_grows_with_the_cheat(run: CalibrationRun) -> None:
+    strengths = {row.name: row.strength or 0.0 for row in run.table}
+    assert 0 < strengths["weights in int8"] < strengths["weights in int4"] < 1
+    assert strengths["first quarter of the layers"] > strengths["weights in int8"]
 
 
 def test_fresh_honest_work_has_no_strikes(run: CalibrationRun, engine: TransformersEngine) -> None:
@@ -155,7 +176,7 @@ def test_progress_is_told_and_the_thread_count_left_alone(
 
 
 def test_calibration_is_the_same_when_repeated(run: CalibrationRun, policy_folder: Path) -> None:
-    again = calibrate_model(policy_folder, prompts(64), recipe=RECIPE)
+    again = calibrate_model(policy_folder, plan())
     assert again.calibration.chunk == run.calibration.chunk
     assert again.calibration.sampler.margin == pytest.approx(run.calibration.sampler.margin)
 
@@ -166,48 +187,82 @@ def test_calibration_of_chunks_with_several_per_sample(tmp_path: Path) -> None:
     recipe = RECIPE.model_copy(
         update={"sampling": sampling, "proof": ProofRecipe(chunk_tokens=8, topk=64)}
     )
-    run = calibrate_model(folder, prompts(32), recipe=recipe)
+    run = calibrate_model(folder, plan(32, recipe))
     assert run.calibration.proof.topk == 64
     assert all(row.accepted == 0 for row in run.table if row.kind == "nothing")
+
+
+def test_model_makes_up_its_own_prompts(policy_folder: Path) -> None:
+    run = calibrate_model(policy_folder, plan(0))
+    assert run.refusal is None
+
+
+@pytest.mark.slow
+def test_full_profile_holds_every_cheat_and_every_way(
+    policy_folder: Path, sibling_folder: Path
+) -> None:
+    engines = ("transformers:float32", "transformers:bfloat16")
+    others = {"sibling": sibling_folder}
+    run = calibrate_model(policy_folder, plan(profile="full", engines=engines, others=others))
+    honest = [row for row in run.table if row.kind == "honest"]
+    assert len(honest) == (2 * len(WORKERS["full"]) + 1) * 2 * len(VALIDATORS["full"])
+    assert all(row.accepted == row.trials for row in honest)
+    assert {row.name for row in run.table} >= {"sibling", "likeliest of 4 samples"}
+    assert run.calibration.model.engine == "transformers:float32, transformers:bfloat16"
+    assert len(run.calibration.to_bytes()) < Calibration.MAX_BYTES
 
 
 def test_model_is_refused_when_its_errors_let_a_forger_through(
     policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(FLOORS, "float32", Floors(1.0, 1.0, 127.0, 127.0, 0.001))
-    with pytest.raises(EngineError, match="prove nothing") as caught:
-        calibrate_model(policy_folder, prompts(64), recipe=RECIPE)
-    assert caught.value.hint
+    run = calibrate_model(policy_folder, plan())
+    assert "prove nothing" in str(run.refusal)
+    assert run.refusal is not None
+    assert run.refusal.hint
+
+
+def test_model_is_refused_when_a_cheap_cheat_passes_as_honest(
+    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Noise so small that it passes: the cheat is told to use it for int4.
+    monkeypatch.setattr(substitutes, "quantised", lambda _bits: substitutes.noise(1e-6))
+    run = calibrate_model(policy_folder, plan())
+    assert "'weights in int4' passes as honest: 320 of 320" in str(run.refusal)
 
 
 def test_model_is_refused_when_missing_proofs_parse(
     policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.inference.calibrate.split_proofs", lambda *_, **__: [])
-    with pytest.raises(EngineError, match="'missing, extra or null proofs' passes 960 of 960"):
-        calibrate_model(policy_folder, prompts(64), recipe=RECIPE)
+    run = calibrate_model(policy_folder, plan())
+    assert "'missing, extra or null proofs' passes 960 of 960" in str(run.refusal)
 
 
 def test_model_with_constant_hidden_states_is_refused(tmp_path: Path) -> None:
     folder = build_policy(tmp_path, training_steps=0, constant_hidden_states=True)
-    with pytest.raises(EngineError, match="prove nothing"):
-        calibrate_model(folder, prompts(64), recipe=RECIPE)
+    assert "prove nothing" in str(calibrate_model(folder, plan()).refusal)
 
 
 @pytest.mark.parametrize(
-    ("count", "samples", "match"),
-    [(1, 320, "different prompts"), (0, 320, "different prompts"), (8, 100, "300 are needed")],
+    ("count", "samples", "match"), [(1, 320, "different prompts"), (8, 100, "300 are needed")]
 )
 def test_too_little_to_judge_by_is_refused(
     policy_folder: Path, count: int, samples: int, match: str
 ) -> None:
     with pytest.raises(EngineError, match=match):
-        calibrate_model(policy_folder, prompts(count), recipe=RECIPE, samples=samples)
+        calibrate_model(policy_folder, plan(count, samples=samples))
+
+
+def test_unknown_engine_is_refused_with_those_there_are(policy_folder: Path) -> None:
+    with pytest.raises(EngineError, match="no engine 'abacus'") as caught:
+        calibrate_model(policy_folder, plan(engines=("abacus",)))
+    assert "transformers:bfloat16" in (caught.value.hint or "")
 
 
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="does not load"):
-        calibrate_model(tmp_path, prompts(8), recipe=RECIPE)
+        calibrate_model(tmp_path, plan(8))
 
 
 def test_forged_margins_are_reported_as_finite(run: CalibrationRun) -> None:

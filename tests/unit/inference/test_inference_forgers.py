@@ -1,14 +1,13 @@
-"""Forgers do what they say, and restore what they borrow."""
+"""Forgers do what they say."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from muster.inference import forgers
 from muster.inference.forgers import Chunks
-from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult, build_proofs, split_proofs, verify_proofs
 
@@ -31,7 +30,7 @@ def results(given: Chunks, proofs: list[bytes]) -> list[ChunkResult]:
     ]
 
 
-@pytest.mark.parametrize("name", forgers.NOTHING)
+@pytest.mark.parametrize("name", [n for n in forgers.NOTHING if "modulus" not in n])
 def test_forged_proofs_parse(name: str) -> None:
     given = chunks()
     for proofs in forgers.NOTHING[name](given, np.random.default_rng(0)):
@@ -74,36 +73,9 @@ def test_negated_proofs_differ_in_every_sign_only() -> None:
     assert {(r.exponent_mismatches, r.sign_mismatches) for r in results(given, proofs)} == {(0, 8)}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [forgers.one_step(0.1), forgers.noise(0.1), forgers.quantised(4), forgers.shuffled],
-)
-def test_weights_change_and_come_back(
-    engine: TransformersEngine, change: forgers.WeightChange
-) -> None:
-    before = {name: weight.clone() for name, weight in engine.model.named_parameters()}
-    with forgers.running(engine.model, change, seed=0):
-        changed = [n for n, w in engine.model.named_parameters() if not torch.equal(w, before[n])]
-    assert changed
-    assert all(torch.equal(w, before[n]) for n, w in engine.model.named_parameters())
-
-
-def test_weights_come_back_when_the_body_fails(engine: TransformersEngine) -> None:
-    before = engine.model.get_output_embeddings().weight.clone()
-    with pytest.raises(KeyError), forgers.running(engine.model, forgers.noise(1.0), seed=0):
-        raise KeyError
-    assert torch.equal(engine.model.get_output_embeddings().weight, before)
-
-
-def test_one_step_moves_every_weight_by_the_learning_rate() -> None:
-    moved = forgers.one_step(0.25)(torch.zeros(1000), torch.Generator().manual_seed(0))
-    assert moved.abs().unique().tolist() == [0.25]
-    assert moved.mean().abs() < 0.05
-
-
-@pytest.mark.parametrize(("bits", "levels"), [(4, 15), (8, 255)])
-def test_quantised_weights_take_few_values(bits: int, levels: int) -> None:
-    weight = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0))
-    rounded = forgers.quantised(bits)(weight, torch.Generator())
-    assert 4 < len(rounded.unique()) <= levels
-    assert rounded.abs().max() == pytest.approx(weight.abs().max())
+def test_channel_template_folds_positions_and_is_no_canonical_proof() -> None:
+    given = chunks(spread=0.001)
+    (proofs,) = forgers.channel_template(given, np.random.default_rng(0))
+    assert int.from_bytes(proofs[0][:2], "big") == 16
+    with pytest.raises(ProofError, match="modulus"):
+        split_proofs(proofs[0], tokens=3, hidden_size=16, topk=8)

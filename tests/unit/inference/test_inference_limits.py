@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from muster.inference.limits import (
     FLOORS,
     Floors,
     chunk_limits,
+    detection,
     fraud_strikes,
+    history_limits,
     require_no_forger,
+    require_separated,
     sampler_limits,
 )
 from muster.protocol.errors import EngineError
@@ -36,7 +40,7 @@ def recipe(problems: int, samples: int) -> Recipe:
 
 
 def test_chunk_limits_are_multiples_of_the_worst_errors() -> None:
-    results = [ChunkResult(3, 0.5, 1.0, 2, 128), ChunkResult(1, 1.5, 0.0, 0, 64)]
+    results = [ChunkResult(3, 0.5, 1.0, 2, 128, 3), ChunkResult(1, 3.0, 0.0, 0, 64)]
     assert chunk_limits(results, ProofRecipe(), NO_FLOORS) == ChunkLimits(
         max_exponent_mismatches=6,
         max_mantissa_error_mean=6.0,
@@ -62,16 +66,51 @@ def test_chunk_limits_stay_in_range_when_nothing_matches() -> None:
     assert limits.max_mantissa_error_mean == limits.max_mantissa_error_median == 127
 
 
-@pytest.mark.parametrize(
-    ("margins", "logit_error", "temperature", "expected"),
-    [([0.0], 0.0, 1.0, 0.0), ([0.1, 0.2], 0.0, 1.0, 0.8), ([0.0], 0.1, 0.5, 1.6)],
-)
-def test_sampler_margin_covers_margins_and_logit_differences(
-    margins: list[float], logit_error: float, temperature: float, expected: float
-) -> None:
-    limits = sampler_limits(margins, logit_error, temperature, NO_FLOORS)
-    assert limits.margin == pytest.approx(expected)
+@pytest.mark.parametrize(("worst", "expected"), [(0, 16), (5, 16), (9, 17), (30, 32)])
+def test_decoys_may_match_by_chance(worst: int, expected: int) -> None:
+    results = [ChunkResult(0, 0, 0, 0, 128, worst)]
+    assert chunk_limits(results, ProofRecipe(), NO_FLOORS).max_decoy_matches == expected
+
+
+def margins(*values: float, zeros: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.array([*values, *[0.0] * zeros], np.float32)
+
+
+@pytest.mark.parametrize(("floor", "expected"), [(0.0, 0.5), (0.7, 0.7)])
+def test_margin_is_twice_the_worst_and_at_least_the_floor(floor: float, expected: float) -> None:
+    limits = sampler_limits(margins(0.125, 0.25), 64, Floors(0, 0, 0, 0, floor))
+    assert (limits.margin, limits.max_outside_per_sample) == (expected, 0)
+
+
+def test_smaller_margin_and_a_count_are_chosen_where_they_notice_more() -> None:
+    honest = margins(0.4, *[0.01] * 50, zeros=100_000)
+    cheats = [margins(*[0.3] * 20, zeros=44)] * 10
+    limits = sampler_limits(honest, 64, NO_FLOORS, cheats)
+    assert limits.margin < 0.3
+    assert limits.max_outside_per_sample < 20
+
+
+def test_margin_alone_is_kept_where_a_count_notices_no_more() -> None:
+    honest = margins(0.4, *[0.01] * 50, zeros=100_000)
+    limits = sampler_limits(honest, 64, NO_FLOORS, [margins(5.0, zeros=63)] * 10)
     assert limits.max_outside_per_sample == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_count_spares_honest_samples_of_machines_that_turn_twice_as_many(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    honest = (random.random(200_000) < 0.02) * random.exponential(0.1, 200_000)
+    cheats = [margins(*random.exponential(0.1, 30), zeros=34) for _ in range(50)]
+    limits = sampler_limits(honest.astype(np.float32), 64, NO_FLOORS, cheats)
+    assert limits.max_outside_per_sample > 0
+    samples = (random.random((20_000, 64)) < 0.04) * random.exponential(0.1, (20_000, 64))
+    outside = (samples > limits.margin).sum(axis=1)
+    assert outside.max() <= limits.max_outside_per_sample
+
+
+@pytest.mark.parametrize(("strain", "expected"), [(0.0, 0.02), (0.1, 0.2), (0.8, 0.9)])
+def test_history_allows_twice_the_worst_mean_strain(strain: float, expected: float) -> None:
+    assert history_limits([0.0, strain]).honest_strain == pytest.approx(expected)
 
 
 def exact_tail(trials: int, rate: float, at_least: int) -> float:
@@ -87,8 +126,9 @@ def test_strikes_are_the_fewest_that_spare_the_honest(
     problems: int, samples: int, honest: int
 ) -> None:
     strikes = fraud_strikes(honest, recipe(problems, samples))
-    assert exact_tail(problems * samples, 3 / honest, strikes) < 1e-6
-    assert strikes == 2 or exact_tail(problems * samples, 3 / honest, strikes - 1) >= 1e-6
+    rate = 1 - 0.05 ** (1 / honest)
+    assert exact_tail(problems * samples, rate, strikes) < 1e-6
+    assert strikes == 2 or exact_tail(problems * samples, rate, strikes - 1) >= 1e-6
 
 
 def test_one_sample_is_never_fraud() -> None:
@@ -114,3 +154,25 @@ def test_model_is_refused_when_a_forger_that_computed_nothing_passes() -> None:
 
 def test_model_is_kept_when_only_others_pass() -> None:
     require_no_forger([row("honest", 300), row("other", 5), row("nothing", 0)])
+
+
+def cheat(kind: str, accepted: int) -> Measurement:
+    return row(kind, accepted).model_copy(update={"judged": "sample"})
+
+
+def test_model_is_refused_when_a_cheat_that_saves_most_of_the_work_passes() -> None:
+    with pytest.raises(EngineError, match="'x' passes as honest: 298 of 300 samples"):
+        require_separated([cheat("other", 300), cheat("cheap", 298)], recipe(8, 16))
+
+
+@pytest.mark.parametrize("measured", [cheat("cheap", 250), cheat("other", 300), row("honest", 300)])
+def test_model_is_kept_when_submissions_of_cheap_cheats_are_noticed(measured: Measurement) -> None:
+    require_separated([measured], recipe(8, 16))
+
+
+def test_detection_of_a_submission_grows_with_its_samples_and_falls_with_the_strikes() -> None:
+    measured = cheat("cheap", 270)
+    low, high = detection(measured, 16)
+    assert 1 - 0.93**16 < low < 1 - 0.9**16 < high < 1
+    assert detection(measured, 128)[0] > low
+    assert detection(measured, 16, strikes=4)[1] < high

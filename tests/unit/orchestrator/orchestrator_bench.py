@@ -120,7 +120,6 @@ async def open_bench(
     network: Network | None = None,
     *,
     start_s: int = 0,
-    in_flight: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Start an orchestrator over `folder`; a second one over the same folder is a restart."""
@@ -131,7 +130,6 @@ async def open_bench(
         "keystore": folder / "unused",
         "files": folder / "files",
         "database": folder / "orchestrator.sqlite3",
-        "recommit_s": 0.0,
         "lease_s": 60,
     }
     chain_clock = ChainClock(monotonic=lambda: 0.0)
@@ -147,7 +145,6 @@ async def open_bench(
             database=database,
             clock=wall,
             chain_clock=chain_clock,
-            in_flight=in_flight,
         )
         async with asyncio.TaskGroup() as tasks:
             group = tasks.create_task(services.group.run())

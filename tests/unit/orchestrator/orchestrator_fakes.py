@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,7 @@ class Emitter:
 
 @dataclass
 class FakeLedger:
-    """The contribution ledger; `fail_next` makes the next write fail."""
+    """The contribution ledger; `fail_next` makes the next write fail, `lose_next` its answer."""
 
     emit: Emitter
     events: list[Event] = field(default_factory=list)
@@ -70,6 +70,7 @@ class FakeLedger:
     executed: list[OutcomeProof] = field(default_factory=list)
     finalised: list[OutcomeProof] = field(default_factory=list)
     fail_next: Exception | None = None
+    lose_next: Exception | None = None
 
     def _maybe_fail(self) -> None:
         error, self.fail_next = self.fail_next, None
@@ -156,6 +157,31 @@ class FakeLedger:
         return 1000
 
 
+class Named:
+    """The ledger for one write of a name: what has happened under it does not happen again."""
+
+    def __init__(self, chain: FakeChain, label: str) -> None:
+        self._chain = chain
+        self._label = label
+
+    @property
+    def ledger(self) -> Named:
+        return self
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        async def write(*args: Any) -> Any:
+            done, ledger = self._chain.done, self._chain.ledger
+            if self._label not in done:
+                result = await getattr(ledger, method)(*args)
+                done[self._label] = (self._chain.emit.block, result)
+            error, ledger.lose_next = ledger.lose_next, None
+            if error is not None:
+                raise error
+            return done[self._label][1]
+
+        return write
+
+
 class FakeChain:
     """The connection, and the reader of what the ledger emits."""
 
@@ -166,6 +192,10 @@ class FakeChain:
         self.emit = Emitter(lambda: self.time)
         self.ledger = FakeLedger(self.emit)
         self.rewind_next: int | None = None
+        self.done: dict[str, tuple[int, Any]] = {}
+
+    def once(self, label: str) -> Named:
+        return Named(self, label)
 
     def domain(self, contract: str) -> Domain:
         return Domain(self.chain_id, address_of(contract.encode().rjust(32, b"\1")))
@@ -176,6 +206,8 @@ class FakeChain:
     async def poll(self) -> Poll:
         events, self.ledger.events = self.ledger.events, []
         rewound, self.rewind_next = self.rewind_next, None
+        if rewound is not None:
+            self.done = {k: v for k, v in self.done.items() if v[0] <= rewound}
         return Poll(events, rewound)
 
 

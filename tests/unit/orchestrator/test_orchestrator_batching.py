@@ -10,8 +10,9 @@ from sqlalchemy import text
 
 from muster.api import Lease
 from muster.orchestrator.db.models import SubmissionRow
+from muster.orchestrator.loop import commit_once
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert
+from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert, TransactionLost
 from muster.protocol.merkle import merkle_root
 from muster.protocol.recipe import TrainingRecipe
 
@@ -60,13 +61,41 @@ async def test_commitment_is_repeated_unchanged_when_it_fails(
     assert roots == [merkle_root([first.leaf()]), merkle_root([second.leaf()])]
 
 
-async def test_commitment_of_unknown_fate_is_not_repeated_at_once(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, recommit_s=1000.0) as bench:
+@pytest.mark.parametrize("error", [ChainUnreachable("gone"), TransactionLost("slow", tx="0x00")])
+async def test_commitment_of_unknown_fate_is_never_made_twice(
+    bench: Bench, error: Exception
+) -> None:
+    await bench.upload()
+    bench.network.chain.ledger.lose_next = error
+    assert await commit_once(bench.services, bench.backoff) is False
+    # The event is not read back yet.
+    assert await commit_once(bench.services, bench.backoff) is True
+    assert len(bench.network.chain.ledger.committed) == 1
+    assert await commit_once(bench.services, bench.backoff) is False
+
+
+async def test_commitment_of_unknown_fate_is_never_made_twice_by_the_next_process(
+    tmp_path: Path,
+) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
         await bench.upload()
-        bench.network.chain.ledger.fail_next = ChainUnreachable("no answer")
-        assert await bench.commit() is False
-        assert await bench.commit() is False
-        assert bench.network.chain.ledger.committed == []
+        network.chain.ledger.lose_next = ChainUnreachable("gone")
+        assert await commit_once(bench.services, bench.backoff) is False
+    async with open_bench(tmp_path, network) as bench:
+        assert await commit_once(bench.services, bench.backoff) is True
+        assert len(network.chain.ledger.committed) == 1
+
+
+async def test_mined_commitment_does_not_hold_up_the_next_batch(bench: Bench) -> None:
+    for number in range(2):
+        await bench.upload(number, b"%d" % number)
+        composition = await bench.services.batching.next()
+        assert composition is not None
+        # Not read back: the projection does not know of it.
+        await bench.services.batching.commit(composition)
+    assert len(bench.network.chain.ledger.committed) == 2
+    assert await bench.services.batching.next() is None
 
 
 async def test_commitment_is_adopted_when_the_process_died_before_reading_it_back(
@@ -77,7 +106,7 @@ async def test_commitment_is_adopted_when_the_process_died_before_reading_it_bac
         await bench.upload()
         composition = await bench.services.batching.next()
         assert composition is not None
-        await bench.services.batching.commit(composition, unknown_fate_s=0)
+        await bench.services.batching.commit(composition)
     for event in (await network.chain.poll()).events:
         network.view.apply(event)
     async with open_bench(tmp_path, network) as bench:
@@ -98,18 +127,6 @@ async def test_composition_is_committed_when_the_process_died_before_sending_it(
         await bench.upload(1, b"two")
         assert await bench.commit() is True
         assert network.chain.ledger.committed[0][0] == merkle_root([first.leaf()])
-
-
-@pytest.mark.parametrize("in_flight", [True, False])
-async def test_commitment_waits_after_a_restart_only_when_it_may_be_under_way(
-    tmp_path: Path, in_flight: bool
-) -> None:
-    network = Network()
-    async with open_bench(tmp_path, network) as bench:
-        await bench.upload(0, b"one")
-        assert await bench.services.batching.next() is not None
-    async with open_bench(tmp_path, network, in_flight=in_flight, recommit_s=1000.0) as bench:
-        assert await bench.commit() is not in_flight
 
 
 async def test_submissions_wait_again_when_the_process_died_while_composing(

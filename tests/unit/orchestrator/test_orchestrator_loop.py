@@ -52,7 +52,7 @@ async def test_following_lives_through_an_outage(
     await bench.upload()
     composition = await bench.services.batching.next()
     assert composition is not None
-    await bench.services.batching.commit(composition, unknown_fate_s=0)
+    await bench.services.batching.commit(composition)
     task = follow(bench.services, Flaky(bench, error, error))
     await until(lambda: bool(bench.network.view.batches), task)
 

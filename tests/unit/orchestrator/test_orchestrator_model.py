@@ -25,7 +25,7 @@ actions = st.lists(
     st.one_of(
         st.tuples(st.just("lease"), st.integers(0, 2)),
         st.tuples(st.just("upload"), st.integers(0, 2)),
-        st.tuples(st.just("commit"), st.sampled_from(["mined", "refused", "lost"])),
+        st.tuples(st.just("commit"), st.sampled_from(["mined", "refused", "lost", "unanswered"])),
         st.tuples(st.just("judge"), st.sampled_from([Verdict.ACCEPTED, Verdict.REJECTED])),
         st.tuples(st.just("wait"), st.sampled_from([1, 61])),
         st.tuples(st.just("publish"), st.just(0)),
@@ -86,9 +86,11 @@ class Life:
 
     async def commit(self, fate: str) -> None:
         errors = {"refused": ContractRevert("LedgerPaused"), "lost": ChainUnreachable("no answer")}
-        self.network.chain.ledger.fail_next = errors.get(fate)
+        ledger = self.network.chain.ledger
+        ledger.fail_next = errors.get(fate)
+        ledger.lose_next = ChainUnreachable("no answer") if fate == "unanswered" else None
         await self.bench.commit()
-        self.network.chain.ledger.fail_next = None
+        ledger.fail_next = ledger.lose_next = None
 
     async def judge(self, verdict: Verdict) -> None:
         unjudged = self.bench.services.projection.unjudged

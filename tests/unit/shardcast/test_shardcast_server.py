@@ -326,3 +326,56 @@ async def test_url_is_unknown_before_the_start(store: ChunkStore) -> None:
 async def test_url_of_a_server_on_all_addresses_is_local(store: ChunkStore) -> None:
     async with ShardServer(store, "0.0.0.0") as server:
         assert server.url.startswith("http://127.0.0.1:")
+
+
+async def metrics_of(http: httpx.AsyncClient) -> dict[str, float]:
+    lines = (await http.get("/metrics")).text.splitlines()
+    return {line.split()[0]: float(line.split()[1]) for line in lines if line[0] != "#"}
+
+
+async def test_metrics_count_what_was_asked_and_sent(
+    store: ChunkStore, http: httpx.AsyncClient
+) -> None:
+    path = chunk_path(store, BIG)
+    await http.get(path)
+    await http.get(path, headers={"Range": "bytes=0-9"})
+    await http.get("/nothing/there")
+    found = await metrics_of(http)
+    assert found['muster_shardcast_requests_total{kind="chunk",status="200"}'] == 1
+    assert found['muster_shardcast_requests_total{kind="chunk",status="206"}'] == 1
+    assert found['muster_shardcast_requests_total{kind="other",status="404"}'] == 1
+    assert found["muster_shardcast_sent_bytes_total"] == len(BIG) + 10
+    assert found["muster_shardcast_policy_version"] == 1
+    assert found["muster_shardcast_connections"] == 1
+
+
+async def test_metrics_grow_by_no_label_that_a_stranger_chooses(
+    store: ChunkStore, http: httpx.AsyncClient
+) -> None:
+    before = len(await metrics_of(http))
+    for i in range(50):
+        await http.get(f"/x{i}")
+    assert len(await metrics_of(http)) <= before + 4
+
+
+async def test_metrics_name_the_reader_that_was_cut_off(store: ChunkStore) -> None:
+    (store.folder / "f").write_bytes(os.urandom(30 << 20))
+    manifest = store.publish(
+        {"f": store.folder / "f"},
+        run_id=RUN,
+        version=PolicyVersion(1),
+        stream_from=0,
+        stream_to=0,
+        sign=fake_signature,
+        chunk_bytes=32 << 20,
+    )
+    async with ShardServer(store, limits=ServerLimits(send_s=0.05)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        digest = manifest.files[0].chunks[0].hex()
+        writer.write(f"GET /v1/chunks/{digest} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        async with asyncio.timeout(5), httpx.AsyncClient(base_url=server.url) as http:
+            while 'muster_shardcast_cut_off_total{reason="slow"}' not in await metrics_of(http):
+                await asyncio.sleep(0.01)
+        writer.close()
+    del reader

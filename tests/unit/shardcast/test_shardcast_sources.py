@@ -15,7 +15,7 @@ def book(*urls: str) -> SourceBook:
 
 
 def share(sources: SourceBook, url: str, draws: int = 20_000) -> float:
-    return sum(sources.choose() == url for _ in range(draws)) / draws
+    return sum(sources.choose(sources.urls) == url for _ in range(draws)) / draws
 
 
 def test_fresh_relays_are_chosen_evenly() -> None:
@@ -86,17 +86,22 @@ def test_success_restores_the_rate_quickly() -> None:
     assert sources.weight(A) == pytest.approx(1.0, abs=0.02)
 
 
-def test_excluded_relay_is_never_chosen() -> None:
+def test_choice_is_among_those_asked_for() -> None:
     sources = book()
-    assert {sources.choose({A}) for _ in range(50)} == {B}
-    assert sources.choose({A, B}) is None
+    assert {sources.choose([B]) for _ in range(50)} == {B}
+
+
+def test_reserve_is_kept_apart_from_the_relays() -> None:
+    sources = SourceBook([A, B], reserve=[C], rng=Random(1))
+    assert (sources.relays, sources.reserve) == ([A, B], [C])
+    assert sources.urls == [A, B, C]
 
 
 def test_ranking_holds_every_relay_once_heavier_ones_first_more_often() -> None:
     sources = book()
     sources.succeeded(A, 9000, 1.0)
     sources.succeeded(B, 1000, 1.0)
-    rankings = [sources.ranked() for _ in range(2000)]
+    rankings = [sources.ranked([A, B]) for _ in range(2000)]
     assert all(sorted(ranking) == [A, B] for ranking in rankings)
     assert sum(ranking[0] == A for ranking in rankings) / 2000 == pytest.approx(0.9, abs=0.03)
 

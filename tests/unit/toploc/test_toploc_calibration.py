@@ -13,7 +13,7 @@ from muster.protocol.errors import EncodingError
 from muster.toploc import Calibration, ChunkResult
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, Measurement, SamplerLimits
 
-INSIDE = ChunkResult(8, 0.25, 0.5, 4, 128)
+INSIDE = ChunkResult(8, 0.25, 0.5, 4, 128, 16)
 
 
 def calibration(outside: int = 1) -> Calibration:
@@ -44,6 +44,7 @@ def test_chunk_passes_at_the_limits() -> None:
         {"mantissa_error_mean": 0.26},
         {"mantissa_error_median": 1.0},
         {"sign_mismatches": 5},
+        {"decoy_matches": 17},
         {"mantissa_error_mean": float("nan")},
     ],
 )
@@ -73,6 +74,50 @@ def test_sampler_counts_tokens_outside_the_margin(margins: list[float], passes: 
     assert calibration(outside=1).sampler_passes(np.array(margins, np.float32)) is passes
 
 
+NONE = ChunkResult(0, 0.0, 0.0, 0, 128)
+
+
+@pytest.mark.parametrize(
+    ("change", "margins", "expected"),
+    [
+        ({}, [0.0], 0.0),
+        ({"exponent_mismatches": 2}, [0.0], 0.25),
+        ({"sign_mismatches": 1}, [0.0], 0.25),
+        ({"mantissa_error_mean": 0.125}, [0.0], 0.5),
+        ({"mantissa_error_median": 0.5}, [0.0], 1.0),
+        ({"decoy_matches": 16}, [0.0], 0.0),
+        ({"exponent_mismatches": 900}, [0.0], 1.0),
+        ({"mantissa_error_mean": float("nan")}, [0.0], 1.0),
+        ({}, [0.1, 0.3], 0.6),
+        ({}, [np.inf], 1.0),
+        ({}, [np.nan], 1.0),
+        ({"exponent_mismatches": 2}, [0.05], 0.25),
+    ],
+)
+def test_strain_is_the_largest_share_of_a_limit(
+    change: dict[str, float], margins: list[float], expected: float
+) -> None:
+    chunks = [NONE, replace(NONE, **change)]
+    assert calibration().sample_strain(chunks, margins) == pytest.approx(expected)
+
+
+def test_limit_of_zero_is_strained_by_any_error() -> None:
+    small = replace(NONE, points=1, sign_mismatches=1)
+    assert calibration().sample_strain([small], [0.0]) == 1.0
+
+
+def test_strain_of_a_submission_is_the_mean_of_its_samples() -> None:
+    half = replace(NONE, exponent_mismatches=4)
+    samples = [([NONE], [0.0]), ([half], [0.0])]
+    assert calibration().submission_strain(samples) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("outside", [0, 1])
+def test_what_fails_is_fully_strained(outside: int) -> None:
+    strained = calibration(outside).sample_strain([], [0.6])
+    assert strained == 1.0
+
+
 def test_document_round_trips() -> None:
     document = calibration()
     assert Calibration.from_bytes(document.to_bytes()) == document
@@ -90,7 +135,7 @@ def test_document_with_large_figures_round_trips() -> None:
     [
         ("fraud_strikes", 0),
         ("fraud_strikes", "3"),
-        ("schema_version", 2),
+        ("schema_version", 1),
         ("temperature", 0),
         ("surprise", 1),
         ("sampler", {"margin": -1, "max_outside_per_sample": 0}),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_building import ROOT, SCRIPT, compile_kernel, needs_compiler
 
 from muster.protocol.errors import ProofError
 from muster.toploc import kernel
@@ -21,35 +21,13 @@ from muster.toploc.kernel import Kernel
 from muster.toploc.portable import Portable
 from muster.toploc.results import ChunkResult
 
-ROOT = Path(__file__).parents[3]
-
-
-def build_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_kernel", ROOT / "tools/build_kernel.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = build_script()
-
-
-def has_compiler() -> bool:
-    try:
-        SCRIPT.find_compiler()
-    except SCRIPT.KernelError:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
-
 
 @pytest.fixture(scope="module")
 def compiled() -> Kernel:
-    return Kernel(kernel.FOLDER / "proofs.so")
+    found = kernel.load()
+    if found is None:
+        pytest.skip("no compiled kernel")
+    return found
 
 
 @st.composite
@@ -146,6 +124,13 @@ def test_any_number_of_points_equals_numpy(compiled: Kernel, topk: int) -> None:
     assert compiled.verify(chunks, proofs)[0].exponent_mismatches == 0
 
 
+def test_threads_may_share_the_kernel(compiled: Kernel) -> None:
+    samples = [large_chunk(values=200, seed=seed) for seed in range(6)]
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(compiled.build, samples))
+    assert together == [compiled.build(chunks) for chunks in samples]
+
+
 @needs_compiler
 def test_kernel_is_in_use_where_there_is_a_compiler() -> None:
     assert kernel.load() is not None
@@ -153,18 +138,10 @@ def test_kernel_is_in_use_where_there_is_a_compiler() -> None:
 
 @needs_compiler
 def test_narrowest_instruction_set_gives_the_same_proofs(tmp_path: Path, compiled: Kernel) -> None:
-    narrow = Kernel(compile_copy(tmp_path, "-DWIDEST_VECTORS="))
+    narrow = Kernel(compile_kernel(tmp_path / "narrow.so", "-DWIDEST_VECTORS="))
     chunks = large_chunk(values=200)
     assert narrow.build(chunks) == compiled.build(chunks)
     assert narrow.source == compiled.source == SCRIPT.source_digest(kernel.FOLDER)
-
-
-def compile_copy(folder: Path, *flags: str) -> Path:
-    for source in kernel.FOLDER.glob("*.[ch]"):
-        shutil.copy(source, folder)
-    command = [*SCRIPT.find_compiler(), *SCRIPT.FLAGS, "-Wall", "-Wextra", "-Werror", *flags]
-    assert SCRIPT.try_compiler(command, folder, folder / "made.so") is None
-    return folder / "made.so"
 
 
 def test_numpy_is_used_where_no_kernel_was_compiled(
@@ -196,6 +173,12 @@ class App:
         self.warnings.append(message)
 
 
+@pytest.fixture
+def _quick_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled, and where it goes, is under test; how fast it is, is not."""
+    monkeypatch.setattr(SCRIPT, "FLAGS", [*SCRIPT.FLAGS, "-O0"])
+
+
 def run_hook(root: Path, version: str) -> tuple[App, dict[str, Any]]:
     for folder in SCRIPT.FOLDERS:
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("*.so"))
@@ -206,6 +189,7 @@ def run_hook(root: Path, version: str) -> tuple[App, dict[str, Any]]:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("_quick_compilation")
 def test_wheel_carries_a_kernel_for_its_platform(tmp_path: Path) -> None:
     app, build_data = run_hook(tmp_path, "standard")
     library = tmp_path / SCRIPT.TOPLOC / "proofs.so"
@@ -220,6 +204,7 @@ def test_wheel_carries_a_kernel_for_its_platform(tmp_path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("_quick_compilation")
 def test_editable_installation_has_its_kernel_in_the_source_tree(tmp_path: Path) -> None:
     _, build_data = run_hook(tmp_path, "editable")
     assert build_data == {"force_include": {}, "pure_python": True}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from muster.protocol.errors import ProofError
-from muster.toploc import build_proofs, build_proofs_many, verify_proofs, verify_proofs_many
+from muster.toploc import (
+    ChunkResult,
+    build_proofs,
+    build_proofs_many,
+    verify_proofs,
+    verify_proofs_many,
+)
 from muster.toploc.results import NO_MATCH
 
 Patterns = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
@@ -63,19 +72,34 @@ def test_negated_hidden_states_mismatch_in_every_sign() -> None:
 
 
 def test_mantissa_errors_are_counted_in_units_of_the_last_bit() -> None:
-    hidden = np.array([[0x4000, 0x4010, 0x4020, 0xC030]], np.uint16)
-    other = hidden + np.array([[1, 2, 3, 10]], np.uint16)
+    hidden = np.array([[0x4000, 0x4010, 0x4020, 0xC030, 0, 0, 0, 0]], np.uint16)
+    other = hidden + np.array([[1, 2, 3, 10, 0, 0, 0, 0]], np.uint16)
     (result,) = verify_proofs(other, build_proofs(hidden))
     assert result.mantissa_error_mean == 4
     assert result.mantissa_error_median == 2.5
     assert result.points == 4
 
 
+@pytest.mark.parametrize(("width", "points"), [(1, 1), (2, 1), (3, 1), (8, 4), (16, 5), (64, 5)])
+def test_only_the_larger_half_of_a_small_chunk_is_compared(width: int, points: int) -> None:
+    hidden = gaussian(1, width)
+    smallest = np.abs(hidden).argsort(axis=1)[:, : width // 2]
+    other = hidden.copy()
+    np.put_along_axis(other, smallest, 0.0, axis=1)
+    (result,) = verify_proofs(other, build_proofs(hidden, topk=5), topk=5)
+    assert result == ChunkResult(0, 0.0, 0.0, 0, points, result.decoy_matches)
+
+
 def test_exponents_that_all_differ_give_the_largest_error() -> None:
-    hidden = np.array([[0x4000, 0x4010]], np.uint16)
+    hidden = np.array([[0x4000, 0x4010, 0x3000, 0x3000]], np.uint16)
     (result,) = verify_proofs(hidden + np.uint16(0x0100), build_proofs(hidden))
     assert result.exponent_mismatches == 2
     assert result.mantissa_error_mean == result.mantissa_error_median == NO_MATCH
+
+
+def test_proofs_need_no_torch() -> None:
+    script = "import sys, muster.toploc; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_torch_and_numpy_of_any_float_type_give_the_same_proofs() -> None:

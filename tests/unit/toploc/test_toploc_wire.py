@@ -58,15 +58,20 @@ def wide(modulus: int) -> bytes:
     return proof(modulus=modulus)
 
 
-@pytest.mark.parametrize("modulus", [3, 65496, 65497])
+@pytest.mark.parametrize("modulus", [64473, 65496, 65497])
 def test_modulus_of_a_chunk_larger_than_the_field_may_be_smaller(modulus: int) -> None:
     assert split(wide(modulus), tokens=2, hidden_size=32749) == [wide(modulus)]
 
 
-@pytest.mark.parametrize("modulus", [0, 2, 65498, 65535])
+@pytest.mark.parametrize("modulus", [0, 3, 64472, 65498, 65535])
 def test_modulus_is_refused_beyond_its_bounds(modulus: int) -> None:
-    with pytest.raises(ProofError, match=r"outside \[3, 65497\]"):
+    with pytest.raises(ProofError, match=r"outside \[64473, 65497\]"):
         split(wide(modulus), tokens=2, hidden_size=32749)
+
+
+@pytest.mark.parametrize(("points", "least"), [(512, 64473), (513, 513), (1024, 1024)])
+def test_many_points_of_a_large_chunk_may_need_a_smaller_modulus(points: int, least: int) -> None:
+    assert wire.ChunkShape(elements=65498, points=points).smallest_modulus == least
 
 
 def test_chunk_with_more_elements_than_indices_is_refused() -> None:
@@ -120,7 +125,9 @@ def test_proof_of_another_length_is_refused(size: int) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(3, 65497), st.lists(st.integers(0, 65496), min_size=3, max_size=3)),
+        st.tuples(
+            st.integers(64473, 65497), st.lists(st.integers(0, 65496), min_size=3, max_size=3)
+        ),
         min_size=1,
         max_size=5,
     )

@@ -107,7 +107,8 @@ def test_demo_step_has_512_samples() -> None:
 # A change here changes what operators type: say so in the changelog.
 FLAGS = {
     ("trainer", "run"): (
-        "--config --deployments --device --documents --eval-every --eval-set --help --host --keep "
+        "--anchor-every --config --deployments --device --documents --eval-every --eval-set "
+        "--help --host --keep "
         "--keystore --micro-batch-tokens --model --orchestrator --password-file --poll-s --port "
         "--publish-dtype --ready-file --rpc --run --state-dir --steps --store --threads"
     ),

@@ -60,18 +60,26 @@ class FakeRuns:
         return SimpleNamespace(trainer=self.trainer)
 
 
-def _chain(runs: FakeRuns) -> Any:
-    return SimpleNamespace(runs=runs, chain_id=31337)
+def _chain(runs: FakeRuns, labels: list[str] | None = None) -> Any:
+    """A chain with these runs; what is done once is named in `labels`."""
+
+    def once(label: str) -> Any:
+        if labels is not None:
+            labels.append(label)
+        return SimpleNamespace(runs=runs)
+
+    return SimpleNamespace(runs=runs, chain_id=31337, once=once)
 
 
 async def test_anchor_reads_and_publishes_roots() -> None:
-    runs = FakeRuns({0: keccak(b"0")})
-    anchor = ChainAnchor(_chain(runs), RUN)
+    runs, labels = FakeRuns({0: keccak(b"0")}), list[str]()
+    anchor = ChainAnchor(_chain(runs, labels), RUN)
     assert await anchor.root_of(V0) == keccak(b"0")
     assert await anchor.root_of(V1) is None
     assert await anchor.newest() == 0
     await anchor.publish(V1, keccak(b"1"))
     assert runs.published == [(2, 1, keccak(b"1"))]
+    assert labels == ["publish run 2 version 1 0x" + keccak(b"1").hex()]
 
 
 async def test_anchor_takes_a_zero_root_for_none() -> None:

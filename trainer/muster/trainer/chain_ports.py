@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from muster.chain import Chain, ChainView, Event
+from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.trainer.ports import StreamItem
@@ -69,5 +70,6 @@ class ChainAnchor:
         return {version: root for version, root in roots.items() if root is not None}
 
     async def publish(self, version: PolicyVersion, root: Hash32) -> None:
-        """Publish a version; raises ChainError."""
-        await self._chain.runs.publish_checkpoint(self._run_id, version, root)
+        """Publish a version, once however often it is asked for; raises ChainError."""
+        chain = self._chain.once(f"publish run {self._run_id} version {version} {hex0x(root)}")
+        await chain.runs.publish_checkpoint(self._run_id, version, root)

@@ -40,6 +40,7 @@ def trainer() -> None:
 @click.option("--model", type=FOLDER, help="Base model, when the store does not hold version 0.")
 @click.option("--store", type=FOLDER, help="Chunk store that is served as the origin.")
 @click.option("--keep", type=int, help="Newest versions that stay in the store.")
+@click.option("--anchor-every", type=int, help="Of so many versions one is broadcast whole.")
 @click.option("--state-dir", type=FOLDER, help="Checkpoint, policies and metrics.")
 @click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
 @click.option("--eval-every", type=int, help="Evaluate every so many steps as well.")

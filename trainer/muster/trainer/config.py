@@ -37,6 +37,9 @@ class TrainerSettings(Settings):
     """Folder of chunks and manifests that this process serves as the origin."""
     keep: Annotated[int, Field(ge=3)] = 5
     """Newest versions that stay in the store."""
+    anchor_every: Annotated[int, Field(ge=0, le=10)] = 8
+    """Of so many versions one is broadcast whole, the others as deltas where that is worth it; 0
+    for all of them whole. Relays look at 16 versions, so anchors must not lie further apart."""
     state_dir: Path = Path("trainer-state")
     """Checkpoint, policies and metrics; no other process may share it."""
     eval_set: Path | None = None

@@ -46,7 +46,12 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
     async with AsyncExitStack() as stack:
         stack.callback(compute.close)
         chain = await stack.enter_async_context(
-            await Chain.connect(settings.rpc, settings.deployments, key=key)
+            await Chain.connect(
+                settings.rpc,
+                settings.deployments,
+                key=key,
+                journal=settings.state_dir / "transactions.sqlite3",
+            )
         )
         config = await _run_config(chain, run_id, key)
         store = ChunkStore(settings.store, keep=settings.keep)
@@ -161,6 +166,7 @@ class _Assembly:
                 run_id=self.run_id,
                 domain=self.chain.domain("RunRegistry"),
                 key=self.key,
+                anchor_every=settings.anchor_every,
             ),
             log=MetricsLog(settings.state_dir / "metrics.jsonl"),
             poster=MetricsPoster(api),

@@ -1,7 +1,8 @@
 """Publishing a policy version: chunks in the store first, then the manifest's root on chain.
 
 Whoever reads the root finds the chunks. Repeating it is harmless, so a publication that was
-interrupted is simply made again: the same folder gives the same manifest and the same root.
+interrupted is simply made again: the same folder gives the same manifest and the same root, and a
+transaction that is on its way is waited for instead of sent twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ChainUnreachable, ContractRevert, StorageError, TransactionLost
+from muster.protocol.errors import ChainUnreachable, StorageError, TransactionLost
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, Manifest
@@ -38,14 +39,18 @@ class Publisher:
         run_id: RunId,
         domain: Domain,
         key: bytes,
+        anchor_every: int = 0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`domain` is that of RunRegistry."""
+        """`domain` is that of RunRegistry. Of so many versions one is broadcast whole, the others
+        as deltas where that is worth it; 0 for all of them whole.
+        """
         self._store = store
         self._anchor = anchor
         self._run_id = run_id
         self._domain = domain
         self._key = key
+        self._anchor_every = anchor_every
         self._sleep = sleep
 
     async def publish(
@@ -67,15 +72,15 @@ class Publisher:
                 break
             except (ChainUnreachable, TransactionLost) as error:
                 logger.warning("cannot reach the chain", extra={"error": str(error)})
-            except ContractRevert:
-                # A transaction given up for lost may have arrived after all.
-                if not await self._is_anchored(version, root):
-                    raise
-                break
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         logger.info(
-            "policy published", extra={"policy_version": version, "bytes": manifest.total_bytes}
+            "policy published",
+            extra={
+                "policy_version": version,
+                "kind": manifest.kind,
+                "bytes": manifest.broadcast_bytes,
+            },
         )
         return root
 
@@ -88,6 +93,7 @@ class Publisher:
             version=version,
             stream_from=stream_from,
             stream_to=stream_to,
+            anchor_every=self._anchor_every,
             sign=lambda root: sign_checkpoint(self._key, self._domain, self._run_id, version, root),
         )
 

@@ -1,7 +1,8 @@
 """Batches: which submissions go into one root, in which order, and its commitment on chain.
 
-The composition is on disk before the transaction is sent. A composition without a commitment on
-chain is sent again, so a crash at any point neither loses nor reorders a submission.
+The composition is on disk before the transaction is sent, and its root names the transaction in
+the sender's journal. A composition without a commitment on chain is committed (again), which sends
+nothing a second time; so a crash at any point neither loses, repeats nor reorders a submission.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from muster.api.answers import BatchContents, BatchEntry
 from muster.chain import BatchView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import BatchRow, SubmissionRow, lease_of
-from muster.orchestrator.ports import LedgerPort
+from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.files import FileStore, StoredBatch
 from muster.orchestrator.services.projection import Projection
+from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import Submission, Ticket
@@ -39,7 +41,9 @@ class Composition:
     units: int
     """Units they claim."""
     not_before: float = 0.0
-    """Monotonic time before which it is not sent (again)."""
+    """Monotonic time before which it is not tried again."""
+    is_mined: bool = False
+    """Whether its commitment is on chain, and only not read back yet."""
 
 
 class Batching:
@@ -50,7 +54,7 @@ class Batching:
         *,
         database: Database,
         files: FileStore,
-        ledger: LedgerPort,
+        chain: ChainPort,
         projection: Projection,
         batch_limit: int,
         outcome_deadline_s: int,
@@ -59,7 +63,7 @@ class Batching:
     ) -> None:
         self._database = database
         self._files = files
-        self._ledger = ledger
+        self._chain = chain
         self._projection = projection
         self._batch_limit = batch_limit
         self._outcome_deadline_s = outcome_deadline_s
@@ -67,16 +71,12 @@ class Batching:
         self._monotonic = monotonic
         self._uncommitted: dict[Hash32, Composition] = {}
 
-    async def load(self, *, wait_s: float = 0.0) -> None:
-        """Find the compositions that are not on chain: at start, and after a reorg.
-
-        Their commitment may still be under way, so they are not sent again for `wait_s`.
-        """
-        not_before = self._monotonic() + wait_s
+    async def load(self) -> None:
+        """Find the compositions that are not on chain: at start, and after a reorg."""
         async with self._database.read() as session:
             rows = (await session.scalars(select(BatchRow))).all()
         self._uncommitted = {
-            Hash32(row.root): Composition(Hash32(row.root), row.count, row.units, not_before)
+            Hash32(row.root): Composition(Hash32(row.root), row.count, row.units)
             for row in rows
             if self._projection.batch_with_root(Hash32(row.root)) is None
         }
@@ -107,27 +107,25 @@ class Batching:
 
     async def next(self) -> Composition | None:
         """Return the batch to commit now: one that is not on chain yet, or a fresh one."""
-        if self._uncommitted:
+        for first in self._uncommitted.values():
             # One at a time, so that batches reach the chain in upload order.
-            first = next(iter(self._uncommitted.values()))
-            return first if self._monotonic() >= first.not_before else None
+            if not first.is_mined:
+                return first if self._monotonic() >= first.not_before else None
         return await self._compose()
 
-    async def commit(self, composition: Composition, *, unknown_fate_s: float) -> int:
-        """Commit a batch on chain; returns its id.
-
-        Until the call returns or the contract refuses, the commitment may be under way, and is not
-        repeated for `unknown_fate_s`.
-        """
-        composition.not_before = self._monotonic() + unknown_fate_s
-        batch_id, _receipt = await self._ledger.commit_batch(
-            self._projection.run_id, composition.root, composition.count, composition.units
+    async def commit(self, composition: Composition) -> int:
+        """Commit a batch on chain, once however often it is asked for; returns its id."""
+        run_id, root = self._projection.run_id, composition.root
+        chain = self._chain.once(f"commit run {run_id} root {hex0x(root)}")
+        batch_id, _receipt = await chain.ledger.commit_batch(
+            run_id, root, composition.count, composition.units
         )
+        composition.is_mined = True
         logger.info("batch committed", extra={"batch": batch_id, "count": composition.count})
         return batch_id
 
     def retry_after(self, composition: Composition, pause_s: float) -> None:
-        """Send a refused commitment again after a pause."""
+        """Try a failed commitment again after a pause."""
         composition.not_before = self._monotonic() + pause_s
 
     async def contents(self, batch: BatchView) -> BatchContents | None:

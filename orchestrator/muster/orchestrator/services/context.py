@@ -115,13 +115,11 @@ async def build_services(
     database: Database,
     clock: Callable[[], float],
     chain_clock: ChainClock,
-    in_flight: bool = True,
 ) -> Services:
     """Wire and load the services over an open database and a chain view that has caught up.
 
-    `in_flight` says whether commitments of an earlier process may still be mined. Raises
-    StorageError when the database belongs to another run, ConfigError when the run names another
-    orchestrator.
+    Raises StorageError when the database belongs to another run, ConfigError when the run names
+    another orchestrator.
     """
     run = view.runs[RunId(settings.run)]
     if chain.account != run.config.orchestrator:
@@ -150,7 +148,7 @@ async def build_services(
     ground.files.open()
     valid_from = await _claim(ground)
     await rebuild(database, ground.files, ground.projection)
-    return await _build(ground, valid_from=valid_from, in_flight=in_flight)
+    return await _build(ground, valid_from=valid_from)
 
 
 async def _claim(ground: Ground) -> int:
@@ -164,9 +162,9 @@ async def _claim(ground: Ground) -> int:
     return (await claim_database(ground.database, identity, ground.projection)).created_at
 
 
-async def _build(ground: Ground, *, valid_from: int, in_flight: bool) -> Services:
+async def _build(ground: Ground, *, valid_from: int) -> Services:
     settings = ground.settings
-    batching = await _batching(ground, in_flight=in_flight)
+    batching = await _batching(ground)
     leases = _leases(ground, batching)
     nonces = NonceStore(ground.database, ground.group, clock=ground.clock, valid_from=valid_from)
     heartbeats = Heartbeats(ground.database, clock=ground.clock)
@@ -201,17 +199,17 @@ async def _build(ground: Ground, *, valid_from: int, in_flight: bool) -> Service
     )
 
 
-async def _batching(ground: Ground, *, in_flight: bool) -> Batching:
+async def _batching(ground: Ground) -> Batching:
     batching = Batching(
         database=ground.database,
         files=ground.files,
-        ledger=ground.chain.ledger,
+        chain=ground.chain,
         projection=ground.projection,
         batch_limit=ground.settings.batch_limit,
         outcome_deadline_s=await ground.chain.ledger.outcome_deadline(),
         now=ground.chain_clock.now,
     )
-    await batching.load(wait_s=ground.settings.recommit_s if in_flight else 0.0)
+    await batching.load()
     return batching
 
 

@@ -4,6 +4,7 @@
     batches/<root>.json                      a batch's file hashes in order, before it is committed
     outcomes/<batch id>-<validator>.json     a validator's signed outcomes
     metrics.jsonl                            the trainer's figures
+    transactions.sqlite3                     what was sent to the chain: its sender owns it
 
 Everything is written to a temporary file in the same folder, synced, then renamed: a name stands
 for complete content. No name comes from a peer; they are hashes and addresses already parsed.

@@ -54,11 +54,12 @@ INLINE void list_powers(const double *restrict x, size_t count, double *restrict
     }
 }
 
-/* Values of a polynomial at the points whose powers are given: Horner's rule in x^16. */
-INLINE void evaluate(const double *restrict coefficient, const double *restrict power, size_t count,
-                     double *restrict value) {
+/* Values of a polynomial of `terms` coefficients at the `count` points whose powers are given:
+ * Horner's rule in x^16. */
+INLINE void evaluate(const double *restrict coefficient, size_t terms,
+                     const double *restrict power, size_t count, double *restrict value) {
     memset(value, 0, count * sizeof *value);
-    for (size_t block = count; block; block -= STEP)
+    for (size_t block = terms; block; block -= STEP)
         for (size_t i = 0; i < count; i++) {
             double sum = value[i] * power[STEP * count + i];
             for (size_t e = 0; e < STEP; e++)
@@ -175,7 +176,7 @@ INLINE void interpolate(Field *f, size_t k) {
     for (size_t j = 0; j < count; j++)
         f->coefficient[j] = j < k ? reduce((double)(j + 1) * product[j + 1]) : 0;
     list_powers(f->x, count, f->power);
-    evaluate(f->coefficient, f->power, count, f->weight);
+    evaluate(f->coefficient, count, f->power, count, f->weight);
     invert(f->weight, f->sums, count);
     for (size_t i = 0; i < count; i++)
         f->weight[i] = i < k ? reduce(f->weight[i] * f->y[i]) : 0;

@@ -10,6 +10,12 @@
 
 #define NO_MATCH 18446744073709551616.0
 
+/* As in screening.py. */
+enum { DECOYS = 32, DECOY_POOL = 4 * DECOYS };
+
+/* As in wire.py. */
+enum { MODULUS_SLACK = 1024, MOST_POINTS_WITH_SLACK = 512 };
+
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
 #else
@@ -64,9 +70,15 @@ static int build_chunk(Scratch *s, const uint16_t *patterns, size_t elements, si
     return OK;
 }
 
+INLINE uint32_t least_modulus(size_t elements, size_t k) {
+    if (elements <= PRIME)
+        return PRIME;
+    return k <= MOST_POINTS_WITH_SLACK ? PRIME - MODULUS_SLACK : (uint32_t)k;
+}
+
 INLINE int read_proof(Scratch *s, const uint8_t *proof, size_t elements, size_t k) {
     uint32_t modulus = get_word(proof);
-    if (modulus > PRIME || modulus < (elements <= PRIME ? PRIME : k))
+    if (modulus > PRIME || modulus < least_modulus(elements, k))
         return BAD_MODULUS;
     for (size_t j = 0; j < whole_steps(k); j++) {
         uint32_t word = j < k ? get_word(proof + 2 + 2 * j) : 0;
@@ -87,6 +99,58 @@ INLINE double median_of(const uint32_t *histogram, uint32_t count) {
         if (below > count / 2)
             return (low + value) / 2.0;
     }
+}
+
+/* Entries compared, as in wire.py: the larger half where a proof covers more. */
+INLINE size_t compared_of(size_t elements, size_t k) {
+    size_t half = elements / 2 ? elements / 2 : 1;
+    return k < half ? k : half;
+}
+
+/* The smallest of every four entries of the pool: none of the largest. */
+INLINE uint32_t find_decoy(const uint16_t *patterns, size_t elements, uint64_t number) {
+    uint32_t place = 0;
+    uint16_t least = 0xFFFF;
+    for (uint64_t i = 4 * number; i < 4 * number + 4; i++) {
+        uint32_t at = (uint32_t)(i * (elements - 1) / (DECOY_POOL - 1));
+        uint16_t own = patterns[at] & MAGNITUDE;
+        if (own < least) {
+            least = own;
+            place = at;
+        }
+    }
+    return place;
+}
+
+INLINE uint16_t largest_of(const Scratch *s, const uint16_t *patterns, size_t seen) {
+    uint16_t largest = 0;
+    for (size_t i = 0; i < seen; i++) {
+        uint16_t own = patterns[s->selection.index[i]] & MAGNITUDE;
+        largest = own > largest ? own : largest;
+    }
+    return largest;
+}
+
+/* Decoys at which the proof claims an entry that is larger than theirs and no larger than any. */
+INLINE uint32_t match_decoys(Scratch *s, const uint16_t *patterns, size_t elements, size_t k,
+                             uint32_t modulus) {
+    if (elements < 2 * k || elements < DECOY_POOL)
+        return 0;
+    Field *f = &s->field;
+    uint16_t own[DECOYS], largest = largest_of(s, patterns, compared_of(elements, k));
+    for (size_t d = 0; d < DECOYS; d++) {
+        uint32_t place = find_decoy(patterns, elements, d);
+        own[d] = patterns[place] & MAGNITUDE;
+        f->x[d] = place % modulus;
+    }
+    list_powers(f->x, DECOYS, f->power);
+    evaluate(f->coefficient, whole_steps(k), f->power, DECOYS, f->y);
+    uint32_t matches = 0;
+    for (size_t d = 0; d < DECOYS; d++) {
+        uint32_t claim = residue(f->y[d]) & MAGNITUDE;
+        matches += claim > own[d] && claim <= largest;
+    }
+    return matches;
 }
 
 /* Figures: exponent mismatches, mean and median mantissa error, sign mismatches. */
@@ -113,15 +177,17 @@ WIDEST_VECTORS
 static int verify_chunk(Scratch *s, const uint16_t *patterns, size_t elements, size_t k,
                         const uint8_t *proof, double *figures) {
     Field *f = &s->field;
+    size_t seen = compared_of(elements, k);
     int status = read_proof(s, proof, elements, k);
     if (status == OK)
-        status = take_top(&s->selection, patterns, elements, k);
+        status = take_top(&s->selection, patterns, elements, seen);
     if (status != OK)
         return status;
-    place_points(s, patterns, k, get_word(proof));
-    list_powers(f->x, whole_steps(k), f->power);
-    evaluate(f->coefficient, f->power, whole_steps(k), f->y);
-    compare(s, patterns, k, f->y, figures);
+    place_points(s, patterns, seen, get_word(proof));
+    list_powers(f->x, whole_steps(seen), f->power);
+    evaluate(f->coefficient, whole_steps(k), f->power, whole_steps(seen), f->y);
+    compare(s, patterns, seen, f->y, figures);
+    figures[4] = match_decoys(s, patterns, elements, k, get_word(proof));
     return OK;
 }
 
@@ -137,7 +203,8 @@ static void *carve(char *base, size_t *used, size_t count, size_t size) {
 static size_t lay_out(Scratch *s, char *base, size_t elements, size_t k) {
     Selection *c = &s->selection;
     Field *f = &s->field;
-    size_t used = 0, count = whole_steps(k), lanes = lane_count(elements);
+    size_t count = whole_steps(k) < DECOYS ? DECOYS : whole_steps(k);
+    size_t used = 0, lanes = lane_count(elements);
     c->is_taken = carve(base, &used, PRIME, sizeof *c->is_taken);
     c->index = carve(base, &used, k, sizeof *c->index);
     c->maxima = carve(base, &used, lanes, sizeof *c->maxima);
@@ -196,7 +263,7 @@ EXPORT int muster_toploc_build(const uint16_t *const *chunks, const size_t *size
     return status;
 }
 
-/* Writes four figures per chunk, as compare() does, for proofs laid out as above.
+/* Writes five figures per chunk, those of compare() and matched decoys, for proofs laid out as above.
  *
  * Returns OK, NOT_FINITE, NO_MEMORY, BAD_MODULUS or BAD_COEFFICIENT. */
 EXPORT int muster_toploc_verify(const uint16_t *const *chunks, const size_t *sizes, size_t count,
@@ -205,7 +272,7 @@ EXPORT int muster_toploc_verify(const uint16_t *const *chunks, const size_t *siz
     if (!open_scratch(&scratch, sizes, count, topk))
         return NO_MEMORY;
     int status = OK;
-    for (size_t i = 0; i < count && status == OK; i++, figures += 4) {
+    for (size_t i = 0; i < count && status == OK; i++, figures += 5) {
         size_t k = points_of(sizes[i], topk);
         status = verify_chunk(&scratch, chunks[i], sizes[i], k, proofs, figures);
         proofs += 2 + 2 * k;

@@ -11,7 +11,7 @@
 
 #include "portable.h"
 
-enum { ROWS = 32, LANES = 16, TILE = ROWS * LANES };
+enum { ROWS = 32, LANES = 16, TILE = ROWS * LANES, STREAMS = 4 };
 
 typedef struct {
     uint32_t *index;     /* [k] the chosen entries, in no particular order */
@@ -66,9 +66,12 @@ INLINE void tile_maxima(const uint16_t *tile, uint16_t *maxima) {
 }
 
 INLINE void lane_maxima(const uint16_t *patterns, size_t elements, uint16_t *maxima) {
-    size_t whole = elements / TILE;
-    for (size_t tile = 0; tile < whole; tile++)
+    size_t whole = elements / TILE, part = whole / STREAMS;
+    /* Parts are read side by side: the chunk comes from memory, and one stream would wait more. */
+    for (size_t i = 0; i < whole; i++) {
+        size_t tile = i < part * STREAMS ? i % STREAMS * part + i / STREAMS : i;
         tile_maxima(patterns + tile * TILE, maxima + tile * LANES);
+    }
     if (whole * TILE == elements)
         return;
     uint16_t filled_up[TILE] = {0};

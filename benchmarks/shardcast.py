@@ -1,0 +1,265 @@
+"""Time from publish to the last verified client, beside a plain HTTP hop, cp and a peer.
+
+    make bench-shardcast [ARGS="--sizes 64 512 --repeat 5"]
+
+The hop is curl from a server that does nothing but sendfile, the peer shardcast 0.3.2. Every
+repetition starts fresh processes, warms them up with 1 MiB, and interleaves all contestants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "shardcast.json"
+PEER = HERE / ".envs" / "shardcast" / "bin" / "python"
+PEER_VERSION = "0.3.2"
+KEY = "00" * 31 + "01"
+LONGEST_S = 400.0
+TREES = {"2 relays, 2 clients": (2, 2), "3 layers of 7": (2, 4)}
+"""Relays and clients below one origin; every client knows every relay."""
+
+
+class Run(NamedTuple):
+    """One measured broadcast."""
+
+    wall_s: float
+    """From the call to the last verified client."""
+    cpu_s: dict[str, float]
+    """CPU seconds by node, its children's included."""
+    rss_mb: dict[str, float]
+    """Most resident memory by node, MB of 10^6 bytes."""
+
+
+class Node:
+    """A process that speaks JSON lines."""
+
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True,
+        )  # fmt: skip
+        self.url = self.hear()["url"]
+
+    def tell(self, line: str) -> None:
+        """Write one line to it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """Return what it says next."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"error: the {self.name} ended")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def hear_version(self, version: int) -> float:
+        """Return when it held that version."""
+        while (heard := self.hear())["version"] < version:
+            continue
+        return float(heard["time_s"])
+
+    def cpu_s(self) -> float:
+        """Return its CPU seconds so far, with those of children that ended."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def peak_rss_mb(self) -> float:
+        """Return the most memory it had resident."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024 / 1e6
+
+    def close(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def broadcast(contestant: str, source: Path, warm: Path, tree: tuple[int, int]) -> Run:
+    """Return how one broadcast of the source through a fresh tree went."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(dir=source.parent))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        nodes = _start(contestant, folder, tree, stack)
+        nodes[0].tell(str(warm))
+        for node in nodes:
+            node.hear_version(1)
+        before = [node.cpu_s() for node in nodes]
+        started_s = time.time()
+        nodes[0].tell(str(source))
+        ended_s = [node.hear_version(2) for node in nodes]
+        cpu = {node.name: node.cpu_s() - cpu for node, cpu in zip(nodes, before, strict=True)}
+        rss = {node.name: node.peak_rss_mb() for node in nodes}
+        return Run(max(ended_s) - started_s, cpu, rss)
+
+
+def _start(
+    contestant: str, folder: Path, tree: tuple[int, int], stack: contextlib.ExitStack
+) -> list[Node]:
+    program = (
+        [sys.executable, str(HERE / "shardcast_node.py")]
+        if contestant == "muster"
+        else [str(PEER), "-P", str(HERE / "shardcast_peer.py")]
+    )
+
+    def start(role: str, name: str, upstreams: list[str]) -> Node:
+        node = Node(name, [*program, role, str(folder / name), KEY, *upstreams])
+        stack.callback(node.close)
+        return node
+
+    origin = start("origin", "origin", [])
+    relays = [start("relay", f"relay-{i}", [origin.url]) for i in range(tree[0])]
+    urls = [relay.url for relay in relays]
+    return [origin, *relays, *(start("client", f"client-{i}", urls) for i in range(tree[1]))]
+
+
+def plain_hop(source: Path) -> tuple[float, float]:
+    """Return wall and CPU seconds of curl writing the file from a sendfile server to the disk."""
+    server = subprocess.Popen(
+        [sys.executable, str(HERE / "sendfile_server.py"), str(source)], stdout=subprocess.PIPE
+    )
+    target = source.with_name("hop")
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        before, started_s = os.times(), time.perf_counter()
+        url = f"http://127.0.0.1:{port}/"
+        subprocess.run(["curl", "--silent", "--output", str(target), url], check=True)
+        wall_s, after = time.perf_counter() - started_s, os.times()
+        return wall_s, sum(after[2:4]) - sum(before[2:4])
+    finally:
+        server.kill()
+        server.communicate()
+        target.unlink(missing_ok=True)
+
+
+def copy(source: Path) -> float:
+    """Return the wall seconds of cp."""
+    target = source.with_name("copy")
+    started_s = time.perf_counter()
+    subprocess.run(["cp", "--reflink=never", str(source), str(target)], check=True)
+    wall_s = time.perf_counter() - started_s
+    target.unlink()
+    return wall_s
+
+
+@contextlib.contextmanager
+def sources(size_mib: int, folder: Path | None) -> Iterator[tuple[Path, Path]]:
+    """Yield a file of that size, already on the disk, and one of 1 MiB."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        for file, blocks in (("source", size_mib), ("warm", 1)):
+            with (Path(name) / file).open("wb") as target:
+                for _ in range(blocks):
+                    target.write(os.urandom(1 << 20))
+                target.flush()
+                os.fsync(target.fileno())
+        yield Path(name) / "source", Path(name) / "warm"
+
+
+def measure(size_mib: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return every contestant's runs for one size."""
+    hops: list[tuple[float, float]] = []
+    copies: list[float] = []
+    runs: dict[str, list[Run]] = {}
+    loads: list[float] = []
+    with sources(size_mib, options.folder) as (source, warm):
+        for repetition in range(options.repeat):
+            loads.append(os.getloadavg()[0])
+            copies.append(copy(source))
+            for name, tree in TREES.items():
+                hops.append(plain_hop(source))
+                runs.setdefault(f"muster, {name}", []).append(
+                    broadcast("muster", source, warm, tree)
+                )
+            if repetition < options.peer_repeat and PEER.exists():
+                name = f"shardcast {PEER_VERSION}, 2 relays, 2 clients"
+                runs.setdefault(name, []).append(broadcast("peer", source, warm, (2, 2)))
+    return {
+        "cp_s": copies,
+        "hop_s": [wall for wall, _ in hops],
+        "hop_cpu_s": [cpu for _, cpu in hops],
+        "load": loads,
+        "runs": {name: [run._asdict() for run in found] for name, found in runs.items()},
+    }
+
+
+def show(size_mib: int, found: dict[str, Any]) -> None:
+    """Print one size's table."""
+    hop_s = statistics.median(found["hop_s"])
+    print(f"\n{size_mib} MiB, load average {statistics.median(found['load']):.1f}")
+    print(f"  {'':<42} {'median s':>9} {'/ hop':>7} {'CPU s':>7} {'most MB':>8} {'runs':>5}")
+    print(f"  {'cp':<42} {statistics.median(found['cp_s']):>9.2f}")
+    cpu_s = statistics.median(found["hop_cpu_s"])
+    print(f"  {'plain hop (curl)':<42} {hop_s:>9.2f} {1:>7.2f} {cpu_s:>7.2f}"
+          f" {'':>8} {len(found['hop_s']):>5}")  # fmt: skip
+    for name, runs in found["runs"].items():
+        wall_s = statistics.median(run["wall_s"] for run in runs)
+        cpu_s = statistics.median(sum(run["cpu_s"].values()) for run in runs)
+        rss_mb = max(max(run["rss_mb"].values()) for run in runs)
+        print(f"  {name:<42} {wall_s:>9.2f} {wall_s / hop_s:>7.2f} {cpu_s:>7.2f}"
+              f" {rss_mb:>8.0f} {len(runs):>5}")  # fmt: skip
+        last = runs[-1]["cpu_s"]
+        print("    CPU s:", ", ".join(f"{node} {used:.2f}" for node, used in last.items()))
+
+
+def hop_ratio(found: dict[str, Any]) -> float:
+    """Return the median broadcast through 2 relays over the median hop."""
+    runs = found["runs"][f"muster, {next(iter(TREES))}"]
+    return statistics.median(r["wall_s"] for r in runs) / statistics.median(found["hop_s"])
+
+
+def main() -> None:
+    """Measure, print, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 512, 2048], help="MiB")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--peer-repeat", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="where files lie; a temporary one by default")
+    parser.add_argument("--dry", action="store_true", help="write no result")
+    options = parser.parse_args()
+    detail = {}
+    for size_mib in options.sizes:
+        detail[f"{size_mib} MiB"] = found = measure(size_mib, options)
+        show(size_mib, found)
+    metrics = {f"hop_ratio_{size}": hop_ratio(detail[f"{size} MiB"]) for size in options.sizes}
+    metrics["rss_mb_max"] = max(
+        most
+        for found in detail.values()
+        for name, runs in found["runs"].items()
+        if name.startswith("muster")
+        for run in runs
+        for most in run["rss_mb"].values()
+    )
+    result = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "metrics": {name: round(value, 3) for name, value in metrics.items()},
+        "detail": detail,
+    }
+    print("\n", json.dumps(result["metrics"]), result["machine"], result["date"])
+    if not options.dry:
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What a calibration found, for people: a table in the terminal and a drawing in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.inference.intervals import rate_bound, wilson
+from muster.inference.limits import detection, submission_size
+from muster.protocol.recipe import Recipe
+from muster.toploc.calibration import Measurement
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SERIES = {
+    "weights in int": "integer weights",
+    "weights with": "noisy weights",
+    "neighbour policy": "neighbour versions",
+    "key-value cache": "rounded cache",
+    "true proofs": "cheap tokens, true proofs",
+}
+"""What is drawn as one line, by a part of its rows' names."""
+
+
+def make_table(measured: Sequence[Measurement], recipe: Recipe) -> Table:
+    """Return the measurements as a table: one row for all honest ways, one per cheat.
+
+    Shares have 95 % intervals. A submission is noticed when at least one of its samples is.
+    """
+    from rich.table import Table
+
+    size = submission_size(recipe)
+    table = Table(title=f"What {size} samples per submission are accepted as", title_justify="left")
+    table.add_column("work")
+    table.add_column("trials", justify="right")
+    table.add_column("noticed", justify="right")
+    table.add_column("by proofs / sampling", justify="right")
+    table.add_column(f"submissions of {size} noticed", justify="right")
+    table.add_column("nats/token", justify="right")
+    table.add_row(*_honest_cells([row for row in measured if row.kind == "honest"]))
+    table.add_section()
+    for row in measured:
+        if row.kind != "honest":
+            table.add_row(*_cells(row, size))
+    return table
+
+
+def _honest_cells(rows: Sequence[Measurement]) -> list[str]:
+    trials = sum(row.trials for row in rows)
+    failed = trials - sum(row.accepted for row in rows)
+    bound = (
+        f"< {rate_bound(max(1, trials)):.1e}" if not failed else _interval(*wilson(failed, trials))
+    )
+    by = f"{sum(r.failed_proofs for r in rows)} / {sum(r.failed_sampling for r in rows)}"
+    return [f"honest, {len(rows)} pairs of ways", str(trials), f"{failed} ({bound})", by, "", ""]
+
+
+def _cells(row: Measurement, size: int) -> list[str]:
+    failed = row.trials - row.accepted
+    noticed = f"{failed / row.trials:.1%} ({_interval(*wilson(failed, row.trials))})"
+    name = row.name if row.kind == "other" else f"{row.name} ({row.kind})"
+    if row.judged == "chunk" or row.kind == "nothing":
+        return [name, f"{row.trials} {row.judged}s", noticed, "", "", ""]
+    strength = "" if row.strength is None else f"{row.strength:.1e}"
+    by = f"{row.failed_proofs} / {row.failed_sampling}"
+    return [name, str(row.trials), noticed, by, _interval(*detection(row, size)), strength]
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.1%} to {high:.1%}"
+
+
+def save_drawing(path: Path, measured: Sequence[Measurement], recipe: Recipe, title: str) -> None:
+    """Write detection against strength as SVG or PNG, by the file's ending.
+
+    Left: the share of single samples noticed, against how far the cheat's model is from the policy.
+    Right: the same of whole submissions, per cheat.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    # The same measurements give the same file.
+    matplotlib.rcParams["svg.hashsalt"] = "muster"
+    from matplotlib import pyplot
+
+    rows = [r for r in measured if r.judged == "sample" and r.kind in ("cheap", "other")]
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(13, 1.2 + 0.24 * len(rows)), width_ratios=(3, 2), layout="constrained"
+    )
+    _draw_power(left, [row for row in rows if row.strength])
+    _draw_submissions(right, rows, submission_size(recipe))
+    figure.suptitle(title)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def _draw_power(axes: Any, rows: Sequence[Measurement]) -> None:
+    for label in dict.fromkeys(map(_series, rows)):
+        members = sorted((r for r in rows if _series(r) == label), key=lambda r: r.strength or 0)
+        shares = [1 - r.accepted / r.trials for r in members]
+        bounds = [wilson(r.trials - r.accepted, r.trials) for r in members]
+        errors = [
+            [max(0.0, s - low) for s, (low, _) in zip(shares, bounds, strict=True)],
+            [max(0.0, high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
+        ]
+        style = "o-" if len(members) > 1 else "s"
+        axes.errorbar(
+            [r.strength for r in members], shares, yerr=errors, fmt=style, label=label, capsize=2
+        )
+    axes.set(
+        xscale="log",
+        xlabel="KL divergence from the policy, nats per token",
+        ylabel="samples noticed",
+        ylim=(-0.03, 1.03),
+    )
+    axes.grid(alpha=0.3)
+    if rows:
+        axes.legend(fontsize="small", loc="lower right")
+
+
+def _series(row: Measurement) -> str:
+    return next((label for part, label in SERIES.items() if part in row.name), row.name)
+
+
+def _draw_submissions(axes: Any, rows: Iterable[Measurement], size: int) -> None:
+    ordered = sorted(rows, key=lambda r: r.accepted / r.trials, reverse=True)
+    bounds = [detection(row, size) for row in ordered]
+    places = range(len(ordered))
+    axes.barh(places, [low for low, _ in bounds], color="#4c72b0")
+    axes.barh(
+        places, [high - low for low, high in bounds], left=[low for low, _ in bounds], alpha=0.3
+    )
+    axes.set_yticks(places, [row.name for row in ordered], fontsize="small")
+    axes.set(xlim=(0, 1), xlabel=f"submissions of {size} noticed (pale: 95 % interval)")

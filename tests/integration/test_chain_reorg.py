@@ -1,0 +1,165 @@
+"""Reorganisations made by Anvil: what is read afterwards equals a replay from genesis."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from chain_scenario import (
+    HONEST,
+    ORCHESTRATOR,
+    OWNER,
+    Scenario,
+    accepted,
+    network,
+    play,
+    rejected,
+)
+
+from muster.chain import Chain, ChainView, Event, EventReader, apply_poll
+from muster.protocol.errors import ContractRevert
+
+
+class Follower:
+    """A reader and its view, and all that the reader says still stands."""
+
+    def __init__(self, net: Scenario) -> None:
+        self._net = net
+        self._reader = EventReader(net.of(OWNER))
+        self.view = ChainView()
+        self.events: list[Event] = []
+        self.rewinds: list[int] = []
+
+    async def poll(self) -> None:
+        poll = await self._reader.poll()
+        apply_poll(self.view, poll)
+        if poll.rewound_to is not None:
+            self.rewinds.append(poll.rewound_to)
+            self.events = [e for e in self.events if e.block_number <= poll.rewound_to]
+        self.events += poll.events
+
+    async def check(self) -> None:
+        """Poll, and compare with what somebody sees who reads the chain for the first time."""
+        await self.poll()
+        fresh = Follower(self._net)
+        await fresh.poll()
+        assert self.events == fresh.events
+        assert figures(self.view) == figures(fresh.view)
+        assert self.view.recent_blocks() == fresh.view.recent_blocks()
+
+    def block_of(self, name: str) -> int:
+        """Return the block of the first event of a name."""
+        return next(e.block_number for e in self.events if e.name == name)
+
+
+def figures(view: ChainView) -> Sequence[object]:
+    """Everything a view says, comparable."""
+    return [value for name, value in sorted(vars(view).items()) if name != "_events"]
+
+
+async def cut(net: Scenario, block: int, method: str = "anvil_reorg") -> None:
+    """Take back a block and all after it; a reorg puts as many empty ones in their place."""
+    depth = await net.of(OWNER).block_number() - block + 1
+    await net.rpc.call(method, depth, *([[]] if method == "anvil_reorg" else []))
+
+
+async def test_view_equals_a_replay_after_a_reorg_of_every_depth() -> None:
+    async with network() as net:
+        follower = Follower(net)
+        await follower.poll()
+        before = await net.of(OWNER).block_number()
+        await play(net)
+        await follower.poll()
+        counts = [len(follower.events)]
+        blocks = sorted({e.block_number for e in follower.events if e.block_number > before})
+        for block in reversed(blocks):
+            await cut(net, block)
+            await follower.check()
+            counts.append(len(follower.events))
+        # Each cut took back exactly one more block with events, down to where the play began.
+        assert counts == sorted(set(counts), reverse=True)
+        assert len(follower.rewinds) == len(blocks) >= 7
+        assert (follower.view.batches, follower.view.slashes) == ({}, [])
+
+
+@pytest.mark.parametrize("method", ["anvil_reorg", "anvil_rollback"])
+@pytest.mark.parametrize("name", ["BatchCommitted", "OutcomesPosted", "Slashed"])
+async def test_what_a_reorg_took_back_is_sent_again_and_read_again(name: str, method: str) -> None:
+    async with network() as net:
+        follower = Follower(net)
+        await play(net)
+        await follower.poll()
+        lost = next(e for e in follower.events if e.name == name)
+        await cut(net, lost.block_number, method)
+        await follower.check()
+        assert lost not in follower.events
+        sender = net.of(ORCHESTRATOR).sender
+        assert sender is not None
+        await sender.recover()
+        await follower.check()
+        again = next(e for e in follower.events if e.name == name)
+        # The same transaction in another block.
+        assert (again.tx_hash, again.args) == (lost.tx_hash, lost.args)
+        assert again.block_hash != lost.block_hash
+
+
+async def test_view_equals_a_replay_when_the_new_blocks_say_something_else() -> None:
+    async with network() as net:
+        follower = Follower(net)
+        submission = net.submission(HONEST, 0)
+        batch_id = await net.commit([submission])
+        await follower.poll()
+        snapshot = await net.rpc.call("evm_snapshot")
+        await net.post(batch_id, [submission], [accepted(1, submission)])
+        await follower.check()
+        assert len(follower.view.training_stream(net.run_id)) == 1
+        await net.rpc.call("evm_revert", snapshot)
+        # Another process of the same key, which knows nothing of what the first one posted.
+        async with await Chain.connect(
+            net.anvil.rpc_url, net.deployment, key=ORCHESTRATOR.key
+        ) as chain:
+            net.chains[ORCHESTRATOR.address] = chain
+            await net.post(batch_id, [submission], [rejected(1, submission)])
+        await follower.check()
+        assert follower.view.training_stream(net.run_id) == []
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+async def test_view_equals_a_replay_through_a_random_history(seed: int) -> None:
+    chance = random.Random(seed)
+    async with network() as net:
+        follower = Follower(net)
+        for index in range(12):
+            submission = net.submission(HONEST, index)
+            try:
+                batch_id = await net.commit([submission])
+                if chance.random() < 0.7:
+                    await net.post(batch_id, [submission], [accepted(1, submission)])
+            except ContractRevert:
+                # What came before it was sent again in other circumstances.
+                pass
+            if chance.random() < 0.5:
+                await follower.poll()
+            if chance.random() < 0.6:
+                depth = chance.randint(1, 6)
+                await cut(net, await net.of(OWNER).block_number() - depth + 1)
+            if chance.random() < 0.5:
+                await follower.check()
+        await follower.check()
+        assert follower.rewinds != []
+
+
+async def test_reorg_deeper_than_what_is_remembered_is_read_from_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.chain.reader.REMEMBERED_BLOCKS", 3)
+    async with network() as net:
+        follower = Follower(net)
+        before = await net.of(OWNER).block_number()
+        await play(net)
+        await follower.poll()
+        await cut(net, before + 1)
+        await follower.check()
+        assert follower.rewinds == [net.deployment.deploy_block - 1]
+        assert follower.view.batches == {}

@@ -1,0 +1,107 @@
+"""Substitutions change what a model computes, and take it back."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import numpy as np
+import pytest
+import torch
+
+from muster.inference import substitutes
+from muster.inference.substitutes import Substitution
+from muster.inference.transformers_engine import TransformersEngine
+
+SAMPLES = [(1, 2, 3, 4, 17, 1, 2, 3, 4), (4, 3, 2, 1, 17, 1, 2, 3, 4)] * 8
+ALL: dict[str, Substitution] = {
+    "noise": substitutes.weights(substitutes.noise(0.1)),
+    "int4": substitutes.weights(substitutes.quantised(4)),
+    "fp8": substitutes.weights(substitutes.eight_bit_floats),
+    "shuffled": substitutes.weights(substitutes.shuffled),
+    "trained": substitutes.trained(SAMPLES, 2, 1e-3),
+    "first layers": substitutes.first_layers,
+    "rounded cache": substitutes.rounded_cache(4),
+    "without unlikely": substitutes.without_unlikely(0.2),
+    "both": substitutes.both(substitutes.rounded_cache(4), substitutes.without_unlikely(0.2)),
+}
+
+
+def logits(engine: TransformersEngine) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return engine.prefill([((1, 2, 3, 4, 10), (1, 2, 3, 4))])[0].logits_TV
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_model_computes_something_else_inside_and_the_same_after(
+    engine: TransformersEngine, name: str
+) -> None:
+    before = logits(engine)
+    with ALL[name](engine.model, 0):
+        inside = logits(engine)
+    assert np.abs(inside - before).max() > 1e-4
+    assert (logits(engine) == before).all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_model_is_restored_when_the_body_fails(engine: TransformersEngine, name: str) -> None:
+    before = logits(engine)
+    with pytest.raises(KeyError), ALL[name](engine.model, 0):
+        raise KeyError
+    assert (logits(engine) == before).all()
+    assert not any(weight.requires_grad for weight in engine.model.parameters())
+
+
+def test_more_training_leads_further_away(engine: TransformersEngine) -> None:
+    before, moved = logits(engine), []
+    for steps in (1, 4):
+        with substitutes.trained(SAMPLES, steps, 1e-3)(engine.model, 0):
+            moved.append(float(np.abs(logits(engine) - before).max()))
+    assert moved[0] < moved[1]
+
+
+def test_training_moves_weights_by_the_learning_rate(engine: TransformersEngine) -> None:
+    before = engine.model.get_output_embeddings().weight.clone()
+    with substitutes.trained(SAMPLES, 1, 1e-3)(engine.model, 0):
+        moved = (engine.model.get_output_embeddings().weight - before).abs()
+    assert float(moved.max()) == pytest.approx(1e-3, rel=0.01)
+
+
+def test_quarter_of_the_layers_is_at_least_one(engine: TransformersEngine) -> None:
+    layers = engine.model.config.num_hidden_layers
+    with substitutes.first_layers(engine.model, 0):
+        assert engine.model.config.num_hidden_layers == 1
+    assert engine.model.config.num_hidden_layers == layers
+
+
+def test_unlikely_tokens_are_ruled_out_and_the_likeliest_stays(engine: TransformersEngine) -> None:
+    before = torch.from_numpy(logits(engine)).softmax(dim=1)
+    with substitutes.without_unlikely(0.3)(engine.model, 0):
+        after = torch.from_numpy(logits(engine)).softmax(dim=1)
+    kept = before >= 0.3
+    assert (after[~kept & (before < before.max(dim=1, keepdim=True).values)] == 0).all()
+    assert (after.argmax(dim=1) == before.argmax(dim=1)).all()
+
+
+@pytest.mark.parametrize(("bits", "levels"), [(4, 15), (8, 255)])
+def test_quantised_weights_take_few_values(bits: int, levels: int) -> None:
+    weight = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0))
+    rounded = substitutes.quantised(bits)(weight, torch.Generator())
+    assert 4 < len(rounded.unique()) <= levels
+    assert rounded.abs().max() == pytest.approx(weight.abs().max())
+
+
+@pytest.mark.parametrize("change", [substitutes.quantised(4), substitutes.eight_bit_floats])
+def test_vectors_of_norms_are_not_quantised(change: substitutes.WeightChange) -> None:
+    norm = torch.linspace(0.5, 1.5, 10)
+    assert change(norm, torch.Generator()) is norm
+
+
+def test_eight_bit_floats_are_within_a_sixteenth() -> None:
+    weight = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
+    error = (substitutes.eight_bit_floats(weight, torch.Generator()) - weight).abs()
+    assert float((error / weight.abs()).quantile(0.9)) <= 1 / 16
+
+
+def test_substitutions_are_context_managers_of_nothing(engine: TransformersEngine) -> None:
+    manager: AbstractContextManager[None] = substitutes.first_layers(engine.model, 0)
+    with manager as nothing:
+        assert nothing is None

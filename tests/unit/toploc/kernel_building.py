@@ -1,0 +1,56 @@
+"""Compiling the kernel in tests, with the build hook's own compiler and flags."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from muster.toploc import kernel
+
+ROOT = Path(__file__).parents[3]
+
+
+def _build_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_kernel", ROOT / "tools/build_kernel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = _build_script()
+
+
+def _has_compiler() -> bool:
+    try:
+        SCRIPT.find_compiler()
+    except SCRIPT.KernelError:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="no C compiler")
+
+
+def compile_kernel(library: Path, *flags: str) -> Path:
+    """Make a library with more flags, warnings being errors; it is not loaded."""
+    digest = f'-DSOURCE_DIGEST="{SCRIPT.source_digest(kernel.FOLDER)}"'
+    subprocess.run(
+        [
+            *(*SCRIPT.find_compiler(), *SCRIPT.FLAGS, "-Wall", "-Wextra", "-Werror", digest),
+            *(*flags, str(kernel.FOLDER / "proofs.c"), "-o", str(library)),
+        ],
+        check=True,
+    )
+    return library
+
+
+def sanitizer_runtime() -> str:
+    """Return the path of the compiler's address sanitizer, or its bare name for none."""
+    command = [*SCRIPT.find_compiler(), "-print-file-name=libasan.so"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
