@@ -121,8 +121,9 @@ contract DisputeCourt is IDisputeCourt {
         bytes32 leaf = standing.leaf;
         Case storage drawn = _openCase(leaf);
         require(drawn.jury == 0, CourtJuryDrawn(leaf));
-        uint256 commitEndsAt = drawn.openedAt + _commitTime;
-        require(block.timestamp < commitEndsAt, CourtPhaseOver(leaf, commitEndsAt));
+        // Jurors have the other half to commit: nobody can draw them in the last second to see them slashed for absence.
+        uint256 drawEndsAt = drawn.openedAt + _commitTime / 2;
+        require(block.timestamp < drawEndsAt, CourtPhaseOver(leaf, drawEndsAt));
         require(block.number > drawn.drawBlock, CourtTooEarlyToDraw(leaf, drawn.drawBlock));
         bytes32 beacon = blockhash(drawn.drawBlock);
         if (beacon == 0) return _postponeDraw(leaf, drawn);

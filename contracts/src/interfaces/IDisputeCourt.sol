@@ -113,7 +113,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     /// @notice Challenges an outcome within its window; takes the bond from the caller.
     function challenge(IContributionLedger.OutcomeProof calldata outcome, uint8 claimedVerdict) external;
 
-    /// @notice Draws the jury from the hash of the case's draw block, by stake, without replacement. Anyone.
+    /// @notice Draws the jury from the hash of the case's draw block, by stake, without replacement. Anyone, in the
+    ///         first half of the time to commit.
     /// @dev Validators of the run that neither signed the outcome nor are a party. When the block is too old to be
     ///      read, a later one takes its place.
     function drawJury(IContributionLedger.OutcomeProof calldata outcome) external;

@@ -52,6 +52,7 @@ contract Handler is Stage {
             _sin("withdrew stake behind unfinalised work", _isBehindWork(account, held.withdrawableAt));
             ++reached["withdraw"];
         } catch {
+            _forgetLogs();
             _sin("could not withdraw", due && (free || longAgo));
         }
     }
@@ -111,7 +112,9 @@ contract Handler is Stage {
             _remember(batchId, _submissionLeaves[batchId][0], 1, s.units);
             ++_directSteps[worker];
             ++reached["submitDirect"];
-        } catch {}
+        } catch {
+            _forgetLogs();
+        }
     }
 
     // --------------------------------------------------------------------- batches
@@ -182,6 +185,7 @@ contract Handler is Stage {
             _sin("slashed more than there is", amount > active + unbonding);
             ++reached["executeFraud"];
         } catch {
+            _forgetLogs();
             _sin("could not execute a fraud", possible);
         }
         _sin("touched another's stake", _othersStake(piece.worker) != before);
@@ -198,6 +202,7 @@ contract Handler is Stage {
             _sin("released an escrow before the time", !possible);
             ++reached["finaliseFraud"];
         } catch {
+            _forgetLogs();
             _sin("could not finalise a fraud", possible);
         }
     }
@@ -242,6 +247,7 @@ contract Handler is Stage {
 
     function _vote(bytes32 leaf, IContributionLedger.OutcomeProof memory outcome, uint256 votes) private {
         if (court.caseOf(leaf).jury == 0) {
+            if (block.timestamp >= court.caseOf(leaf).openedAt + COMMIT_TIME / 2) return;
             vm.roll(court.caseOf(leaf).drawBlock + 1);
             court.drawJury(outcome);
         }
@@ -317,6 +323,7 @@ contract Handler is Stage {
             _sin("paid a slot twice", ++_timesPaid[slot] > 1);
             ++reached["claim"];
         } catch {
+            _forgetLogs();
             _sin("refused what is due", payable_ && _timesPaid[slot] == 0);
         }
     }
@@ -332,7 +339,9 @@ contract Handler is Stage {
         try escrow.recover(_claimsOf(piece)) {
             _sin("recovered what is not final or accepted", !possible);
             ++reached["recover"];
-        } catch {}
+        } catch {
+            _forgetLogs();
+        }
     }
 
     function changeTerms(uint256 seed) external recorded {

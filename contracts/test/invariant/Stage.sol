@@ -71,6 +71,11 @@ abstract contract Stage is BaseTest {
         vm.warp(block.timestamp + 30 days);
     }
 
+    /// @dev Forgets what a call that reverted emitted: forge records that, too.
+    function _forgetLogs() internal {
+        vm.getRecordedLogs();
+    }
+
     // -------------------------------------------------------------------- people
 
     function person(uint256 i) public view returns (address) {

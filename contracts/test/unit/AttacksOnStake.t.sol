@@ -461,6 +461,17 @@ contract AttacksOnStakeTest is CourtTest {
         }
     }
 
+    /// @dev A jury drawn when it is too late to vote would be slashed for its absence, to the profit of who drew it.
+    function testFuzz_attack_juryIsDrawnTooLateToVote(uint256 waited) public {
+        _challenge(ALICE_FRAUD, ACCEPTED);
+        _passDraw();
+        uint256 endsAt = block.timestamp + COMMIT_TIME / 2;
+        vm.warp(block.timestamp + bound(waited, COMMIT_TIME / 2, COMMIT_TIME - 1));
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(ALICE_FRAUD);
+        _expectPhaseOver(_fraudLeaf, endsAt);
+        court.drawJury(outcome);
+    }
+
     /// @dev A juror that waits to see another's vote sees only a hash.
     function test_attack_jurorCopiesAnothersVote() public {
         _challengeAndDraw(ALICE_FRAUD, ACCEPTED);

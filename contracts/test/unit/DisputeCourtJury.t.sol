@@ -45,15 +45,25 @@ contract DisputeCourtJuryTest is CourtTest {
         assertEq(_juryOf(_fraudLeaf), ALL_ELIGIBLE, "in the next block it works");
     }
 
-    function testFuzz_drawJury_reverts_whenTimeToCommitIsOver(uint256 waited) public {
+    /// @dev Jurors keep the other half of the time to commit.
+    function testFuzz_drawJury_reverts_inTheSecondHalfOfTheTimeToCommit(uint256 waited) public {
         _challenge(ALICE_FRAUD, ACCEPTED);
         _passDraw();
-        uint256 endsAt = block.timestamp + COMMIT_TIME;
-        waited = waited % 2 == 0 ? COMMIT_TIME : bound(waited, COMMIT_TIME, 100 days);
+        uint256 endsAt = block.timestamp + COMMIT_TIME / 2;
+        waited = waited % 2 == 0 ? COMMIT_TIME / 2 : bound(waited, COMMIT_TIME / 2, 100 days);
         vm.warp(block.timestamp + waited);
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(ALICE_FRAUD);
         _expectPhaseOver(_fraudLeaf, endsAt);
         court.drawJury(outcome);
+    }
+
+    function testFuzz_drawJury_works_inTheFirstHalfOfTheTimeToCommit(uint256 waited) public {
+        _challenge(ALICE_FRAUD, ACCEPTED);
+        _passDraw();
+        waited = waited % 2 == 0 ? COMMIT_TIME / 2 - 1 : bound(waited, 0, COMMIT_TIME / 2 - 1);
+        vm.warp(block.timestamp + waited);
+        court.drawJury(_outcomeAt(ALICE_FRAUD));
+        assertEq(_juryOf(_fraudLeaf), ALL_ELIGIBLE, "drawn");
     }
 
     function testFuzz_drawJury_reverts_twice(uint256 blocks) public {
