@@ -12,6 +12,7 @@ import {LedgerTest} from "../LedgerTest.sol";
 /// @title Attacks that must fail
 /// @dev D1 to D10 are defects found in a network of this kind, A8 to A28 attacks on any such network: see
 ///      docs/security.md for both lists.
+/// forge-config: default.fuzz.runs = 64
 contract AttacksTest is LedgerTest {
     uint256 private constant ORDER = 0xfffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141;
 

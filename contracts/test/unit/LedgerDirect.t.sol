@@ -11,6 +11,7 @@ import {IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
 import {IStakeVaultEvents} from "../../src/interfaces/IStakeVault.sol";
 import {LedgerTest} from "../LedgerTest.sol";
 
+/// forge-config: default.fuzz.runs = 128
 contract LedgerDirectTest is LedgerTest {
     uint256 private constant CAP = REQUIRED_STAKE / STAKE_PER_UNIT;
     uint256 private constant IN_FLIGHT = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
@@ -219,6 +220,18 @@ contract LedgerDirectTest is LedgerTest {
         vm.warp(start + IN_FLIGHT);
         assertEq(_submit(1, units), 2, "all before is final");
         _expectUnitCap(2, CAP - units + 1, units);
+    }
+
+    function testFuzz_submitDirect_countsAllWork_untilTheLastIsFinal(uint256 first, uint256 gap) public {
+        first = bound(first, 1, CAP - 1);
+        gap = bound(gap, 1, IN_FLIGHT - 1);
+        _submit(0, first);
+        vm.warp(block.timestamp + gap);
+        _submit(1, CAP - first);
+        vm.warp(block.timestamp + IN_FLIGHT - 1);
+        _expectUnitCap(2, 1, CAP);
+        vm.warp(block.timestamp + 1);
+        assertEq(_submit(2, CAP), 3, "one clock for all of it: it errs on the side of stake");
     }
 
     function _expectUnitCap(uint32 index, uint256 units, uint256 before) private {

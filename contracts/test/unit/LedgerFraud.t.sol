@@ -10,6 +10,7 @@ import {IStakeVault, IStakeVaultErrors} from "../../src/interfaces/IStakeVault.s
 import {IWorkerRegistry} from "../../src/interfaces/IWorkerRegistry.sol";
 import {LedgerTest} from "../LedgerTest.sol";
 
+/// forge-config: default.fuzz.runs = 96
 contract LedgerFraudTest is LedgerTest {
     bytes[] private _records;
     uint64 private _batchId;

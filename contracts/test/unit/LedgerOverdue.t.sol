@@ -7,6 +7,7 @@ import {IWorkerRegistry} from "../../src/interfaces/IWorkerRegistry.sol";
 import {LedgerTest} from "../LedgerTest.sol";
 
 /// @title Batches whose validators let the deadline pass stand as claimed
+/// forge-config: default.fuzz.runs = 64
 contract LedgerOverdueTest is LedgerTest {
     uint256 private constant COUNT = 5;
 

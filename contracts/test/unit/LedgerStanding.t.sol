@@ -4,6 +4,7 @@ pragma solidity 0.8.30;
 import {IContributionLedger, IContributionLedgerErrors} from "../../src/interfaces/IContributionLedger.sol";
 import {LedgerTest} from "../LedgerTest.sol";
 
+/// forge-config: default.fuzz.runs = 96
 contract LedgerStandingTest is LedgerTest {
     function setUp() public override {
         super.setUp();

@@ -9,6 +9,7 @@ import {IRewardEscrow, IRewardEscrowErrors, IRewardEscrowEvents} from "../../src
 import {IRunRegistry, IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
 import {LedgerTest} from "../LedgerTest.sol";
 
+/// forge-config: default.fuzz.runs = 128
 contract RewardEscrowTest is LedgerTest {
     uint256 private constant FUNDS = 50_000 ether;
     uint256 private constant JUDGED = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
@@ -366,6 +367,7 @@ contract RewardEscrowTest is LedgerTest {
         assertEq(escrow.isPaid(runId, alice, otherStep, otherIndex), same, "another slot");
     }
 
+    /// forge-config: default.fuzz.runs = 32
     function testFuzz_isPaid_tellsNeighboursApart(uint32 step, uint32 index) public {
         vm.assume(step != 0);
         escrow.claim(_finalClaims(_one(_record(alice, step, index, ACCEPTED))));

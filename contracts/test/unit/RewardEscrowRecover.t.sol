@@ -7,6 +7,7 @@ import {IRunRegistry, IRunRegistryErrors} from "../../src/interfaces/IRunRegistr
 import {LedgerTest} from "../LedgerTest.sol";
 
 /// @title Money that nobody earned finds its way back
+/// forge-config: default.fuzz.runs = 128
 contract RewardEscrowRecoverTest is LedgerTest {
     uint256 private constant FUNDS = 50_000 ether;
 
