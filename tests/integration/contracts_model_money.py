@@ -285,5 +285,6 @@ class Network(Judgement):
             judged = batch.header.posted_at or due
             times |= {due, judged + fixed.challenge_window}
         for case in self.cases.values():
-            times |= {case.opened_at + fixed.commit_time, case.opened_at + fixed.jury_time}
+            phases = (fixed.commit_time // 2, fixed.commit_time, fixed.jury_time)
+            times |= {case.opened_at + phase for phase in phases}
         return sorted(time for time in times if time > self.now)
