@@ -50,6 +50,8 @@ class Reason(IntEnum):
     """The slot (run, worker, step, index) already has an outcome."""
     FILE_UNAVAILABLE = 15
     """The committed file cannot be fetched."""
+    BATCH_MISDECLARED = 16
+    """The batch holds more units than it was committed for, so that none of it can be paid."""
     SCHEMA = 20
     """Not a Parquet file of the expected schema, or a value is out of range."""
     PROOF_COUNT = 21

@@ -81,6 +81,7 @@ def make_batch(
         batch_id=batch_id,
         run_id=RUN,
         root=merkle_root(leaves) if leaves else keccak(b"none"),
+        units=sum(submission.units for submission in submissions),
         count=len(leaves),
         committed_at=NOW + 30,
         block_number=50 + batch_id,

@@ -23,7 +23,13 @@ from hypothesis import strategies as st
 from muster.client.validator.checks import Claim, unreadable
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import JudgedBatch, OutcomeJournal
-from muster.client.validator.judging import Judgement, examine, outcome_record, unread
+from muster.client.validator.judging import (
+    Judgement,
+    examine,
+    outcome_record,
+    unread,
+    within_declared,
+)
 from muster.client.validator.slots import KnownBatch, SlotIndex
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import StorageError
@@ -193,3 +199,20 @@ def test_restarted_store_still_bounds_what_it_keeps(tmp_path: Path) -> None:
     documents = [write(n, ACCEPTED) for n in range(1, 5)]
     assert sum(document.exists() for document in documents) == 2
     assert found.exists()
+
+
+# Declared units
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5), st.integers(0, 2**33))
+def test_batch_that_declared_too_few_units_is_refused_as_a_whole(
+    units: list[int], declared: int
+) -> None:
+    records = [replace(make_record(index=i), units=value) for i, value in enumerate(units)]
+    judged = within_declared(records, declared)
+    if sum(units) <= declared:
+        assert judged == records
+    else:
+        assert {record.reason for record in judged} == {Reason.BATCH_MISDECLARED}
+        assert {(record.verdict, record.units) for record in judged} == {(Verdict.REJECTED, 0)}
+        assert [r.file_hash for r in judged] == [r.file_hash for r in records]

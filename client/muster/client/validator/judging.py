@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.client.assignment import derive
 from muster.client.validator.checks import (
@@ -112,3 +112,15 @@ def outcome_record(claim: Claim, judgement: Judgement) -> OutcomeRecord:
         verdict=finding.verdict if finding else Verdict.ACCEPTED,
         reason=finding.reason if finding else Reason.NONE,
     )
+
+
+def within_declared(records: Sequence[OutcomeRecord], units: int) -> list[OutcomeRecord]:
+    """Return a batch's outcomes as the ledger takes them: with no more units than it declared.
+
+    Records that exceed what was committed, and set aside to be paid, could not be posted, and the
+    validators would be punished for their absence. The whole batch is refused instead.
+    """
+    if sum(record.units for record in records) <= units:
+        return list(records)
+    refused = {"verdict": Verdict.REJECTED, "reason": Reason.BATCH_MISDECLARED, "units": 0}
+    return [replace(record, **refused) for record in records]

@@ -28,7 +28,14 @@ from muster.client.validator.checks import Claim, check_claim, check_file, unrea
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import JudgedBatch, OutcomeJournal
-from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
+from muster.client.validator.judging import (
+    Judgement,
+    Rules,
+    examine,
+    outcome_record,
+    unread,
+    within_declared,
+)
 from muster.client.validator.slots import KnownBatch, SlotIndex, slot_of_record
 from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
@@ -172,7 +179,7 @@ class ValidatorLoop:
         """Judge a batch unless it was judged before, and hand its outcomes over."""
         judged = self.place.journal.judged(batch.batch_id)
         if judged is None:
-            records = await self.judge(batch)
+            records = within_declared(await self.judge(batch), batch.units)
             mine = JudgedBatch(batch.batch_id, batch.root, tuple(records))
             judged = await asyncio.to_thread(self.place.journal.record, mine)
         if judged.root != batch.root:
