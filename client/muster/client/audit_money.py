@@ -273,8 +273,8 @@ def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) 
     for owner, account in observed.stakes.items():
         told = view.stakes.get(owner, StakeView(owner))
         if (told.active_wei, told.unbonding_wei) != (account.active_wei, account.unbonding_wei):
-            ours = f"{told.active_wei} + {told.unbonding_wei} wei"
-            yield f"{owner} has {ours} by the events, the vault says {account}"
+            events = f"{told.active_wei} + {told.unbonding_wei} wei"
+            yield f"{owner} has {events} by the events, the vault says {account}"
     for what, count, theirs in (
         ("runs", len(view.runs), observed.runs),
         ("batches", len(view.batches), observed.batches),

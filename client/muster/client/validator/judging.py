@@ -122,5 +122,5 @@ def within_declared(records: Sequence[OutcomeRecord], units: int) -> list[Outcom
     """
     if sum(record.units for record in records) <= units:
         return list(records)
-    refused = {"verdict": Verdict.REJECTED, "reason": Reason.BATCH_MISDECLARED, "units": 0}
-    return [replace(record, **refused) for record in records]
+    verdict, reason = Verdict.REJECTED, Reason.BATCH_MISDECLARED
+    return [replace(record, verdict=verdict, reason=reason, units=0) for record in records]
