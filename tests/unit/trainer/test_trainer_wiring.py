@@ -301,6 +301,12 @@ def _flags(**changes: Any) -> dict[str, Any]:
     }
 
 
+def test_exact_fraud_that_costs_less_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--fraud-ppm 3 is above --exact-fraud-ppm 2") as error:
+        _plan(make_recipe(), address_of(KEY), _flags(fraud_ppm=3))
+    assert error.value.hint == "raise --exact-fraud-ppm"
+
+
 def test_plan_is_what_the_flags_say() -> None:
     plan = _plan(make_recipe(), address_of(KEY), _flags())
     assert (plan.price_wei, plan.fund_wei, plan.quorum) == (5, 7, 1)

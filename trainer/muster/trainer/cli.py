@@ -200,6 +200,12 @@ def _plan(recipe: Recipe, trainer_: Address, flags: dict[str, Any]) -> Any:
             f"a quorum of {flags['quorum']} of {len(validators)} validators cannot be",
             hint="1 to the number of --validator",
         )
+    if flags["fraud_ppm"] > flags["exact_fraud_ppm"]:
+        raise ConfigError(
+            f"--fraud-ppm {flags['fraud_ppm']} is above --exact-fraud-ppm "
+            f"{flags['exact_fraud_ppm']}: an exact fraud cannot cost less",
+            hint="raise --exact-fraud-ppm",
+        )
     return RunPlan(
         recipe=recipe,
         trainer=trainer_,
