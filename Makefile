@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := delta gas index toploc
 
-.PHONY: setup check fmt test test-all demo bench $(BENCHES:%=bench-%) clean
+.PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -52,6 +52,17 @@ test: setup
 test-all: setup
 	FOUNDRY_PROFILE=deep tools/forge test
 	$(BIN)/python -m pytest -q
+
+# Static analysis and proofs; makes contracts/.envs/audit.
+audit: setup
+	contracts/script/audit.sh
+
+coverage-contracts: setup
+	contracts/script/coverage.sh
+
+# Hours; `make mutate-contracts ARGS='--sample 150'` draws some.
+mutate-contracts: setup
+	$(BIN)/python contracts/script/mutate.py $(ARGS)
 
 demo: setup
 	$(BIN)/muster demo $(ARGS)
