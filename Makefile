@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := delta index toploc
+BENCHES := calibration delta forgers history index toploc
 
 .PHONY: setup check fmt test test-all demo bench $(BENCHES:%=bench-%) clean
 
@@ -57,6 +57,15 @@ demo: setup
 	$(BIN)/muster demo $(ARGS)
 
 bench: $(BENCHES:%=bench-%)
+
+bench-calibration: setup
+	$(BIN)/python benchmarks/calibration.py
+
+bench-forgers: setup
+	$(BIN)/python benchmarks/forgers.py
+
+bench-history: setup
+	$(BIN)/python benchmarks/history.py
 
 bench-toploc: setup benchmarks/.envs/toploc/.installed
 	$(BIN)/python benchmarks/toploc.py
