@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := delta gas index toploc
+BENCHES := calibration delta forgers gas history index toploc
 
 .PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo bench $(BENCHES:%=bench-%) clean
 
@@ -71,6 +71,15 @@ bench: $(BENCHES:%=bench-%)
 
 bench-gas: setup
 	$(BIN)/python benchmarks/gas.py
+
+bench-calibration: setup
+	$(BIN)/python benchmarks/calibration.py
+
+bench-forgers: setup
+	$(BIN)/python benchmarks/forgers.py
+
+bench-history: setup
+	$(BIN)/python benchmarks/history.py
 
 bench-toploc: setup benchmarks/.envs/toploc/.installed
 	$(BIN)/python benchmarks/toploc.py

@@ -22,7 +22,7 @@ LIMITS = HistoryLimits(honest_strain=0.1, false_alarm=1e-3)
 STRICT = HistoryLimits(honest_strain=0.1)
 
 SAMPLES = 128
-HONEST_WORKERS = 6000
+HONEST_WORKERS = 2000
 HONEST_SUBMISSIONS = 500
 CHEATS = 200
 

@@ -490,7 +490,8 @@ def _drop_old(folder: Path, keep: int) -> None:
     for path in old:
         trash = path.with_name(temporary_name())
         path.rename(trash)
-        for leftover in (trash, _manifest_path(path), path.with_name(f".{path.name}.lock")):
+        lock = path.with_name(f".{path.name}.lock")
+        for leftover in (trash, _manifest_path(path), _delta_path(path), lock):
             discard(leftover)
 
 

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hexbytes import HexBytes
 from sender_fakes import REVERT, TO, Pool
 
+from muster.chain import SendJournal
 from muster.protocol.errors import (
     ChainError,
     ChainUnreachable,
     ContractRevert,
     RpcError,
+    StorageError,
     TransactionLost,
 )
 
@@ -300,3 +303,35 @@ async def test_cancelled_send_leaves_the_sender_usable() -> None:
     pool.auto = True
     await sender.send(TO, b"")
     assert pool.sent[-1]["nonce"] == 1
+
+
+@pytest.mark.parametrize("block", ["latest", "pending"])
+async def test_endpoint_that_does_not_count_transactions_is_reported(block: str) -> None:
+    pool = Pool()
+
+    def count(_account: str, asked: str) -> str:
+        if asked == block:
+            raise RpcError("state is not available", code=-32000)
+        return "0x0"
+
+    pool.methods["eth_getTransactionCount"] = count
+    with pytest.raises(RpcError, match="state is not available"):
+        await pool.sender().send(TO, b"")
+    assert pool.sent == []
+
+
+async def test_fees_that_are_never_enough_are_given_up() -> None:
+    pool = Pool()
+    pool.refusals = [RpcError("transaction underpriced", code=-32000)] * 50
+    with pytest.raises(ChainError, match="in 5 tries"):
+        await pool.sender().send(TO, b"")
+    assert pool.sent == []
+
+
+async def test_closed_sender_sends_nothing(tmp_path: Path) -> None:
+    pool = Pool()
+    sender = pool.sender(journal=SendJournal(tmp_path / "journal", "scope"))
+    sender.close()
+    with pytest.raises(StorageError):
+        await sender.send(TO, b"")
+    assert pool.sent == []

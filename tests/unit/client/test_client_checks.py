@@ -24,7 +24,7 @@ from client_world import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
+from muster.client.validator.checks import Claim, check_claim, check_file, strain_of, unreadable
 from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
 from muster.inference import Prefill
 from muster.protocol.errors import EngineError
@@ -400,3 +400,10 @@ def test_every_claim_has_a_record(rollouts: int, units: int) -> None:
 def test_every_reason_has_its_twin_in_this_file() -> None:
     text = Path(__file__).read_text()
     assert [reason for reason in Reason if f"Reason.{reason.name}" not in text] == []
+
+
+def test_strain_of_a_submission_is_what_its_samples_come_to() -> None:
+    honest = judge(ROWS).replays
+    forged = judge(resampled(1, 2)).replays
+    assert strain_of(honest, CALIBRATION) == 0.0
+    assert strain_of(forged, CALIBRATION) == pytest.approx(2 / len(forged))

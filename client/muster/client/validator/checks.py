@@ -291,6 +291,11 @@ def count_strikes(replays: Sequence[Replay], calibration: Calibration) -> int:
     )
 
 
+def strain_of(replays: Sequence[Replay], calibration: Calibration) -> float:
+    """Return how close a submission comes to the limits: what the sequential test takes."""
+    return calibration.submission_strain((replay.chunks, replay.margins) for replay in replays)
+
+
 def _struck(reason: Reason, failed: list[int], strikes: int, calibration: Calibration) -> Finding:
     detail = f"{len(failed)} samples fail, row {failed[0]} first; {strikes} strikes"
     if strikes >= calibration.fraud_strikes:
