@@ -193,7 +193,7 @@ contract Handler is Stage {
 
     function finaliseFraud(uint256 which) external recorded {
         if (_pieces.length == 0) return;
-        Piece storage piece = _pick(which);
+        Piece storage piece = _pickHeld(which);
         if (!_isJudged(piece)) return;
         IContributionLedger.Standing memory standing = _standingOf(piece);
         bool possible = standing.verdict == FRAUD && standing.isFinal
@@ -205,6 +205,16 @@ contract Handler is Stage {
             _forgetLogs();
             _sin("could not finalise a fraud", possible);
         }
+    }
+
+    /// @dev A piece with an escrow that waits; any piece when there is none.
+    function _pickHeld(uint256 which) private view returns (Piece storage) {
+        uint256 count = _pieces.length;
+        for (uint256 i = 0; i < count; ++i) {
+            Piece storage piece = _pieces[(which % count + i) % count];
+            if (_escrowStatus(_offenceOf(piece)) == IStakeVault.EscrowStatus.Held) return piece;
+        }
+        return _pick(which);
     }
 
     // ----------------------------------------------------------------------- cases
@@ -226,16 +236,24 @@ contract Handler is Stage {
     /// @dev Draws where that is still possible, lets jurors vote as `votes` says, and closes at the end of their time:
     ///      a case always ends.
     function hear(uint256 which, uint256 votes) external recorded {
-        if (replica.caseCount() == 0) return;
-        bytes32 leaf = replica.leaves(which % replica.caseCount());
+        if (replica.openCases() == 0) return;
+        bytes32 leaf = _openCase(which);
         IDisputeCourt.Case memory heard = court.caseOf(leaf);
-        if (heard.status != IDisputeCourt.CaseStatus.Open) return;
         IContributionLedger.OutcomeProof memory outcome = _proofOf(_pieceOf(leaf, heard.batchId));
         if (block.timestamp < heard.openedAt + COMMIT_TIME) _vote(leaf, outcome, votes);
         if (block.timestamp < heard.openedAt + JURY_TIME) vm.warp(heard.openedAt + JURY_TIME);
         court.close(outcome);
         heard = court.caseOf(leaf);
         ++reached[heard.status == IDisputeCourt.CaseStatus.Overturned ? bytes32("overturn") : bytes32("uphold")];
+    }
+
+    function _openCase(uint256 which) private view returns (bytes32 leaf) {
+        uint256 count = replica.caseCount();
+        for (uint256 i = 0; i < count; ++i) {
+            leaf = replica.leaves((which % count + i) % count);
+            if (court.isOpen(leaf)) return leaf;
+        }
+        revert("no case is open");
     }
 
     function _pieceOf(bytes32 leaf, uint64 batchId) private view returns (Piece storage) {
@@ -267,14 +285,20 @@ contract Handler is Stage {
         }
     }
 
-    /// @dev Punishes a juror or a signer of a closed case, if that fault was committed and is unpunished.
-    function punish(uint256 which, uint256 who) external recorded {
+    /// @dev Punishes the jurors and signers of a closed case whose fault is unpunished.
+    function punish(uint256 which) external recorded {
         if (replica.caseCount() == 0) return;
         bytes32 leaf = replica.leaves(which % replica.caseCount());
         IDisputeCourt.Case memory closed = court.caseOf(leaf);
         if (closed.status < IDisputeCourt.CaseStatus.Upheld) return;
-        address validator = validators[who % 5];
-        uint256 before = _othersStake(validator);
+        for (uint256 i = 0; i < 5; ++i) {
+            uint256 before = _othersStake(validators[i]);
+            _punish(leaf, closed, validators[i]);
+            _sin("touched another's stake", _othersStake(validators[i]) != before);
+        }
+    }
+
+    function _punish(bytes32 leaf, IDisputeCourt.Case memory closed, address validator) private {
         uint256 bit = runs.seatBitOf(runId, validator);
         bool absent = closed.jury & bit != 0 && court.commitmentOf(leaf, validator) != bytes32(uint256(1));
         bool signed = closed.status == IDisputeCourt.CaseStatus.Overturned && batches[closed.batchId].signers & bit != 0;
@@ -286,7 +310,6 @@ contract Handler is Stage {
             faults.slashSigner(_proofOf(_pieceOf(leaf, closed.batchId)), validator);
             ++reached["slashSigner"];
         }
-        _sin("touched another's stake", _othersStake(validator) != before);
     }
 
     function slashOverdue(uint256 which, uint256 who) external recorded {

@@ -142,7 +142,7 @@ contract NetworkInvariants is Test {
         for (uint256 i = 0; i < 1500; ++i) {
             _act(uint256(keccak256(abi.encode("life", i))));
         }
-        bytes32[18] memory actions = [
+        bytes32[17] memory actions = [
             bytes32("withdraw"),
             "exit",
             "unjail",
@@ -159,8 +159,7 @@ contract NetworkInvariants is Test {
             "claim",
             "recover",
             "applyChange",
-            "attack",
-            "challenge"
+            "attack"
         ];
         for (uint256 i = 0; i < actions.length; ++i) {
             assertGt(_life.reached(actions[i]), 0, string(abi.encodePacked(actions[i])));
@@ -193,7 +192,7 @@ contract NetworkInvariants is Test {
         else if (action < 6) _life.executeFraud(a);
         else if (action < 9) _life.challenge(a, uint8(b));
         else if (action < 11) _life.hear(a, b);
-        else if (action < 13) _life.punish(a, b);
+        else if (action < 13) _life.punish(a);
         else if (action < 14) _life.slashOverdue(a, b);
         else if (action < 17) _life.claim(a);
         else if (action < 19) _life.finaliseFraud(a);

@@ -163,6 +163,11 @@ abstract contract Stage is BaseTest {
         return vault.escrowOf(offence).status;
     }
 
+    function _offenceOf(Piece storage piece) internal view returns (bytes32) {
+        IContributionLedger.Submission memory s = _submission(piece.worker, piece.step, piece.index);
+        return keccak256(abi.encode(runId, workers.workerOf(piece.worker).workerId, s.step, s.index, s.fileHash));
+    }
+
     function pieceCount() external view returns (uint256) {
         return _pieces.length;
     }
