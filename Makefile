@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := calibration delta forgers history index toploc
+BENCHES := calibration delta forgers history index shardcast toploc
 
 .PHONY: setup check fmt test test-all demo bench $(BENCHES:%=bench-%) clean
 
@@ -86,6 +86,14 @@ bench-index: setup benchmarks/.envs/web3/.installed
 benchmarks/.envs/web3/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check web3==7.13.0
+	@touch $@
+
+bench-shardcast: setup benchmarks/.envs/shardcast/.installed
+	$(BIN)/python benchmarks/shardcast.py $(ARGS)
+
+benchmarks/.envs/shardcast/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check shardcast==0.3.2
 	@touch $@
 
 clean:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -32,7 +33,7 @@ def say(**fields: object) -> None:
 async def origin(folder: Path, key: bytes) -> None:
     """Publish what stdin names, and serve it."""
     store = ChunkStore(folder, keep=1)
-    async with ShardServer(store) as server:
+    async with ShardServer(store, HOST) as server:
         say(url=server.url)
         version = 0
         while path := (await asyncio.to_thread(sys.stdin.readline)).strip():
@@ -68,7 +69,7 @@ async def relay(folder: Path, signer: str, upstreams: list[str]) -> None:
                 say(version=version, time_s=time.time())
 
     store.on_change(report)
-    async with ShardServer(store, wanted=mirror.wanted) as server:
+    async with ShardServer(store, HOST, wanted=mirror.wanted) as server:
         say(url=server.url)
         await mirror.run()
 
@@ -89,6 +90,7 @@ async def client(folder: Path, signer: str, relays: list[str]) -> None:
 
 
 PARALLEL = 4
+HOST = os.environ.get("MUSTER_BENCH_HOST", "127.0.0.1")
 
 
 def main() -> None:
