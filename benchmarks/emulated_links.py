@@ -2,7 +2,7 @@
 
 Real TCP of the kernel over TUN devices; the packets between them pass through one thread here,
 which holds each back as long as the link would, and drops some. It needs root, but not netem, which
-many kernels lack. Everything disappears with the process that made it.
+many kernels lack. Namespaces that a killed process left behind are deleted by the next.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class Network:
     def up(self) -> Iterator[None]:
         """Keep the network while the context lasts."""
         thread = threading.Thread(target=self._forward, daemon=True)
+        _delete_leftovers()
         try:
             for node, name in enumerate(self._names):
                 _run("ip", "netns", "add", name)
@@ -137,6 +138,13 @@ class Network:
         self._down_free_s[target] = there_s
         self.passed += 1
         heapq.heappush(self._on_the_way, (there_s, self.passed, target, packet))
+
+
+def _delete_leftovers() -> None:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    for name in (line.split()[0] for line in listed.splitlines() if line.startswith("muster-")):
+        if not Path(f"/proc/{name.split('-')[1]}").exists():
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 def _run(*command: str) -> None:

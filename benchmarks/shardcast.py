@@ -106,7 +106,7 @@ def broadcast(contestant: str, source: Path, warm: Path, tree: tuple[int, int]) 
         before = [node.cpu_s() for node in nodes]
         started_s = time.time()
         nodes[0].tell(str(source))
-        ended_s = [node.hear_version(2) for node in nodes]
+        ended_s = [node.hear_version(2) for node in nodes[1 + tree[0] :]]
         cpu = {node.name: node.cpu_s() - cpu for node, cpu in zip(nodes, before, strict=True)}
         rss = {node.name: node.peak_rss_mb() for node in nodes}
         return Run(max(ended_s) - started_s, cpu, rss)

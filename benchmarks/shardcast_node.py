@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -93,12 +94,20 @@ PARALLEL = 4
 HOST = os.environ.get("MUSTER_BENCH_HOST", "127.0.0.1")
 
 
+def end_with_the_caller() -> None:
+    """End when stdin does: whoever started this process has gone."""
+    sys.stdin.read()
+    os._exit(0)
+
+
 def main() -> None:
     """Run the role named on the command line."""
     role, folder, identity, *peers = sys.argv[1:]
     if role == "origin":
         asyncio.run(origin(Path(folder), bytes.fromhex(identity)))
-    elif role == "relay":
+        return
+    threading.Thread(target=end_with_the_caller, daemon=True).start()
+    if role == "relay":
         asyncio.run(relay(Path(folder), address_of(bytes.fromhex(identity)), peers))
     else:
         asyncio.run(client(Path(folder), address_of(bytes.fromhex(identity)), peers))
