@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -24,8 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from report import machine, write
+
 HERE = Path(__file__).parent
-RESULT = HERE / "results" / "shardcast.json"
 PEER = HERE / ".envs" / "shardcast" / "bin" / "python"
 PEER_VERSION = "0.3.2"
 KEY = "00" * 31 + "01"
@@ -249,16 +248,10 @@ def main() -> None:
         for run in runs
         for most in run["rss_mb"].values()
     )
-    result = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "metrics": {name: round(value, 3) for name, value in metrics.items()},
-        "detail": detail,
-    }
-    print("\n", json.dumps(result["metrics"]), result["machine"], result["date"])
-    if not options.dry:
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    if options.dry:
+        print(metrics)
+    else:
+        write("shardcast", metrics, detail, measured_on=machine())
 
 
 if __name__ == "__main__":

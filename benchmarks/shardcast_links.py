@@ -14,11 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+from emulated_links import Link, Network
+from shardcast import KEY, Node
 
-from emulated_links import Link, Network  # noqa: E402 (the folder is no package)
-from shardcast import KEY, Node  # noqa: E402
+HERE = Path(__file__).parent
 
 
 def broadcast(mib: int, relays: int, clients: int, link: Link) -> dict[str, float]:
