@@ -189,7 +189,8 @@ def measure(size_mib: int, options: argparse.Namespace) -> dict[str, Any]:
                 runs.setdefault(f"muster, {name}", []).append(
                     broadcast("muster", source, warm, tree)
                 )
-            if repetition < options.peer_repeat and PEER.exists():
+            is_peers = repetition < options.peer_repeat and size_mib <= options.peer_most
+            if is_peers and PEER.exists():
                 name = f"shardcast {PEER_VERSION}, 2 relays, 2 clients"
                 runs.setdefault(name, []).append(broadcast("peer", source, warm, (2, 2)))
     return {
@@ -232,6 +233,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 512, 2048], help="MiB")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peer-repeat", type=int, default=1)
+    parser.add_argument("--peer-most", type=int, default=512, help="MiB the peer is given")
     parser.add_argument("--folder", type=Path, help="where files lie; a temporary one by default")
     parser.add_argument("--dry", action="store_true", help="write no result")
     options = parser.parse_args()
