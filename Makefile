@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := calibration delta forgers gas history index toploc
+BENCHES := calibration delta forgers gas history index shardcast toploc
 
 .PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo bench $(BENCHES:%=bench-%) clean
 
@@ -100,6 +100,14 @@ bench-index: setup benchmarks/.envs/web3/.installed
 benchmarks/.envs/web3/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check web3==7.13.0
+	@touch $@
+
+bench-shardcast: setup benchmarks/.envs/shardcast/.installed
+	$(BIN)/python benchmarks/shardcast.py $(ARGS)
+
+benchmarks/.envs/shardcast/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check shardcast==0.3.2
 	@touch $@
 
 clean:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -24,8 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from report import machine, write
+
 HERE = Path(__file__).parent
-RESULT = HERE / "results" / "shardcast.json"
 PEER = HERE / ".envs" / "shardcast" / "bin" / "python"
 PEER_VERSION = "0.3.2"
 KEY = "00" * 31 + "01"
@@ -106,7 +105,7 @@ def broadcast(contestant: str, source: Path, warm: Path, tree: tuple[int, int]) 
         before = [node.cpu_s() for node in nodes]
         started_s = time.time()
         nodes[0].tell(str(source))
-        ended_s = [node.hear_version(2) for node in nodes]
+        ended_s = [node.hear_version(2) for node in nodes[1 + tree[0] :]]
         cpu = {node.name: node.cpu_s() - cpu for node, cpu in zip(nodes, before, strict=True)}
         rss = {node.name: node.peak_rss_mb() for node in nodes}
         return Run(max(ended_s) - started_s, cpu, rss)
@@ -190,7 +189,8 @@ def measure(size_mib: int, options: argparse.Namespace) -> dict[str, Any]:
                 runs.setdefault(f"muster, {name}", []).append(
                     broadcast("muster", source, warm, tree)
                 )
-            if repetition < options.peer_repeat and PEER.exists():
+            is_peers = repetition < options.peer_repeat and size_mib <= options.peer_most
+            if is_peers and PEER.exists():
                 name = f"shardcast {PEER_VERSION}, 2 relays, 2 clients"
                 runs.setdefault(name, []).append(broadcast("peer", source, warm, (2, 2)))
     return {
@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 512, 2048], help="MiB")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peer-repeat", type=int, default=1)
+    parser.add_argument("--peer-most", type=int, default=512, help="MiB the peer is given")
     parser.add_argument("--folder", type=Path, help="where files lie; a temporary one by default")
     parser.add_argument("--dry", action="store_true", help="write no result")
     options = parser.parse_args()
@@ -249,16 +250,10 @@ def main() -> None:
         for run in runs
         for most in run["rss_mb"].values()
     )
-    result = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "metrics": {name: round(value, 3) for name, value in metrics.items()},
-        "detail": detail,
-    }
-    print("\n", json.dumps(result["metrics"]), result["machine"], result["date"])
-    if not options.dry:
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    if options.dry:
+        print(metrics)
+    else:
+        write("shardcast", metrics, detail, measured_on=machine())
 
 
 if __name__ == "__main__":

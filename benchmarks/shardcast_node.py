@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -32,7 +34,7 @@ def say(**fields: object) -> None:
 async def origin(folder: Path, key: bytes) -> None:
     """Publish what stdin names, and serve it."""
     store = ChunkStore(folder, keep=1)
-    async with ShardServer(store) as server:
+    async with ShardServer(store, HOST) as server:
         say(url=server.url)
         version = 0
         while path := (await asyncio.to_thread(sys.stdin.readline)).strip():
@@ -68,7 +70,7 @@ async def relay(folder: Path, signer: str, upstreams: list[str]) -> None:
                 say(version=version, time_s=time.time())
 
     store.on_change(report)
-    async with ShardServer(store, wanted=mirror.wanted) as server:
+    async with ShardServer(store, HOST, wanted=mirror.wanted) as server:
         say(url=server.url)
         await mirror.run()
 
@@ -89,6 +91,13 @@ async def client(folder: Path, signer: str, relays: list[str]) -> None:
 
 
 PARALLEL = 4
+HOST = os.environ.get("MUSTER_BENCH_HOST", "127.0.0.1")
+
+
+def end_with_the_caller() -> None:
+    """End when stdin does: whoever started this process has gone."""
+    sys.stdin.read()
+    os._exit(0)
 
 
 def main() -> None:
@@ -96,7 +105,9 @@ def main() -> None:
     role, folder, identity, *peers = sys.argv[1:]
     if role == "origin":
         asyncio.run(origin(Path(folder), bytes.fromhex(identity)))
-    elif role == "relay":
+        return
+    threading.Thread(target=end_with_the_caller, daemon=True).start()
+    if role == "relay":
         asyncio.run(relay(Path(folder), address_of(bytes.fromhex(identity)), peers))
     else:
         asyncio.run(client(Path(folder), address_of(bytes.fromhex(identity)), peers))

@@ -338,7 +338,7 @@ class Fetcher:
             progress(total - left, total)
 
         await transfer.pull_all(
-            [functools.partial(PartSink, part.path, places) for places in lacking],
+            [functools.partial(part.sink, places) for places in lacking],
             parallel=self._parallel,
             arrived=arrived,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -22,8 +23,12 @@ from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
 class PartSink(VerifyingSink):
     """A sink whose bytes go to every place of a part folder where the chunk occurs."""
 
-    def __init__(self, folder: Path, places: Sequence[ChunkSpan]) -> None:
+    def __init__(
+        self, folder: Path, places: Sequence[ChunkSpan], writing: threading.Lock | None = None
+    ) -> None:
+        """`writing` is held while bytes go to the disk."""
         super().__init__(places[0].digest, places[0].size)
+        self._writing = writing or threading.Lock()
         self.places = len(places)
         self._offset = 0
         self._starts = [place.offset for place in places]
@@ -41,11 +46,13 @@ class PartSink(VerifyingSink):
             os.close(self._fds.pop())
 
     def _store(self, pieces: Sequence[bytes | memoryview]) -> None:
-        for fd, start in zip(self._fds, self._starts, strict=True):
-            offset = start + self._offset
-            for piece in pieces:
-                _write_at(fd, memoryview(piece), offset)
-                offset += len(piece)
+        # The kernel lets one thread at a time write to a file; the others would spin meanwhile.
+        with self._writing:
+            for fd, start in zip(self._fds, self._starts, strict=True):
+                offset = start + self._offset
+                for piece in pieces:
+                    _write_at(fd, memoryview(piece), offset)
+                    offset += len(piece)
         self._offset += sum(len(piece) for piece in pieces)
 
     def _keep(self) -> None:
@@ -58,6 +65,11 @@ class PartFolder:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
+        self._writing = threading.Lock()
+
+    def sink(self, places: Sequence[ChunkSpan]) -> PartSink:
+        """Return a receiver for the chunk at these places; close it in a `finally`."""
+        return PartSink(self.path, places, self._writing)
 
     def prepare(self) -> bool:
         """Make the folder hold exactly the manifest's files, in full size.

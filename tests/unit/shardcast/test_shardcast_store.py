@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shardcast_policies import (
     CHUNK_BYTES,
@@ -78,6 +78,7 @@ def test_publish_returns_a_manifest_of_exactly_these_files(store: ChunkStore) ->
     assert manifest.state_hash == state_hash(write_files(store.folder / "again", POLICY))
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 5 * 1024), st.integers(1024, 4096))
 def test_publish_loses_no_byte_whatever_the_sizes(
     tmp_path_factory: pytest.TempPathFactory, size: int, chunk_bytes: int

@@ -1,0 +1,130 @@
+"""The ready-made configuration in a real nginx, where one is installed."""
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from shardcast_network import RUN, Network, TwistedRelay, honest, policy
+
+from muster.protocol.ids import PolicyVersion
+
+CONFIGURATION = Path(__file__).parents[2] / "ops" / "nginx" / "shardcast.conf"
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+
+pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (apt install nginx)")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    return Network(tmp_path)
+
+
+@pytest.fixture
+def relay(network: Network) -> TwistedRelay:
+    return TwistedRelay(network.origin, honest)
+
+
+@pytest.fixture
+async def front(tmp_path: Path, relay: TwistedRelay) -> AsyncIterator[str]:
+    """Nginx with our configuration before the relay; yields its URL."""
+    async with relay.listening() as url:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        process = start_nginx(tmp_path / "nginx", url.removeprefix("http://"), port)
+        try:
+            await answering(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGQUIT)
+            process.wait(timeout=10)
+
+
+def start_nginx(folder: Path, relay: str, port: int) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    text = CONFIGURATION.read_text()
+    text = text.replace("127.0.0.1:8700", relay).replace("listen 8780", f"listen 127.0.0.1:{port}")
+    temporary = "".join(
+        f"{kind}_temp_path {folder}/{kind};\n"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    text = text.replace("proxy_cache_path cache", f"proxy_cache_path {folder}/cache")
+    (folder / "nginx.conf").write_text(
+        f"daemon off;\nmaster_process off;\npid {folder}/pid;\nerror_log {folder}/error.log;\n"
+        f"events {{}}\nhttp {{\naccess_log off;\n{temporary}{text}}}\n"
+    )
+    assert NGINX is not None
+    return subprocess.Popen([NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e",
+                             str(folder / "error.log")])  # fmt: skip
+
+
+async def answering(port: int) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.close()
+            return
+
+
+async def test_version_is_fetched_through_nginx(network: Network, front: str) -> None:
+    network.publish(0, policy(0))
+    async with network.fetcher(front) as client:
+        assert await network.fetch(client, 0) == policy(0)
+
+
+async def test_chunk_is_asked_of_the_relay_once_for_all_clients(
+    network: Network, relay: TwistedRelay, front: str
+) -> None:
+    manifest = network.publish(0, policy(0))
+    for i in range(3):
+        async with network.fetcher(front, name=f"client-{i}") as client:
+            assert await network.fetch(client, 0) == policy(0)
+    assert relay.chunks_asked == len({span.digest for span in manifest.spans()})
+
+
+async def test_cached_chunk_outlives_the_relay(
+    network: Network, relay: TwistedRelay, front: str
+) -> None:
+    manifest = network.publish(0, policy(0))
+    digest = next(iter(manifest.spans())).digest
+    async with httpx.AsyncClient(base_url=front) as http:
+        first = await http.get(f"/v1/chunks/{digest.hex()}")
+
+        async def fail(_path: str, _answer: bytes | None) -> bytes | None:
+            raise ConnectionAbortedError
+
+        relay._twist = fail
+        second = await http.get(f"/v1/chunks/{digest.hex()}")
+        part = await http.get(f"/v1/chunks/{digest.hex()}", headers={"Range": "bytes=1-3"})
+    assert (first.headers["X-Cache"], second.headers["X-Cache"]) == ("MISS", "HIT")
+    assert first.content == second.content
+    assert (part.status_code, part.content) == (206, first.content[1:4])
+
+
+async def test_new_version_is_seen_at_once_through_nginx(network: Network, front: str) -> None:
+    network.publish(0, policy(0))
+    async with httpx.AsyncClient(base_url=front) as http:
+        assert (await http.get(f"/v1/{RUN}/versions")).json() == {"versions": [0]}
+        network.publish(1, policy(1))
+        assert (await http.get(f"/v1/{RUN}/versions")).json() == {"versions": [1, 0]}
+        manifest = await http.get(f"/v1/{RUN}/1/manifest")
+    assert manifest.content == network.origin.manifest_bytes(RUN, PolicyVersion(1))
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/chunks/", "/v1/../etc/passwd"])
+async def test_nginx_passes_on_nothing_else(
+    network: Network, relay: TwistedRelay, front: str, path: str
+) -> None:
+    async with httpx.AsyncClient(base_url=front) as http:
+        assert (await http.get(path)).status_code == 404
+    assert relay.asked == []
