@@ -15,6 +15,7 @@ from contracts_model import NOBODY, Name, Refused, Run, Terms
 from contracts_model_money import Network
 from contracts_model_work import (
     REVEALED,
+    Batch,
     Case,
     Claim,
     Header,
@@ -27,7 +28,7 @@ from contracts_model_work import (
 from contracts_stage import ZERO, Stage, Words
 
 from muster.chain.rpc import Rpc
-from muster.chain.structs import RunTerms
+from muster.chain.structs import RunTerms, abi_tuple
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ContractRevert
 from muster.protocol.messages import Verdict
@@ -149,6 +150,8 @@ def observations(model: Network, words: Words) -> Iterator[Observation]:
     yield from _batches(model, words)
     for leaf, case in model.cases.items():
         yield from _case(model, words, leaf, case)
+    for batch in list(model.batches.values())[-2:]:
+        yield from _standings(model, words, batch)
 
 
 def _stakes(model: Network, words: Words) -> Iterator[Observation]:
@@ -215,6 +218,22 @@ def _batches(model: Network, words: Words) -> Iterator[Observation]:
         run, worker, step, index = slot
         paid = (run, words.address[worker], step, index)
         yield ("RewardEscrow", "isPaid", paid), (slot in model.paid,)
+
+
+def _standings(model: Network, words: Words, batch: Batch) -> Iterator[Observation]:
+    for place, record in enumerate(batch.records or map(model.as_claimed, batch.submissions)):
+        proof = Proof(batch.header, place, record, place, True)
+        try:
+            standing = model.standing(proof)
+        except Refused:
+            return  # pending
+        fields = (
+            words.said_record(record),
+            *(words.word(standing.leaf), words.word(standing.offence)),
+            *standing[3:],
+        )
+        view = ("ContributionLedger", "standingOf", (abi_tuple(words.proof(proof)),))
+        yield view, (fields,)
 
 
 def _case(model: Network, words: Words, leaf: Name, case: Case) -> Iterator[Observation]:

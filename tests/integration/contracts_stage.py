@@ -114,6 +114,11 @@ class Words:
         number, step, index, version, file, *rest = record
         return struct.pack(">IIII32sHIBB", number, step, index, version, _file(file), *rest)
 
+    def said_record(self, record: Record) -> tuple[Any, ...]:
+        """Return a record as views decode it."""
+        number, step, index, version, file, *rest = record
+        return (number, step, index, version, _file(file), *rest)
+
     def joined(self, records: Sequence[Record]) -> bytes:
         return b"".join(self.record(record) for record in records)
 
