@@ -197,12 +197,19 @@ class Intake:
                 f"step {submission.step}, index {submission.index} already has another file",
                 "one file per slot; ask for a new lease",
             )
-        elsewhere = await session.scalar(
-            select(SubmissionRow.sequence).where(SubmissionRow.file_hash == submission.file_hash)
+        same_file = await session.scalar(
+            select(SubmissionRow).where(SubmissionRow.file_hash == submission.file_hash)
         )
-        if elsewhere is not None:
-            raise refuse("file_taken", "another slot already holds this very file")
-        return False
+        if same_file is None:
+            return False
+        # The same upload, repeated, may have come in since the slot was looked at.
+        if (same_file.worker, same_file.step, same_file.index) == (
+            submission.worker,
+            submission.step,
+            submission.index,
+        ):
+            return True
+        raise refuse("file_taken", "another slot already holds this very file")
 
 
 def submission_row(stored: StoredSubmission) -> SubmissionRow:
