@@ -16,7 +16,7 @@ BENCHES := calibration delta forgers gas history index shardcast toploc
 setup: $(VENV)/.installed node_modules/.installed
 
 # What the build hook compiles: a change there installs again.
-KERNEL := tools/build_kernel.py $(wildcard protocol/muster/*/native/*.[ch])
+KERNEL := $(wildcard tools/build_kernel.py protocol/muster/*/native/*.[ch])
 
 $(VENV)/.installed: pyproject.toml $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
