@@ -22,9 +22,10 @@ import torch
 from report import RESULTS, machine, print_table, write
 
 from muster.client.calibration_report import save_drawing
-from muster.inference.calibrate import CalibrationRun, Plan, Profile, calibrate_model
+from muster.inference.calibrate import CalibrationRun, calibrate_model
 from muster.inference.intervals import rate_bound
 from muster.inference.limits import detection, submission_size
+from muster.inference.plan import Plan, Profile
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 
 HERE = Path(__file__).parent
@@ -42,8 +43,8 @@ RECIPE = Recipe(
 CASES: dict[str, tuple[str, Profile, dict[str, str]]] = {
     "2x64:float32": ("2x64", "full", {}),
     "2x64:bfloat16": ("2x64", "full", {}),
-    "4x256:float32": ("4x256", "full", {"sibling 2x128": "2x128"}),
-    "4x256:bfloat16": ("4x256", "full", {"sibling 2x128": "2x128"}),
+    "4x256:float32": ("4x256", "quick", {"sibling 2x128": "2x128"}),
+    "4x256:bfloat16": ("4x256", "quick", {"sibling 2x128": "2x128"}),
     "8x512:float32": ("8x512", "quick", {"sibling 4x256": "4x256"}),
     "8x512:bfloat16": ("8x512", "quick", {"sibling 4x256": "4x256"}),
 }
@@ -123,28 +124,32 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=320)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    path = RESULTS / "calibration.json"
-    known = json.loads(path.read_text())["detail"] if path.exists() else {}
     for case in given.cases:
-        known[case] = measure(case, given.samples)
+        found = measure(case, given.samples)
+        # Read again: cases may run side by side.
+        known = {**_known(), case: found}
         write("calibration", _metrics(known), known, measured_on=machine())
     header = ["case", "cheat", "samples noticed", "submissions noticed, at least"]
-    print_table("What cheats achieve", header, _rows(known))
+    print_table("What cheats achieve", header, _rows(_known()))
+
+
+def _known() -> dict[str, Any]:
+    path = RESULTS / "calibration.json"
+    return json.loads(path.read_text())["detail"] if path.exists() else {}
 
 
 def _metrics(known: dict[str, Any]) -> dict[str, float]:
-    nothing = [c["accepted"] for k in known.values() for c in k["cheats"] if c["kind"] == "nothing"]
-    cheap = [
-        c["submissions_noticed"][0]
-        for k in known.values()
-        for c in k["cheats"]
-        if c["kind"] == "cheap"
-    ]
-    honest = sum(k["honest"]["samples"] for k in known.values())
+    """Return the figures of the models that were not refused."""
+    kept = [found for found in known.values() if found["refusal"] is None]
+    cheats = [cheat for found in kept for cheat in found["cheats"]]
+    nothing = [cheat["accepted"] for cheat in cheats if cheat["kind"] == "nothing"]
+    cheap = [c["submissions_noticed"][0] for c in cheats if c["kind"] == "cheap"]
+    honest = sum(found["honest"]["samples"] for found in known.values())
     return {
-        "forger_accepts": max(nothing),
-        "cheap_detected_min": min(cheap),
-        "honest_failed": sum(k["honest"]["failed"] for k in known.values()),
+        "refused": len(known) - len(kept),
+        "forger_accepts": max(nothing, default=0),
+        "cheap_detected_min": min(cheap, default=1.0),
+        "honest_failed": sum(found["honest"]["failed"] for found in known.values()),
         "honest_rate_below": rate_bound(honest),
     }
 

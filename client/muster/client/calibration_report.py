@@ -83,6 +83,7 @@ def save_drawing(path: Path, measured: Sequence[Measurement], recipe: Recipe, ti
     matplotlib.use("Agg")
     # The same measurements give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "muster"
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
 
     rows = [r for r in measured if r.judged == "sample" and r.kind in ("cheap", "other")]

@@ -303,7 +303,8 @@ def calibrate(
     rules = inputs.PLAIN_RECIPE if recipe is None else inputs.read_recipe(recipe)
     prompts = [] if task_set is None else inputs.prompts_of(inputs.read_task_set(task_set), rules)
     cheaper = inputs.parse_others(others)
-    from muster.inference.calibrate import Plan, calibrate_model
+    from muster.inference.calibrate import calibrate_model
+    from muster.inference.plan import Plan
 
     plan = Plan(rules, prompts, tuple(engines.split(",")), cheaper, **options)
     found = calibrate_model(model, plan, progress=lambda message: click.echo(message, err=True))

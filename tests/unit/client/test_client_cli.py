@@ -16,7 +16,7 @@ from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
 from muster.inference import calibrate as calibrating
-from muster.inference.calibrate import Plan
+from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
 from muster.toploc import Calibration

@@ -14,9 +14,10 @@ from inference_policy import build_policy
 from transformers import AutoModelForCausalLM
 
 from muster.inference import substitutes
-from muster.inference.calibrate import CalibrationRun, Plan, calibrate_model
+from muster.inference.calibrate import CalibrationRun, calibrate_model
 from muster.inference.engine import Completion, Request
 from muster.inference.limits import FLOORS, Floors
+from muster.inference.plan import Plan
 from muster.inference.replaying import replay
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.ways import VALIDATORS, WORKERS
@@ -234,7 +235,7 @@ def test_model_is_refused_when_a_cheap_cheat_passes_as_honest(
 def test_model_is_refused_when_missing_proofs_parse(
     policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.inference.calibrate.split_proofs", lambda *_, **__: [])
+    monkeypatch.setattr("muster.inference.trials.split_proofs", lambda *_, **__: [])
     run = calibrate_model(policy_folder, plan())
     assert "'missing, extra or null proofs' passes 960 of 960" in str(run.refusal)
 

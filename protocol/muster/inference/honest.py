@@ -1,0 +1,71 @@
+"""The honest matrix: every worker's way against every validator's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.inference.engine import Request
+from muster.inference.measuring import Bench, Errors, one_token, redrawn_margins
+from muster.inference.plan import Plan
+from muster.inference.ways import VALIDATORS, WORKERS
+from muster.toploc import ChunkResult
+
+
+@dataclass(slots=True)
+class Honest:
+    """What honest workers and validators were seen to differ by."""
+
+    errors: dict[str, Errors] = field(default_factory=dict)
+    """Per pair of ways."""
+    margins: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    """Of single tokens, the noise drawn afresh."""
+
+    def add(self, pair: str, errors: Errors) -> None:
+        """Take some samples of a pair of ways."""
+        self.errors[pair] = self.errors[pair] + errors if pair in self.errors else errors
+
+    def chunks(self) -> list[ChunkResult]:
+        """Return the chunks of all pairs."""
+        return [result for errors in self.errors.values() for result in errors.all_chunks()]
+
+    def token_margins(self) -> npt.NDArray[np.float32]:
+        """Return the margins of all tokens, those of the work itself and those redrawn."""
+        of_work = [margins for errors in self.errors.values() for margins in errors.margins]
+        return np.concatenate([*of_work, *self.margins])
+
+
+def measure_honest(benches: Sequence[Bench], requests: list[Request], plan: Plan) -> Honest:
+    """Return errors of every worker way under every validator way."""
+    made = {
+        f"{_label(bench, benches)}{way.name}": bench.generate(requests, way)
+        for bench in benches
+        for way in WORKERS[plan.profile]
+    }
+    made["one token only"] = benches[0].generate(one_token(requests))
+    honest = Honest()
+    for worker, work in made.items():
+        for start, part in benches[0].parts(work):
+            reference = benches[0].recompute(part)
+            for bench in benches:
+                for way in VALIDATORS[plan.profile]:
+                    few = part if way.samples is None else part[: max(0, way.samples - start)]
+                    if not few.completions:
+                        continue
+                    prefills = bench.recompute(few, way)
+                    pair = f"{worker}, validated {_label(bench, benches)}{way.name}"
+                    honest.add(pair, bench.compare(few, prefills))
+                    if worker == next(iter(made)):
+                        # One worker's tokens are as good as any: the margins are redrawn.
+                        temperature = plan.recipe.sampling.temperature
+                        honest.margins.append(
+                            redrawn_margins(reference, prefills, temperature, seed=plan.seed)
+                        )
+    return honest
+
+
+def _label(bench: Bench, benches: Sequence[Bench]) -> str:
+    return "" if len(benches) == 1 else f"{bench.engine.dtype} "
