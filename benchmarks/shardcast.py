@@ -53,7 +53,13 @@ class Node:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True,
         )  # fmt: skip
-        self.url = self.hear()["url"]
+        self._url: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Return where it listens, or `None` as a word; waits until it is ready."""
+        self._url = self._url or str(self.hear()["url"])
+        return self._url
 
     def tell(self, line: str) -> None:
         """Write one line to it."""
@@ -123,12 +129,16 @@ def _start(
     def start(role: str, name: str, upstreams: list[str]) -> Node:
         node = Node(name, [*program, role, str(folder / name), KEY, *upstreams])
         stack.callback(node.close)
+        if contestant != "muster":
+            assert node.url  # it cannot start twice at once on one machine
         return node
 
     origin = start("origin", "origin", [])
     relays = [start("relay", f"relay-{i}", [origin.url]) for i in range(tree[0])]
     urls = [relay.url for relay in relays]
-    return [origin, *relays, *(start("client", f"client-{i}", urls) for i in range(tree[1]))]
+    clients = [start("client", f"client-{i}", urls) for i in range(tree[1])]
+    assert all(client.url for client in clients)
+    return [origin, *relays, *clients]
 
 
 def plain_hop(source: Path) -> tuple[float, float]:

@@ -35,7 +35,7 @@ def broadcast(mib: int, relays: int, clients: int, link: Link) -> dict[str, floa
             os.environ["MUSTER_BENCH_HOST"] = network.address(number)
             nodes.append(Node(role, network.command(number, command)))
             stack.callback(nodes[-1].close)
-            return str(nodes[-1].url)
+            return nodes[-1].url
 
         origin = start("origin", [])
         above = [start("relay", [origin]) for _ in range(relays)]

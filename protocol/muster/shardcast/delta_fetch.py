@@ -12,7 +12,6 @@ from pathlib import Path
 from muster.protocol.errors import DeltaError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.shardcast.chunks import storage_error
-from muster.shardcast.delta import States, apply_delta
 from muster.shardcast.digests import state_hash
 from muster.shardcast.manifest import FULL, Manifest, ManifestFile
 
@@ -82,6 +81,9 @@ def rebuild(
     Raises DeltaError when the delta does not make the files the manifest promises, StorageError
     when the disk refuses.
     """
+    # Only here: who applies no delta needs no numpy, which is a fifth of a client's memory.
+    from muster.shardcast.delta import States, apply_delta
+
     files = {file.name: file.size for file in manifest.files}
     try:
         with (delta_folder / DELTA_FILE).open("rb") as source:
