@@ -147,7 +147,31 @@ contract MultiProofTest is BaseTest {
         _assertInvalid(part, "beyond");
     }
 
+    /// @dev The first place beyond the tree has the siblings of the last one in it, and would pass for it.
+    function testFuzz_rootOf_refusesTheFirstPlaceBeyondTheTree(bytes32 seed, uint256 width) public view {
+        width = bound(width, 1, WIDEST);
+        Part memory part = _part(seed, width, 1 << (width - 1));
+        part.leaves = new bytes32[](1);
+        part.leaves[0] = part.tree[width - 1];
+        part.positions = _range(width, width + 1);
+        part.siblings = new bytes32[](0);
+        _assertInvalid(part, "place of the width");
+        part.siblings = _multiSiblings(part.tree, _range(width - 1, width));
+        _assertInvalid(part, "with the siblings of the last place");
+    }
+
     // ------------------------------------------------------------------ siblings
+
+    /// @dev In a tree of three, a node that climbs from place three meets the same siblings as one from place zero.
+    function testFuzz_rootOf_refusesThePositionAfterTheLast(bytes32 seed) public view {
+        bytes32[] memory tree = _tree(seed, 3);
+        (bytes32[] memory leaves, bytes32[] memory siblings) = (new bytes32[](1), new bytes32[](2));
+        (leaves[0], siblings[0], siblings[1]) = (tree[0], tree[1], tree[2]);
+        (bytes32 root, bool valid) = _proofs.rootOf(leaves, _range(0, 1), 3, siblings);
+        assertTrue(valid && root == _root(tree), "place 0 is proven");
+        (, valid) = _proofs.rootOf(leaves, _range(3, 4), 3, siblings);
+        assertFalse(valid, "place 3 is not in the tree");
+    }
 
     function testFuzz_rootOf_refusesMissingSiblings(bytes32 seed, uint256 width, uint256 chosen) public view {
         Part memory part = _part(seed, width, chosen);
