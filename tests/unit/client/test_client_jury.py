@@ -245,7 +245,14 @@ class Court:
 class JuryBench:
     """A juror's duty about one submission, recorded as rejected and claimed to be acceptable."""
 
-    def __init__(self, folder: Path, *, forged: bool = False, has_file: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        forged: bool = False,
+        has_file: bool = True,
+        reason: Reason = Reason.LATE,
+    ) -> None:
         self.bench = Bench(folder)
         self.folder = folder
         ticket = make_ticket()
@@ -253,9 +260,7 @@ class JuryBench:
         if forged:
             rows = [replace(row, task_reward=1.0 - row.task_reward) for row in rows]
         self.submission = make_submission(ticket, rows)
-        record = replace(
-            as_claimed(self.submission, 5), verdict=Verdict.REJECTED, reason=Reason.LATE
-        )
+        record = replace(as_claimed(self.submission, 5), verdict=Verdict.REJECTED, reason=reason)
         files = [encode_rollouts(rows)] if has_file else []
         fake = self.bench.commit(1, [make_entry(ticket, self.submission)], *files)
         batch = make_view_batch([self.submission.leaf()], [record])
@@ -337,6 +342,17 @@ async def test_juror_that_finds_the_claimed_fraud_overturns(tmp_path: Path) -> N
     jury.case.claimed_verdict = Verdict.FRAUD
     await jury.serve(6)
     assert jury.case.votes == {ME: True}
+    jury.close()
+
+
+@pytest.mark.parametrize(("missing_units", "overturns"), [(0, True), (1, False)])
+async def test_batch_that_was_refused_as_a_whole_is_judged_as_a_whole(
+    tmp_path: Path, missing_units: int, overturns: bool
+) -> None:
+    jury = JuryBench(tmp_path, reason=Reason.BATCH_MISDECLARED)
+    jury.bench.view.batches[1].units = jury.submission.units - missing_units
+    await jury.serve(6)
+    assert jury.case.votes == {ME: overturns}
     jury.close()
 
 

@@ -31,12 +31,12 @@ from muster.client.facts import HistoryView
 from muster.client.outage import SURVIVED
 from muster.client.validator.checks import Claim, passes_proofs, passes_sampling
 from muster.client.validator.evidence import EvidenceStore
-from muster.client.validator.judging import Judgement, outcome_record
+from muster.client.validator.judging import Judgement, outcome_record, within_declared
 from muster.client.validator.votes import Vote, VoteJournal
 from muster.protocol.encoding import canonical_json, hex0x, keccak
 from muster.protocol.errors import ChainError, ContractRevert, MusterError
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import Reason, Verdict
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.toploc import Calibration
 
 logger = logging.getLogger(__name__)
@@ -285,9 +285,21 @@ class JuryDuty:
         submissions = [entry.submission for entry in entries]
         position = position_in_batch(batch, case.leaf, submissions)
         claim, judgement, _ = await self.place.judge.reconsider(batch, entries, position)
-        result = describe_result(claim, judgement, self.place.calibration)
-        verdict = outcome_record(claim, judgement).verdict
-        return claim.submission.file_hash, result, is_overturned(case, verdict, judgement)
+        record = outcome_record(claim, judgement)
+        if batch.records and batch.records[position].reason is Reason.BATCH_MISDECLARED:
+            record = await self._among_all(batch, entries, position)
+        result = describe_result(claim, judgement, record, self.place.calibration)
+        return claim.submission.file_hash, result, is_overturned(case, record)
+
+    async def _among_all(
+        self, batch: BatchView, entries: list[BatchEntry], position: int
+    ) -> OutcomeRecord:
+        """Return the outcome that follows from the whole batch: it was refused as a whole."""
+        records = []
+        for each in range(len(entries)):
+            claim, judgement, _ = await self.place.judge.reconsider(batch, entries, each)
+            records.append(outcome_record(claim, judgement))
+        return within_declared(records, batch.units)[position]
 
     # ---------------------------------------------------------------------- vote
 
@@ -322,19 +334,19 @@ class JuryDuty:
         logger.info("case closed", extra=_about(case))
 
 
-def is_overturned(case: CaseView, verdict: Verdict, judgement: Judgement) -> bool:
+def is_overturned(case: CaseView, record: OutcomeRecord) -> bool:
     """Return whether a juror votes for the challenger: its own verdict is the claimed one.
 
     That a file is missing now says nothing about when it was judged: it counts for the record.
     """
-    finding = judgement.finding
-    is_missing = finding is not None and finding.reason is Reason.FILE_UNAVAILABLE
-    return not is_missing and verdict == case.claimed_verdict
+    is_missing = record.reason is Reason.FILE_UNAVAILABLE
+    return not is_missing and record.verdict == case.claimed_verdict
 
 
-def describe_result(claim: Claim, judgement: Judgement, calibration: Calibration) -> dict[str, Any]:
+def describe_result(
+    claim: Claim, judgement: Judgement, record: OutcomeRecord, calibration: Calibration
+) -> dict[str, Any]:
     """Return what a juror recomputed, as JSON values; no measurement that machines differ in."""
-    record = outcome_record(claim, judgement)
     policy = claim.terms.policies.get(claim.submission.policy_version)
     return {
         "file_hash": hex0x(claim.submission.file_hash),
