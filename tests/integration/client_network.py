@@ -23,6 +23,7 @@ from muster.chain import (
 from muster.client.rewards import read_view
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.client.stake import add_stake, register_worker, take_from_faucet
+from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.process import run_validator
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
@@ -48,7 +49,7 @@ PRICE = TOKEN // 1000
 OWNER, ORCHESTRATOR, TRAINER, *REST = (
     Wallet(address_of(Anvil.key(i)), Anvil.key(i)) for i in range(9)
 )
-VALIDATORS, WORKERS = REST[:2], REST[2:4]
+VALIDATORS, WORKERS, THIRD = REST[:2], REST[2:4], REST[4]
 NODES = [Wallet(address_of(key), key) for key in (keccak(b"node 0"), keccak(b"node 1"))]
 V0 = PolicyVersion(0)
 PARAMETERS = DeployParameters(
@@ -94,13 +95,23 @@ class Network:
             loop_class=loop_class,
         )
 
-    def validator(self, number: int) -> Any:
+    def validator(self, number: int, loop_class: type[ValidatorLoop] = ValidatorLoop) -> Any:
         settings = ValidatorSettings(**self._common(f"validator-{number}"))
         return run_validator(
             settings,
-            VALIDATORS[number],
+            [*VALIDATORS, THIRD][number],
             engine_factory=lambda _settings: world.HashEngine(),
+            loop_class=loop_class,
         )
+
+    async def seat_third(self) -> None:
+        """Give the run a third validator, so that a jury is left when two sign."""
+        async with await Chain.connect(
+            self.anvil.rpc_url, self.folder / "deployments", key=THIRD.key
+        ) as chain:
+            await take_from_faucet(chain, THIRD.address, 500 * TOKEN)
+            await add_stake(chain, THIRD, 500 * TOKEN)
+        await self.owner.runs.seat_validator(self.run_id, THIRD.address)
 
     async def view(self) -> ChainView:
         return await read_view(self.owner, ChainView())
@@ -132,12 +143,14 @@ async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float 
 
 
 @asynccontextmanager
-async def open_network(folder: Path) -> AsyncIterator[Network]:
+async def open_network(
+    folder: Path, parameters: DeployParameters = PARAMETERS
+) -> AsyncIterator[Network]:
     """Start everything but workers and validators."""
     async with AsyncExitStack() as stack:
         anvil = await stack.enter_async_context(Anvil())
         deployments = folder / "deployments"
-        await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS, deployments=deployments)
+        await deploy_contracts(anvil.rpc_url, OWNER.key, parameters, deployments=deployments)
 
         async def connect(wallet: Wallet) -> Chain:
             return await stack.enter_async_context(

@@ -24,13 +24,16 @@ from muster.wallet import Wallet
 EngineFactory = Callable[[NodeSettings], InferenceEngine]
 """Makes the engine; called off the event loop, because it imports torch."""
 
+TRANSACTIONS = "transactions.sqlite3"
+"""The journal of transactions, in the state folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A client's place in one run."""
 
     chain: Chain
-    """The chain, read only."""
+    """The chain; read only, but for who sends."""
     view: HistoryView
     """Everything that happened there."""
     run: RunView
@@ -44,11 +47,21 @@ class Seat:
 
 
 @asynccontextmanager
-async def take_seat(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Seat]:
-    """Connect to everything; raises ConfigError or ChainError when the run cannot be joined."""
+async def take_seat(
+    settings: NodeSettings, wallet: Wallet, *, sends: bool = False
+) -> AsyncIterator[Seat]:
+    """Connect to everything; raises ConfigError or ChainError when the run cannot be joined.
+
+    Who `sends` has a chain that signs with the wallet, and journals what it sends.
+    """
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(
-            await Chain.connect(settings.rpc, settings.deployments)
+            await Chain.connect(
+                settings.rpc,
+                settings.deployments,
+                key=wallet.key if sends else None,
+                journal=settings.state_dir / TRANSACTIONS if sends else None,
+            )
         )
         view = HistoryView()
         apply_poll(view, await EventReader(chain).poll())

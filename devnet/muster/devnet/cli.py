@@ -29,6 +29,7 @@ COMMANDS = {
     "worker": _Command("muster.client.cli:worker", "Generate rollouts and be paid."),
     "rewards": _Command("muster.client.cli:rewards", "Show and claim what a worker has earned."),
     "validator": _Command("muster.client.cli:validator", "Check rollouts and sign verdicts."),
+    "dispute": _Command("muster.client.dispute:dispute", "Challenge outcomes before a jury."),
     "relay": _Command("muster.client.relay:relay", "Mirror policy weights for others."),
     "shardcast": _Command(
         "muster.client.shardcast_cli:shardcast", "Broadcast large files, verified chunk by chunk."

@@ -52,6 +52,10 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """First pause after the chain refused or did not answer; doubles."""
+UNFUNDED = "EscrowUnderfunded"
+"""The refusal of a batch that the run cannot pay for."""
+UNFUNDED_RETRY_S = 5.0
+"""Longest pause until such a batch is tried again."""
 IDLE_S = 1.0
 """A task looks for work at least this often, even if nothing woke it."""
 STATUS_INTERVAL_S = 0.25
@@ -125,6 +129,12 @@ async def commit_once(services: Services, backoff: Backoff) -> bool:
         await batching.commit(composition)
     except ChainError as error:
         pause_s = backoff.failed(composition.root)
+        if isinstance(error, ContractRevert) and error.name == UNFUNDED:
+            # Only estimated, not sent: asking costs nothing, and money may come any time.
+            pause_s = min(pause_s, UNFUNDED_RETRY_S)
+            _note_unfunded(services, error)
+            batching.retry_after(composition, pause_s)
+            return False
         batching.retry_after(composition, pause_s)
         _log_failure("commit", composition.root.hex(), error, pause_s)
         return False
@@ -234,6 +244,18 @@ async def _transact(
         return
     TRANSACTIONS.labels(kind=kind, result="mined").inc()
     services.wakes.poll.set()
+
+
+def _note_unfunded(services: Services, error: ContractRevert) -> None:
+    """Say once that the run cannot pay; leases pause until it can."""
+    if not services.batching.is_unfunded:
+        TRANSACTIONS.labels(kind="commit", result="refused").inc()
+        logger.warning(
+            "the run cannot pay for what was uploaded: no leases until it is funded",
+            extra={"error": str(error), "hint": "fund the run: anybody may, RewardEscrow.fund"},
+        )
+    services.batching.is_unfunded = True
+    services.wakes.status.set()
 
 
 def _log_failure(kind: str, key: str, error: ChainError, pause_s: float) -> None:

@@ -24,7 +24,7 @@ HEARTBEATS = Counter(
 )
 LEASES = Counter(
     "muster_orchestrator_leases_total",
-    "Requests for work by answer: ticket or none.",
+    "Requests for work by answer: ticket, none, unit_cap or unfunded.",
     ("answer",),
     registry=REGISTRY,
 )

@@ -12,7 +12,7 @@ from muster.protocol.messages import Submission
 
 
 class LedgerPort(Protocol):
-    """The four writes of the orchestrator, and two constants."""
+    """The four writes of the orchestrator, and three constants."""
 
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
@@ -37,6 +37,9 @@ class LedgerPort(Protocol):
 
     async def outcome_deadline(self) -> int:
         """Return the seconds after the commitment by which outcomes are due."""
+
+    async def stake_per_unit(self) -> int:
+        """Return the wei of stake behind one unit in flight."""
 
 
 class ChainPort(Protocol):

@@ -121,6 +121,8 @@ class NoWork:
 
     retry_after_s: float
     """When to ask again."""
+    reason: str | None = None
+    """One word of the orchestrator's, when there is work but not for this worker."""
 
 
 class SubmissionState(_Answer):

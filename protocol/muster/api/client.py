@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import random
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -51,6 +52,9 @@ MAX_PAUSE_S = 5.0
 """Longest pause between two tries, unless the orchestrator asks for more."""
 MAX_RETRY_AFTER_S = 60.0
 """Longest pause the orchestrator may ask for."""
+REASON_HEADER = "x-muster-reason"
+"""Header of an answer without a ticket: one word that says why, when there is work."""
+_REASON = re.compile(r"[a-z_]{1,32}")
 _RETRIED = frozenset({429, 502, 503, 504})
 _UNREACHABLE = (httpx.TransportError, TimeoutError)
 
@@ -167,7 +171,11 @@ class OrchestratorApi:
         """Return a ticket: the node's open one, or the next; or when to ask again."""
         answer = await self._send_json("POST", "/v1/leases", {"run_id": run_id})
         if answer.status == 204:
-            return NoWork(retry_after_s=_retry_after(answer.headers) or 1.0)
+            reason = _REASON.fullmatch(answer.headers.get(REASON_HEADER, ""))
+            return NoWork(
+                retry_after_s=_retry_after(answer.headers) or 1.0,
+                reason=reason[0] if reason else None,
+            )
         return _parse(Lease, answer)
 
     async def submit(self, submission: Submission, signature: bytes, body: bytes) -> Hash32:

@@ -108,6 +108,17 @@ async def test_lease_says_when_to_ask_again_when_there_is_none(header: str, paus
         assert await api.lease(RUN) == NoWork(retry_after_s=pause_s)
 
 
+@pytest.mark.parametrize(
+    ("header", "reason"), [("unit_cap", "unit_cap"), ("x" * 33, None), ("Bad thing", None)]
+)
+async def test_reason_for_no_lease_is_one_word(header: str, reason: str | None) -> None:
+    def handler(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(204, headers={"x-muster-reason": header})
+
+    async with client(handler) as api:
+        assert await api.lease(RUN) == NoWork(retry_after_s=1.0, reason=reason)
+
+
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 async def test_request_is_repeated_with_a_fresh_nonce_when_the_server_is_busy(status: int) -> None:
     nonces: list[str] = []

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
+from muster.client.dispute import dispute
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
@@ -24,6 +25,7 @@ from muster.toploc.calibration import Measurement
 from muster.wallet import LIGHT_SCRYPT_N, load_wallet
 
 CHAIN = {"--rpc", "--deployments"}
+PLACE = {"--batch", "--position", "--orchestrator"}
 KEY = {"--keystore", "--password-file"}
 NODE = CHAIN | KEY | {
     "--config",
@@ -43,6 +45,9 @@ FLAGS = {
     "rewards": CHAIN | KEY | {"--run", "--worker", "--json"},
     "worker run": NODE | {"--worker", "--heartbeat-s"},
     "validator run": NODE | {"--file-patience-s"},
+    "dispute open": CHAIN | KEY | PLACE | {"--verdict", "--yes"},
+    "dispute list": CHAIN | {"--run", "--json"},
+    "dispute close": CHAIN | KEY | PLACE,
     "calibrate": {
         "--model",
         "--task-set",
@@ -60,7 +65,7 @@ FLAGS = {
 
 def command_of(name: str) -> click.Command:
     first, *rest = name.split()
-    command: Any = getattr(cli, first)
+    command: Any = dispute if first == "dispute" else getattr(cli, first)
     for word in rest:
         command = command.commands[word]
     return command  # type: ignore[no-any-return]
@@ -85,7 +90,7 @@ def test_every_flag_and_command_says_what_it_does(name: str) -> None:
 
 
 def test_commands_are_imported_without_heavy_libraries() -> None:
-    program = "import sys, muster.client.cli; print(*sys.modules)"
+    program = "import sys, muster.client.cli, muster.client.dispute; print(*sys.modules)"
     output = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout

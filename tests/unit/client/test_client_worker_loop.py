@@ -435,6 +435,22 @@ async def test_worker_says_its_last_outcome_before_it_stops(
     assert "WRONG_REWARD" in reasons
 
 
+async def test_reason_for_no_ticket_is_logged_once(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons = iter(["unit_cap", "unit_cap", None, "unit_cap", "mystery"])
+
+    async def refuse(_run_id: object) -> Any:
+        return NoWork(retry_after_s=0.001, reason=next(reasons))
+
+    desk.orchestrator.lease = refuse  # type: ignore[method-assign]
+    for _ in range(5):
+        await desk.loop.work_once()
+    told = [vars(r) for r in caplog.records if r.message == "no ticket for this worker"]
+    assert [r["reason"] for r in told] == ["unit_cap", "unit_cap", "mystery"]
+    assert "add stake" in told[0]["hint"]
+
+
 def test_place_never_shows_its_key(desk: Desk) -> None:
     assert repr(NODE_KEY) not in repr(desk.loop.place)
     assert NODE_KEY.hex() not in repr(desk.loop.place)

@@ -35,6 +35,8 @@ from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 
 RUN = RunId(1)
 NOW = 1_700_000_000
+STAKE_PER_UNIT = 10**14
+"""A worker's stake of one token covers 10,000 units, a submission is worth 32 at most."""
 
 
 class Emitter:
@@ -155,6 +157,9 @@ class FakeLedger:
 
     async def outcome_deadline(self) -> int:
         return 1000
+
+    async def stake_per_unit(self) -> int:
+        return STAKE_PER_UNIT
 
 
 class Named:

@@ -2,6 +2,7 @@
 
 <state>/evidence/<file hash>/submission.parquet
 <state>/evidence/<file hash>/<batch id>-<position>.json
+<state>/evidence/<file hash>/case-<leaf>.json    what this validator recomputed as a juror
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from muster.client.validator.checks import Claim, passes_proofs, passes_sampling
 from muster.client.validator.judging import Judgement, outcome_record
 from muster.client.validator.replay import Replay
 from muster.protocol.encoding import hex0x
+from muster.protocol.ids import Hash32
 from muster.protocol.messages import Verdict
 from muster.toploc import Calibration
 
@@ -54,6 +56,18 @@ class EvidenceStore:
             self._accepted.append(folder)
             while len(self._accepted) > self._kept_accepted:
                 shutil.rmtree(self._accepted.popleft(), ignore_errors=True)
+        return document
+
+    def write_result(self, folder_name: Hash32, leaf: Hash32, result: bytes) -> Path:
+        """Store what a juror recomputed, byte for byte as it was hashed; it is never dropped.
+
+        The folder is that of the submission's file, or of the leaf when the file is not known.
+        """
+        folder = self._folder / folder_name.hex()
+        document = folder / f"case-{leaf.hex()}.json"
+        write_durably(document, result)
+        if folder in self._accepted:
+            self._accepted.remove(folder)
         return document
 
     def _find_accepted(self) -> list[Path]:

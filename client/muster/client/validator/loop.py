@@ -3,7 +3,7 @@
  6. submit     workers upload, the orchestrator commits the root of a batch on chain
  7. validate   HERE  fetch the batch and its files, run the ordered checks, sign the outcomes
  8. record     HERE  hand the signature over; the orchestrator posts it with the others' on chain
-11. dispute    the evidence stored here is what a jury re-runs
+11. dispute    a drawn juror judges again, see muster.client.validator.jury
 
 Batches come from the chain, in order; the orchestrator only hands over what their roots commit to.
 A batch is judged as a whole and signed once: the outcomes are durable before the signature exists.
@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,14 +36,14 @@ from muster.client.validator.judging import (
     unread,
     within_declared,
 )
-from muster.client.validator.slots import KnownBatch, SlotIndex, slot_of_record
+from muster.client.validator.slots import KnownBatch, SlotIndex, SlotOfWorker, slot_of_record
 from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.errors import ApiError, ConfigError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import OutcomeRecord, Verdict
+from muster.protocol.messages import OutcomeRecord, Submission, Verdict
 from muster.shardcast import Fetcher
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ class ValidatorLoop:
         self._max_rows = sampling.problems_per_submission * sampling.samples_per_problem
         self._slots = SlotIndex()
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
+        # Batches and cases are judged side by side, with one engine that holds one policy.
+        self._engine_turn = asyncio.Lock()
         self.outages = Outages()
         self._failing_since: dict[object, float] = {}
         self._passed_over: set[int] = set()
@@ -192,12 +194,12 @@ class ValidatorLoop:
 
     async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
         """Return the outcome of every submission of a batch, in batch order."""
-        entries = await self._contents(batch)
+        entries = await self.contents(batch)
         self._slots.refresh(self._known_batches())
         # What is done stays done when a file or a policy is waited for in the middle of a batch.
         records = self._unfinished.setdefault((batch.batch_id, batch.root), [])
         for position, entry in enumerate(entries[len(records) :], len(records)):
-            claim = self._claim(batch, entry, records)
+            claim = self._claim(batch, entry, [slot_of_record(record) for record in records])
             judgement, data = await self._judge_claim(claim)
             record = outcome_record(claim, judgement)
             place = (batch.batch_id, position)
@@ -205,6 +207,19 @@ class ValidatorLoop:
             records.append(record)
             _log(place, record, judgement)
         return self._unfinished.pop((batch.batch_id, batch.root))
+
+    async def reconsider(
+        self, batch: BatchView, entries: Sequence[BatchEntry], position: int
+    ) -> tuple[Claim, Judgement, bytes | None]:
+        """Return the judgement on one submission of a batch, as if nobody had judged it."""
+        self._slots.refresh(self._known_batches())
+        earlier = [self._slot(batch, entry.submission) for entry in entries[:position]]
+        claim = self._claim(batch, entries[position], earlier)
+        return claim, *await self._judge_claim(claim)
+
+    def _slot(self, batch: BatchView, submission: Submission) -> SlotOfWorker:
+        standing = self.place.view.standing(submission.worker, before=batch.block_number)
+        return (standing.worker_id if standing else 0, submission.step, submission.index)
 
     def _known_batches(self) -> list[KnownBatch]:
         """Return the run's batches whose records are known, from the chain or the journal."""
@@ -218,7 +233,7 @@ class ValidatorLoop:
                     known.append(KnownBatch(batch.batch_id, batch.root, judged.records))
         return known
 
-    async def _contents(self, batch: BatchView) -> list[BatchEntry]:
+    async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the batch's submissions, which reproduce the root on chain."""
         entries = (await self.place.api.batch(batch.batch_id)).submissions
         leaves = [entry.submission.leaf() for entry in entries]
@@ -231,11 +246,12 @@ class ValidatorLoop:
             )
         return entries
 
-    def _claim(self, batch: BatchView, entry: BatchEntry, earlier: list[OutcomeRecord]) -> Claim:
+    def _claim(
+        self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]
+    ) -> Claim:
         place, submission = self.place, entry.submission
         standing = place.view.standing(submission.worker, before=batch.block_number)
-        worker_id = standing.worker_id if standing else 0
-        slot = (worker_id, submission.step, submission.index)
+        slot = self._slot(batch, submission)
         holder = (submission.worker, standing.active_from if standing else 0)
         is_active = standing is not None and standing.is_active(batch.block_number)
         return Claim(
@@ -247,10 +263,9 @@ class ValidatorLoop:
             terms=ticket_terms(
                 place.view, place.run_id, place.domain, submission.policy_version, holder
             ),
-            worker_id=worker_id,
+            worker_id=slot[0],
             node=standing.node if standing and is_active else None,
-            is_slot_used=self._slots.is_used(slot, before=batch.batch_id)
-            or slot in map(slot_of_record, earlier),
+            is_slot_used=self._slots.is_used(slot, before=batch.batch_id) or slot in earlier,
         )
 
     async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
@@ -266,9 +281,10 @@ class ValidatorLoop:
         except EncodingError as error:
             return unread(claim, unreadable(str(error))), data
         policy = claim.terms.policies[claim.submission.policy_version]
-        await self.load(claim.submission.policy_version, policy.root)
         place = self.place
-        return await self.compute.run(examine, claim, rows, place.rules, place.engine), data
+        async with self._engine_turn:
+            await self.load(claim.submission.policy_version, policy.root)
+            return await self.compute.run(examine, claim, rows, place.rules, place.engine), data
 
     async def _file(self, name: Hash32) -> bytes | None:
         """Return a submission's file; None once the orchestrator has lacked it for long enough."""

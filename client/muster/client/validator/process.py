@@ -1,4 +1,6 @@
-"""A validator process: takes its seat, loads the run's documents and the engine, runs the loop."""
+"""A validator process: takes its seat, loads the run's documents and the engine, judges batches,
+and serves on juries.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Rules
+from muster.client.validator.jury import JuryDuty, JuryPlace
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
+from muster.client.validator.votes import VoteJournal
 from muster.lifecycle import run_together
 from muster.protocol.errors import ConfigError
 from muster.tasks import check_task_set
@@ -27,8 +31,9 @@ async def run_validator(
     loop_class: type[ValidatorLoop] = ValidatorLoop,
 ) -> None:
     """Judge until cancelled; raises MusterError when this validator cannot or may not judge."""
-    with OutcomeJournal(settings.state_dir) as journal:
-        async with take_seat(settings, account) as seat, FileDecoder() as decoder:
+    # The first is held by one process at a time, and the folder with it.
+    with OutcomeJournal(settings.state_dir) as journal, VoteJournal(settings.state_dir) as votes:
+        async with take_seat(settings, account, sends=True) as seat, FileDecoder() as decoder:
             rules = await fetch_rules(seat)
             place = ValidatorPlace(
                 run_id=settings.run,
@@ -49,7 +54,29 @@ async def run_validator(
             following = follow(
                 seat.chain, seat.view, poll_s=settings.poll_s, on_change=loop.on_change
             )
-            await run_together(loop.run(), following)
+            duty = JuryDuty(await _jury_place(settings, account, seat, loop, votes))
+            await run_together(loop.run(), duty.run(), following)
+
+
+async def _jury_place(
+    settings: ValidatorSettings,
+    account: Wallet,
+    seat: Seat,
+    loop: ValidatorLoop,
+    votes: VoteJournal,
+) -> JuryPlace:
+    return JuryPlace(
+        run_id=settings.run,
+        juror=account.address,
+        chain=seat.chain,
+        view=seat.view,
+        judge=loop,
+        journal=votes,
+        evidence=loop.place.evidence,
+        calibration=loop.place.rules.calibration,
+        terms=await seat.chain.court.terms(),
+        poll_s=settings.poll_s,
+    )
 
 
 async def fetch_rules(seat: Seat) -> Rules:

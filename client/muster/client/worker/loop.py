@@ -54,6 +54,12 @@ TICKET_PAUSE_S = 1.0
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 """Answers to an upload that repeating it cannot change."""
 
+NO_TICKET_HINTS = {
+    "unit_cap": "its stake covers no more units: add stake, or wait until outcomes are final",
+    "unfunded": "the run cannot pay at the moment: its owner must fund it",
+}
+"""What to do when an orchestrator has work but no ticket."""
+
 
 class WorkerLoop:
     """One node of one worker."""
@@ -68,6 +74,7 @@ class WorkerLoop:
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
         self.outages = Outages()
         self._refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
+        self._no_ticket_because: str | None = None
         self._posted: deque[int] = deque(maxlen=100_000)
         self._woken = asyncio.Event()
 
@@ -114,6 +121,7 @@ class WorkerLoop:
         """Work on at most one ticket; return how many seconds to wait before the next."""
         lease = await self.lease()
         if isinstance(lease, NoWork):
+            self._note_reason(lease.reason)
             await self._prefetch()
             self.state = "idle"
             return max(lease.retry_after_s, self.place.poll_s)
@@ -156,6 +164,13 @@ class WorkerLoop:
     async def lease(self) -> Lease | NoWork:
         """Return a ticket, which nobody has checked yet, or when to ask again."""
         return await self.place.api.lease(self.place.run_id)
+
+    def _note_reason(self, reason: str | None) -> None:
+        """Say once why there is work but no ticket."""
+        if reason is not None and reason != self._no_ticket_because:
+            hint = NO_TICKET_HINTS.get(reason)
+            logger.warning("no ticket for this worker", extra={"reason": reason, "hint": hint})
+        self._no_ticket_because = reason
 
     async def _fault(self, lease: Lease) -> TicketFault | None:
         place = self.place

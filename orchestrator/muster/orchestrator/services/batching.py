@@ -70,6 +70,8 @@ class Batching:
         self._now = now
         self._monotonic = monotonic
         self._uncommitted: dict[Hash32, Composition] = {}
+        self.is_unfunded = False
+        """Whether the run could not pay for the batch that was to be committed last."""
 
     async def load(self) -> None:
         """Find the compositions that are not on chain: at start, and after a reorg."""
@@ -80,6 +82,11 @@ class Batching:
             for row in rows
             if self._projection.batch_with_root(Hash32(row.root)) is None
         }
+
+    @property
+    def uncommitted_roots(self) -> list[Hash32]:
+        """The roots of compositions that are not on chain yet."""
+        return list(self._uncommitted)
 
     def sync(self) -> None:
         """Take note of which compositions are on chain by now."""
@@ -120,7 +127,7 @@ class Batching:
         batch_id, _receipt = await chain.ledger.commit_batch(
             run_id, root, composition.count, composition.units
         )
-        composition.is_mined = True
+        composition.is_mined, self.is_unfunded = True, False
         logger.info("batch committed", extra={"batch": batch_id, "count": composition.count})
         return batch_id
 

@@ -26,6 +26,7 @@ from muster.orchestrator.services.rebuild import claim_database, rebuild
 from muster.orchestrator.services.settlement import Settlement
 from muster.orchestrator.services.status import StatusDesk
 from muster.orchestrator.services.training import TrainingMetrics
+from muster.orchestrator.services.unit_cap import CapTerms, UnitCap
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
@@ -165,7 +166,7 @@ async def _claim(ground: Ground) -> int:
 async def _build(ground: Ground, *, valid_from: int) -> Services:
     settings = ground.settings
     batching = await _batching(ground)
-    leases = _leases(ground, batching)
+    leases = await _leases(ground, batching)
     nonces = NonceStore(ground.database, ground.group, clock=ground.clock, valid_from=valid_from)
     heartbeats = Heartbeats(ground.database, clock=ground.clock)
     training = TrainingMetrics(ground.database, ground.files, on_received=ground.wakes.status.set)
@@ -190,6 +191,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         status=StatusDesk(
             database=ground.database,
             projection=ground.projection,
+            batching=batching,
             leases=leases,
             heartbeats=heartbeats,
             training=training,
@@ -213,11 +215,18 @@ async def _batching(ground: Ground) -> Batching:
     return batching
 
 
-def _leases(ground: Ground, batching: Batching) -> Leases:
+async def _leases(ground: Ground, batching: Batching) -> Leases:
+    ledger = ground.chain.ledger
+    terms = CapTerms(
+        stake_per_unit=await ledger.stake_per_unit(),
+        outcome_deadline_s=await ledger.outcome_deadline(),
+        challenge_window_s=await ledger.challenge_window(),
+    )
     return Leases(
         database=ground.database,
         projection=ground.projection,
         batching=batching,
+        unit_cap=UnitCap(ground.projection, batching, ground.recipe.sampling, terms),
         training=ground.recipe.training,
         key=ground.key,
         domain=ground.domain,

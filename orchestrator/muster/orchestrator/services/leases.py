@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -22,6 +23,7 @@ from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import LeaseRow, SubmissionRow
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.projection import Projection
+from muster.orchestrator.services.unit_cap import UnitCap
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import Step
 from muster.protocol.messages import Ticket
@@ -49,6 +51,15 @@ def is_open(step: Step, version: int, training: TrainingRecipe) -> bool:
     return exists and step - 1 - version <= training.max_async_level
 
 
+class Withheld(StrEnum):
+    """Why there is no ticket although there is work."""
+
+    UNIT_CAP = "unit_cap"
+    """The worker's stake does not cover another submission."""
+    UNFUNDED = "unfunded"
+    """The run cannot pay for what was uploaded."""
+
+
 class Leases:
     """Gives out tickets, one open one per node."""
 
@@ -58,6 +69,7 @@ class Leases:
         database: Database,
         projection: Projection,
         batching: Batching,
+        unit_cap: UnitCap,
         training: TrainingRecipe,
         key: bytes,
         domain: Domain,
@@ -67,14 +79,17 @@ class Leases:
         self._database = database
         self._projection = projection
         self._batching = batching
+        self._unit_cap = unit_cap
         self._training = training
         self._key = key
         self._domain = domain
         self._now = now
         self._lease_s = lease_s
 
-    async def lease(self, worker: WorkerView) -> SignedTicket | None:
-        """Return the node's open ticket or the next one; none when there is no work for it."""
+    async def lease(self, worker: WorkerView) -> SignedTicket | Withheld | None:
+        """Return the node's open ticket or the next one; none when there is no work for it, or why
+        there is work and no ticket.
+        """
         async with self._database.write() as session:
             held = await self._held(session, worker)
             if held is not None:
@@ -88,6 +103,10 @@ class Leases:
             step = await self.collecting_step(session)
             if not is_open(step, checkpoint.version, self._training):
                 return None
+            if self._batching.is_unfunded:
+                return Withheld.UNFUNDED
+            if not await self._unit_cap.allows(session, worker, self._now()):
+                return Withheld.UNIT_CAP
             return await self._give(session, worker, checkpoint, step)
 
     async def collecting_step(self, session: AsyncSession) -> Step:

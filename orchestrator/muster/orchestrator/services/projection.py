@@ -6,8 +6,8 @@ from what the view still holds.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from muster.chain import BatchView, ChainView, CheckpointView, Event, RunView
@@ -94,6 +94,8 @@ class _Derived:
     judged_batches: int = 0
     streamed: int = 0
     verdicts: Counter[Verdict] = field(default_factory=Counter)
+    posted: deque[BatchView] = field(default_factory=deque)
+    posted_units: Counter[int] = field(default_factory=Counter)
 
 
 class Projection:
@@ -149,6 +151,27 @@ class Projection:
         """Submissions with an outcome, by verdict."""
         return self._derived.verdicts
 
+    def posted_units(self, worker_id: int, *, posted_after: int) -> int:
+        """Return a worker's units with outcomes that can still be challenged, or are in a case.
+
+        `posted_after` is now less the challenge window: it never goes back between two calls.
+        """
+        derived = self._derived
+        while derived.posted and (derived.posted[0].posted_at or 0) <= posted_after:
+            for record in derived.posted.popleft().records or ():
+                derived.posted_units[record.worker_id] -= record.units
+        return derived.posted_units[worker_id] + sum(
+            record.units for record in self._disputed(posted_after) if record.worker_id == worker_id
+        )
+
+    def _disputed(self, posted_after: int) -> Iterator[OutcomeRecord]:
+        """Yield the outcomes with an open case whose challenge window is over."""
+        for case in self.view.cases.values():
+            batch = None if case.closed else self.batch(case.batch_id)
+            if batch is None or batch.records is None or (batch.posted_at or 0) > posted_after:
+                continue
+            yield batch.records[case.position]
+
     def tally(self, worker_id: int) -> Tally:
         """Return what became of a worker's submissions."""
         return self._derived.tallies.get(worker_id, Tally())
@@ -203,6 +226,7 @@ class Projection:
             return
         self._derived.unjudged.discard(batch.batch_id)
         self._derived.judged_batches += 1
+        self._derived.posted.append(batch)
         for position, record in enumerate(batch.records or ()):
             self._add_outcome(batch.batch_id, position, record)
 
@@ -210,6 +234,7 @@ class Projection:
         derived = self._derived
         derived.judged.setdefault(record.file_hash, Judged(batch_id, position, record))
         derived.verdicts[record.verdict] += 1
+        derived.posted_units[record.worker_id] += record.units
         derived.tallies.setdefault(record.worker_id, Tally()).add(record)
         if record.verdict is Verdict.FRAUD:
             derived.frauds.append((batch_id, position))

@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 from muster.chain import SlashView, WorkerView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import SubmissionRow
+from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.heartbeats import Heartbeats
 from muster.orchestrator.services.leases import Leases
 from muster.orchestrator.services.projection import Projection
@@ -111,7 +112,7 @@ class Status:
     name: str
     """What people call it."""
     phase: str
-    """Waiting, collecting, paused or finished."""
+    """Waiting for the base model or for funds, collecting, paused or finished."""
     step: int
     """Training step whose submissions are being collected."""
     steps: int
@@ -162,6 +163,7 @@ class StatusDesk:
         *,
         database: Database,
         projection: Projection,
+        batching: Batching,
         leases: Leases,
         heartbeats: Heartbeats,
         training: TrainingMetrics,
@@ -170,6 +172,7 @@ class StatusDesk:
     ) -> None:
         self._database = database
         self._projection = projection
+        self._batching = batching
         self._leases = leases
         self._heartbeats = heartbeats
         self._training = training
@@ -238,6 +241,8 @@ class StatusDesk:
             return "waiting for the base model"
         if steps and run.latest_version >= steps:
             return "finished"
+        if self._batching.is_unfunded:
+            return "waiting for funds"
         return "paused" if run.paused else "collecting"
 
     def _workers(self) -> list[WorkerStatus]:

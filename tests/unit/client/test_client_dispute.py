@@ -1,0 +1,159 @@
+"""Disputes on the command line: what is said before a challenge, refused with a hint, listed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from client_world import make_submission, make_ticket
+from test_client_jury import (
+    LEAF,
+    ME,
+    OPENED_AT,
+    PEER,
+    STRANGER,
+    TERMS,
+    make_case,
+    make_view_batch,
+)
+
+from muster.chain import Standing
+from muster.client.case_proofs import as_claimed
+from muster.client.dispute import (
+    Offer,
+    describe_cases,
+    explained,
+    find_batch,
+    make_table,
+    phase_of,
+    prove_position,
+    submissions_of,
+)
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, ContractRevert
+from muster.protocol.messages import Reason, Verdict, overdue_leaf
+
+TOKEN = 10**18
+SUBMISSION = make_submission(make_ticket(), [])
+RECORD = replace(as_claimed(SUBMISSION, 5), verdict=Verdict.REJECTED, reason=Reason.LATE)
+OFFER = Offer(
+    standing=Standing(RECORD, LEAF, keccak(b"offence"), RECORD.verdict, 1_000_000, False),
+    claimed=Verdict.ACCEPTED,
+    terms=replace(TERMS, challenge_bond=10 * TOKEN),
+    balance_wei=10 * TOKEN,
+    allowance_wei=0,
+)
+VIEW: Any = SimpleNamespace(
+    workers={SUBMISSION.worker: SimpleNamespace(worker_id=5)},
+    batches={1: SimpleNamespace(run_id=7)},
+    cases={},
+)
+
+
+def test_offer_says_what_it_costs_and_until_when() -> None:
+    text = OFFER.describe()
+    assert "10 of 10 tokens" in text
+    assert "until 1970-01-12 13:46:40 UTC" in text
+    assert "rejected (LATE)" in text
+    assert "120 s at most" in text
+    OFFER.require(now=999_999)
+
+
+@pytest.mark.parametrize(
+    ("changes", "now", "message"),
+    [
+        ({"claimed": Verdict.REJECTED}, 0, "recorded as rejected already"),
+        ({}, 1_000_000, "window closed at 1970-01-12"),
+        ({"balance_wei": 10 * TOKEN - 1}, 0, "the bond is 10 tokens, the wallet holds 9.99"),
+    ],
+)
+def test_offer_that_cannot_be_made_says_why_and_what_to_do(
+    changes: dict[str, Any], now: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        replace(OFFER, **changes).require(now)
+    assert caught.value.hint
+
+
+def test_unknown_batch_and_position_are_named() -> None:
+    with pytest.raises(ConfigError, match="no batch 9") as caught:
+        find_batch(VIEW, 9)
+    assert caught.value.hint
+    batch = make_view_batch([RECORD.leaf(1, 0)], [RECORD])
+    for position in (-1, 1):
+        with pytest.raises(ConfigError, match=f"no position {position}") as caught:
+            prove_position(VIEW, batch, position, [])
+        assert caught.value.hint == "positions are 0 to 0"
+
+
+def test_posted_outcome_is_proven_from_the_chain_alone() -> None:
+    leaf, proof = prove_position(VIEW, make_view_batch([LEAF], [RECORD]), 0, [])
+    assert (leaf, proof.record) == (RECORD.leaf(1, 0), RECORD.to_bytes())
+
+
+async def test_overdue_batch_needs_its_submissions() -> None:
+    batch = make_view_batch([SUBMISSION.leaf()])
+    with pytest.raises(ConfigError, match="not on chain") as caught:
+        await submissions_of(batch, None)
+    assert "--orchestrator" in str(caught.value.hint)
+    batch.direct = SUBMISSION
+    leaf, proof = prove_position(VIEW, batch, 0, await submissions_of(batch, None))
+    assert leaf == overdue_leaf(1, SUBMISSION.leaf())
+    assert proof.record == as_claimed(SUBMISSION, 5).to_bytes()
+
+
+async def test_refusal_of_the_court_says_what_to_do_next() -> None:
+    async def refuse() -> None:
+        raise ContractRevert("CourtPhaseOpen", (LEAF, 5))
+
+    with pytest.raises(ContractRevert) as caught:
+        await explained(refuse())
+    assert caught.value.hint == "the jury has time left: muster dispute list shows until when"
+
+
+COMMITTED = {"jurors": (ME, PEER), "commitments": {ME: LEAF, PEER: LEAF}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "expected"),
+    [
+        ({}, 0, ("drawing", OPENED_AT + 80)),
+        ({}, 80, ("no jury", OPENED_AT + 120)),
+        ({"jurors": (ME,)}, 79, ("committing", OPENED_AT + 80)),
+        ({"jurors": (ME,)}, 80, ("revealing", OPENED_AT + 120)),
+        (COMMITTED, 1, ("revealing", OPENED_AT + 120)),
+        (COMMITTED | {"votes": {ME: True, PEER: True}}, 1, ("to close", None)),
+        ({}, 120, ("to close", None)),
+        ({"closed": True, "overturned": True}, 1, ("overturned", None)),
+        ({"closed": True}, 1, ("upheld", None)),
+    ],
+)
+def test_phase_ends_when_the_court_says(
+    changes: dict[str, Any], seconds: int, expected: tuple[str, int | None]
+) -> None:
+    assert phase_of(make_case(**changes), TERMS, OPENED_AT + seconds) == expected
+
+
+def test_cases_are_listed_by_run_for_programs_and_people() -> None:
+    VIEW.cases = {LEAF: make_case(**COMMITTED | {"votes": {ME: True}})}
+    assert describe_cases(VIEW, 8, TERMS, OPENED_AT) == []  # type: ignore[arg-type]
+    [case] = describe_cases(VIEW, 7, TERMS, OPENED_AT)  # type: ignore[arg-type]
+    assert case == {
+        "case": f"0x{LEAF.hex()}",
+        "batch": 1,
+        "position": 0,
+        "challenger": STRANGER,
+        "recorded": "rejected",
+        "claimed": "accepted",
+        "phase": "revealing",
+        "jurors": [ME, PEER],
+        "committed": 2,
+        "votes_to_overturn": 1,
+        "votes_to_uphold": 0,
+        "deadline": OPENED_AT + 120,
+    }
+    names, row = make_table([case])
+    assert names.split()[:3] == ["case", "batch", "recorded"]
+    assert row.split()[1:7] == ["1.0", "rejected", "accepted", "revealing", "2/2", "1:0"]
