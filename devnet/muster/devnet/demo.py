@@ -242,7 +242,7 @@ async def start(network: Network, progress: Progress) -> RunId:
     async with asyncio.TaskGroup() as group:
         group.create_task(network.start_chain())
         group.create_task(network.prepare_model())
-    progress.say(f"chain {network.rpc} with 7 contracts; base model trained and calibrated")
+    progress.say(f"chain {network.rpc} with 8 contracts; base model trained and calibrated")
     run_id = await network.create_run()
     progress.say(f"run {run_id} created and funded; policy 0 published")
     await network.start_services(run_id)
