@@ -167,30 +167,25 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
 
     /// @inheritdoc IWorkerRegistry
     function unjail() external {
-        StoredWorker storage worker = _workers[msg.sender];
-        Status status = worker.status;
-        require(status == Status.Jailed, RegistryWrongStatus(msg.sender, uint8(status)));
-        uint256 jailedUntil = worker.jailedUntil;
-        require(block.timestamp >= jailedUntil, RegistryStillJailed(msg.sender, jailedUntil));
-        _requireStake(msg.sender);
-        uint256 activeFrom = block.number + activationDelay;
-        worker.status = Status.Active;
-        worker.activeFrom = activeFrom.toUint40();
-        emit WorkerUnjailed(msg.sender, activeFrom);
+        emit WorkerUnjailed(msg.sender, _comeBack(Status.Jailed));
     }
 
     /// @inheritdoc IWorkerRegistry
     function rejoin() external {
+        emit WorkerRejoined(msg.sender, _comeBack(Status.Exiting));
+    }
+
+    /// @dev Makes the caller active again if it has the status, its jail time is over and its stake suffices.
+    function _comeBack(Status from) private returns (uint256 activeFrom) {
         StoredWorker storage worker = _workers[msg.sender];
         Status status = worker.status;
-        require(status == Status.Exiting, RegistryWrongStatus(msg.sender, uint8(status)));
+        require(status == from, RegistryWrongStatus(msg.sender, uint8(status)));
         uint256 jailedUntil = worker.jailedUntil;
         require(block.timestamp >= jailedUntil, RegistryStillJailed(msg.sender, jailedUntil));
         _requireStake(msg.sender);
-        uint256 activeFrom = block.number + activationDelay;
+        activeFrom = block.number + activationDelay;
         worker.status = Status.Active;
         worker.activeFrom = activeFrom.toUint40();
-        emit WorkerRejoined(msg.sender, activeFrom);
     }
 
     // --------------------------------------------------------------------- jail
