@@ -162,17 +162,6 @@ contract MultiProofTest is BaseTest {
 
     // ------------------------------------------------------------------ siblings
 
-    /// @dev In a tree of three, a node that climbs from place three meets the same siblings as one from place zero.
-    function testFuzz_rootOf_refusesThePositionAfterTheLast(bytes32 seed) public view {
-        bytes32[] memory tree = _tree(seed, 3);
-        (bytes32[] memory leaves, bytes32[] memory siblings) = (new bytes32[](1), new bytes32[](2));
-        (leaves[0], siblings[0], siblings[1]) = (tree[0], tree[1], tree[2]);
-        (bytes32 root, bool valid) = _proofs.rootOf(leaves, _range(0, 1), 3, siblings);
-        assertTrue(valid && root == _root(tree), "place 0 is proven");
-        (, valid) = _proofs.rootOf(leaves, _range(3, 4), 3, siblings);
-        assertFalse(valid, "place 3 is not in the tree");
-    }
-
     function testFuzz_rootOf_refusesMissingSiblings(bytes32 seed, uint256 width, uint256 chosen) public view {
         Part memory part = _part(seed, width, chosen);
         vm.assume(part.siblings.length != 0);
