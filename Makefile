@@ -110,5 +110,12 @@ benchmarks/.envs/shardcast/.installed:
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check shardcast==0.3.2
 	@touch $@
 
+# What the trainer's losses and speed are compared with. torch first: see docs/decisions/0002.
+benchmarks/.envs/trl/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 trl==1.16.0 psutil
+	@touch $@
+
 clean:
 	rm -rf out cache runs .mypy_cache .ruff_cache .pytest_cache
