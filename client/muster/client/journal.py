@@ -9,25 +9,37 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.errors import ConfigError, EncodingError, StorageError
 
 
-class Journal:
-    """One log file, held by one process at a time; `entries` is what it held when opened."""
+class Journal(ABC):
+    """One log file, held by one process at a time; a context manager.
+
+    What it remembers is the subclass's: state that `take_in` needs exists before `__init__` here.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._file = self._open()
         try:
-            self.entries: list[dict[str, Any]] = self._replay()
+            for number, line in enumerate(self._whole_lines(), 1):
+                self._replay(number, line)
         except StorageError:
             self._file.close()
             raise
+
+    @abstractmethod
+    def take_in(self, entry: dict[str, Any]) -> None:
+        """Remember an entry that was on disk when the file was opened.
+
+        Raises EncodingError, LookupError, TypeError or ValueError when it is none of ours.
+        """
 
     def __enter__(self) -> Self:
         return self
@@ -77,25 +89,25 @@ class Journal:
         _sync_folder(self._path.parent)
         return file
 
-    def _replay(self) -> list[dict[str, Any]]:
+    def _whole_lines(self) -> list[bytes]:
         self._file.seek(0)
         data = self._file.read()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.ftruncate(self._file.fileno(), whole)
-        return [self._parse(n, line) for n, line in enumerate(data[:whole].splitlines(), 1)]
+        return data[:whole].splitlines()
 
-    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+    def _replay(self, number: int, line: bytes) -> None:
         try:
             entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict):
+            if not isinstance(entry, dict):
+                raise TypeError("not an object")
+            self.take_in(entry)
+        except (EncodingError, LookupError, TypeError, ValueError) as error:
             raise StorageError(
-                f"line {number} of the journal {self._path} is damaged",
+                f"line {number} of the journal {self._path} is damaged: {error}",
                 hint="restore it; without it this key might sign twice and be slashed",
-            )
-        return entry
+            ) from error
 
 
 def write_durably(path: Path, data: bytes) -> None:

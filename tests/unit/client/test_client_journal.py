@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from client_world import make_submission, make_ticket
@@ -19,8 +20,19 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Submission, Ticket
 
 
-def reopened(path: Path) -> list[dict[str, object]]:
-    with Journal(path) as journal:
+class Entries(Journal):
+    """Keeps entries as they are."""
+
+    def __init__(self, path: Path) -> None:
+        self.entries: list[dict[str, Any]] = []
+        super().__init__(path)
+
+    def take_in(self, entry: dict[str, Any]) -> None:
+        self.entries.append(entry)
+
+
+def reopened(path: Path) -> list[dict[str, Any]]:
+    with Entries(path) as journal:
         return journal.entries
 
 
@@ -32,7 +44,7 @@ def claimed(ticket: Ticket, data: bytes) -> Submission:
 
 
 def test_entries_survive_in_order(tmp_path: Path) -> None:
-    with Journal(tmp_path / "j") as journal:
+    with Entries(tmp_path / "j") as journal:
         for n in range(3):
             journal.append({"n": n})
     assert reopened(tmp_path / "j") == [{"n": 0}, {"n": 1}, {"n": 2}]
@@ -42,7 +54,7 @@ def test_appended_entry_is_synced_before_append_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[bytes] = []
-    with Journal(tmp_path / "j") as journal:
+    with Entries(tmp_path / "j") as journal:
         monkeypatch.setattr(
             os, "fsync", lambda _descriptor: synced.append((tmp_path / "j").read_bytes())
         )
@@ -57,14 +69,14 @@ def test_torn_tail_loses_the_last_entry_only(
     data: st.DataObject,
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "j"
-    with Journal(path) as journal:
+    with Entries(path) as journal:
         for entry in entries:
             journal.append(entry)
     whole = path.read_bytes()
     start = whole.rstrip(b"\n").rfind(b"\n") + 1
     os.truncate(path, data.draw(st.integers(start, len(whole) - 1)))
     assert reopened(path) == entries[:-1]
-    with Journal(path) as journal:
+    with Entries(path) as journal:
         journal.append({"after": 1})
     assert reopened(path) == [*entries[:-1], {"after": 1}]
 
@@ -72,16 +84,16 @@ def test_torn_tail_loses_the_last_entry_only(
 def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
     (tmp_path / "j").write_bytes(b'{"n":1}\nnonsense\n{"n":3}\n')
     with pytest.raises(StorageError, match="line 2") as caught:
-        Journal(tmp_path / "j")
+        Entries(tmp_path / "j")
     assert "slashed" in (caught.value.hint or "")
 
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
     with (
-        Journal(tmp_path / "j"),
+        Entries(tmp_path / "j"),
         pytest.raises(ConfigError, match="another process") as caught,
     ):
-        Journal(tmp_path / "j")
+        Entries(tmp_path / "j")
     assert "--state-dir" in (caught.value.hint or "")
     assert reopened(tmp_path / "j") == []
 
@@ -92,7 +104,7 @@ def test_full_disk_leaves_a_journal_that_goes_on(
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with Journal(tmp_path / "j") as journal:
+    with Entries(tmp_path / "j") as journal:
         journal.append({"n": 1})
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)

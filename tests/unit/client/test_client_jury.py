@@ -116,7 +116,7 @@ def test_votes_are_for_their_owner_only_and_show_nothing(tmp_path: Path) -> None
     vote = make_vote()
     with VoteJournal(tmp_path) as journal:
         journal.record(vote)
-    assert (tmp_path / "votes.sqlite3").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "votes.jsonl").stat().st_mode & 0o077 == 0
     assert vote.salt.hex() not in repr(vote)
 
 

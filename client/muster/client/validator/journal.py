@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from muster.client.journal import Journal
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Hash32, to_hash32
 from muster.protocol.messages import OutcomeRecord, Outcomes, pack_records, unpack_records
 
@@ -34,37 +32,18 @@ class JudgedBatch:
         return Outcomes(self.batch_id, self.root, keccak(self.packed()))
 
 
-class OutcomeJournal:
+class OutcomeJournal(Journal):
     """Remembers the outcomes of every batch before they are signed."""
 
     def __init__(self, folder: Path) -> None:
         self._judged: dict[int, JudgedBatch] = {}
-        self._journal = Journal(folder / "outcomes.jsonl")
-        try:
-            for entry in self._journal.entries:
-                judged = _parse(entry)
-                self._judged[judged.batch_id] = judged
-        except (EncodingError, KeyError, TypeError, ValueError) as error:
-            self.close()
-            raise StorageError(
-                f"the journal in {folder} is damaged: {error}",
-                hint="restore it; without it this key might sign a batch twice and be slashed",
-            ) from error
+        super().__init__(folder / "outcomes.jsonl")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let another process have it."""
-        self._journal.close()
+    def take_in(self, entry: dict[str, Any]) -> None:
+        """Remember the outcomes of a batch."""
+        records = unpack_records(bytes.fromhex(entry["records"].removeprefix("0x")))
+        judged = JudgedBatch(int(entry["batch_id"]), to_hash32(entry["root"]), tuple(records))
+        self._judged[judged.batch_id] = judged
 
     def record(self, batch: JudgedBatch) -> JudgedBatch:
         """Return what may be signed for the batch: this, now durable, or what was recorded before,
@@ -72,7 +51,7 @@ class OutcomeJournal:
         """
         if earlier := self._judged.get(batch.batch_id):
             return earlier
-        self._journal.append(
+        self.append(
             {
                 "batch_id": batch.batch_id,
                 "root": hex0x(batch.root),
@@ -89,8 +68,3 @@ class OutcomeJournal:
     def all(self) -> list[JudgedBatch]:
         """Return everything recorded, oldest first."""
         return list(self._judged.values())
-
-
-def _parse(entry: dict[str, Any]) -> JudgedBatch:
-    records = unpack_records(bytes.fromhex(entry["records"].removeprefix("0x")))
-    return JudgedBatch(int(entry["batch_id"]), to_hash32(entry["root"]), tuple(records))

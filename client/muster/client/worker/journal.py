@@ -7,12 +7,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from muster.client.journal import Journal, write_durably
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.messages import Submission, Ticket
 
@@ -37,38 +35,24 @@ class SignedSubmission:
         return slot_of(self.ticket)
 
 
-class SubmissionJournal:
+class SubmissionJournal(Journal):
     """Remembers every submission before it is signed, and keeps its file until it is settled."""
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "files"
         self._signed: dict[Slot, SignedSubmission] = {}
-        self._open: dict[Slot, SignedSubmission] = {}
-        self._journal = Journal(folder / "submissions.jsonl")
-        try:
-            for entry in self._journal.entries:
-                self._replay(entry)
-        except (EncodingError, KeyError, TypeError) as error:
-            self.close()
-            raise StorageError(
-                f"the journal in {folder} is damaged: {error}",
-                hint="restore it; without it this node might sign a slot twice and be slashed",
-            ) from error
+        self._open_slots: dict[Slot, SignedSubmission] = {}
+        super().__init__(folder / "submissions.jsonl")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let another process have it."""
-        self._journal.close()
+    def take_in(self, entry: dict[str, Any]) -> None:
+        """Remember a signed or a finished submission."""
+        if "finished" in entry:
+            self._open_slots.pop(slot_of(Ticket.from_json(entry["finished"])), None)
+            return
+        signed = SignedSubmission(
+            Ticket.from_json(entry["ticket"]), Submission.from_json(entry["submission"])
+        )
+        self._signed[signed.slot] = self._open_slots[signed.slot] = signed
 
     def record(self, ticket: Ticket, submission: Submission, data: bytes) -> SignedSubmission:
         """Return what may be signed for the ticket's slot.
@@ -79,9 +63,9 @@ class SubmissionJournal:
         if earlier := self._signed.get(slot_of(ticket)):
             return earlier
         signed = SignedSubmission(ticket, submission)
-        write_durably(self._path(submission.file_hash), data)
-        self._journal.append({"ticket": ticket.to_json(), "submission": submission.to_json()})
-        self._signed[signed.slot] = self._open[signed.slot] = signed
+        write_durably(self._file_path(submission.file_hash), data)
+        self.append({"ticket": ticket.to_json(), "submission": submission.to_json()})
+        self._signed[signed.slot] = self._open_slots[signed.slot] = signed
         return signed
 
     def signed(self, ticket: Ticket) -> SignedSubmission | None:
@@ -90,34 +74,25 @@ class SubmissionJournal:
 
     def unfinished(self) -> Mapping[Slot, SignedSubmission]:
         """Return the submissions that something is left to do for, oldest first."""
-        return self._open
+        return self._open_slots
 
     def data(self, signed: SignedSubmission) -> bytes | None:
         """Return the stored file, or None when the disk lost or changed it."""
         try:
-            data = self._path(signed.submission.file_hash).read_bytes()
+            data = self._file_path(signed.submission.file_hash).read_bytes()
         except OSError:
             return None
         return data if file_hash(data) == signed.submission.file_hash else None
 
     def finish(self, signed: SignedSubmission, outcome: str) -> None:
         """Note that nothing is left to do for a submission, and drop its file."""
-        if self._open.pop(signed.slot, None) is None:
+        if self._open_slots.pop(signed.slot, None) is None:
             return
-        self._journal.append({"finished": signed.ticket.to_json(), "outcome": outcome})
+        self.append({"finished": signed.ticket.to_json(), "outcome": outcome})
         with contextlib.suppress(FileNotFoundError):
-            self._path(signed.submission.file_hash).unlink()
+            self._file_path(signed.submission.file_hash).unlink()
 
-    def _replay(self, entry: dict[str, Any]) -> None:
-        if "finished" in entry:
-            self._open.pop(slot_of(Ticket.from_json(entry["finished"])), None)
-            return
-        signed = SignedSubmission(
-            Ticket.from_json(entry["ticket"]), Submission.from_json(entry["submission"])
-        )
-        self._signed[signed.slot] = self._open[signed.slot] = signed
-
-    def _path(self, name: Hash32) -> Path:
+    def _file_path(self, name: Hash32) -> Path:
         return self._files / f"{name.hex()}.parquet"
 
 
