@@ -77,6 +77,19 @@ class TrainingRecipe(DocumentPart):
         return self
 
 
+class VerifierIdentity(DocumentPart):
+    """Which verifier grades a task type; another one's scores may differ."""
+
+    task_type: Annotated[str, Field(min_length=1, max_length=64)]
+    """The task type."""
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """The verifier's name."""
+    version: Annotated[str, Field(min_length=1, max_length=64)]
+    """The verifier's version."""
+    code_hash: Annotated[str, Field(pattern="^0x[0-9a-f]{64}$")]
+    """Keccak-256 over the verifier's source and the versions it rests on."""
+
+
 class Recipe(Document):
     """A run's recipe."""
 
@@ -93,3 +106,7 @@ class Recipe(Document):
     """How generation is proven."""
     training: TrainingRecipe
     """How the policy learns."""
+    verifiers: Annotated[tuple[VerifierIdentity, ...], Field(max_length=64)] = ()
+    """Who grades, by task type; creating a run fills it in. What is not listed is not pinned."""
+    allows_judge: bool = False
+    """Whether the task set may hold problems whose grades validators cannot replay."""

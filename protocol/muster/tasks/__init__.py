@@ -7,15 +7,21 @@ verifiers, which third parties add by entry point. Nothing here knows models, to
 from muster.tasks.grades import Graded, Undecided
 from muster.tasks.problem import Problem
 from muster.tasks.prompts import render_prompt
+from muster.tasks.registry import identities, require_pinned
 from muster.tasks.task_set import TaskSet
-from muster.tasks.verifiers import check_task_set, verify
+from muster.tasks.verifier import Verifier
+from muster.tasks.verifiers import check_task_set, verify, verify_all
 
 __all__ = [
     "Graded",
     "Problem",
     "TaskSet",
     "Undecided",
+    "Verifier",
     "check_task_set",
+    "identities",
     "render_prompt",
+    "require_pinned",
     "verify",
+    "verify_all",
 ]

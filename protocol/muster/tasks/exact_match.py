@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from muster.tasks.grades import Grade, Graded, Undecided
 from muster.tasks.problem import Problem
+from muster.tasks.verifier import Verifier
 
 
 def grade_exact_match(problem: Problem, completion: str) -> Grade:
@@ -12,3 +13,7 @@ def grade_exact_match(problem: Problem, completion: str) -> Grade:
         return Undecided("the problem has no gold standard to compare with")
     is_right = completion.strip() == problem.gold_standard_solution.strip()
     return Graded(1.0 if is_right else 0.0)
+
+
+VERIFIER = Verifier("exact_match", "1", grade_exact_match, sources=(__name__,))
+"""The verifier of the task type `exact_match`."""

@@ -1,8 +1,8 @@
-"""The three states of a grading: a score (0 is wrong), or no verdict at all."""
+"""The three states of a grading: a score (0 is wrong), or no score at all."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +11,11 @@ class Graded:
 
     score: float
     """In [0, 1]; 1 is right."""
+    detail: str = field(default="", compare=False)
+    """Why, for people; two machines may word it differently."""
+    is_repeatable: bool = field(default=True, compare=False)
+    """Whether every honest machine comes to this score. It does not when a limit of time or memory
+    decided, or nearly did: then a claim that differs is no proof of fraud."""
 
 
 @dataclass(frozen=True, slots=True)

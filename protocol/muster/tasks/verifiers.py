@@ -1,38 +1,22 @@
-"""Verifiers by task type: the built-in ones, and those that installed packages announce.
-
-A package adds one with an entry point in the group `muster.verifiers`, named as the task type:
-
-    [project.entry-points."muster.verifiers"]
-    my_task = "my_package:grade"
-
-where `grade(problem, completion)` returns a Grade. It must be deterministic: every validator grades
-again, and a differing reward is fraud.
-"""
+"""Grading, by the verifier of a problem's task type, and the admission of problems."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from muster.protocol.errors import TaskError
-from muster.tasks.exact_match import grade_exact_match
+from muster.tasks import registry
 from muster.tasks.grades import Grade, Graded, Undecided
 from muster.tasks.problem import Problem
+from muster.tasks.verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
-ENTRY_POINT_GROUP = "muster.verifiers"
-"""Where packages announce verifiers."""
 JUNK_ANSWER = "\x00zzz not an answer zzz"
 """What no verifier may score above 0."""
-
-Verifier = Callable[[Problem, str], Grade]
-"""Grades a completion's text; deterministic, and total over any text."""
-
-_BUILT_IN: Mapping[str, Verifier] = {"exact_match": grade_exact_match}
 
 
 def verify(problem: Problem, completion: str) -> Grade:
@@ -40,11 +24,29 @@ def verify(problem: Problem, completion: str) -> Grade:
 
     A missing, failing or misbehaving verifier makes it Undecided.
     """
-    verifier = _verifiers().get(problem.task_type)
+    verifier = registry.installed_verifiers().get(problem.task_type)
     if verifier is None:
         return Undecided(f"no verifier for task type {problem.task_type!r} is installed")
+    return _grade(verifier, problem, completion)
+
+
+def verify_all(answers: Sequence[tuple[Problem, str]]) -> list[Grade]:
+    """Return the grades of completions in their order, as `verify` does, some at the same time.
+
+    Blocks; callers with an event loop use a thread.
+    """
+    known = registry.installed_verifiers()
+    used = {problem.task_type for problem, _ in answers} & known.keys()
+    parallel = max((known[task_type].parallel for task_type in used), default=1)
+    if parallel == 1 or len(answers) < 2:
+        return [verify(problem, completion) for problem, completion in answers]
+    with ThreadPoolExecutor(parallel, thread_name_prefix="grading") as executor:
+        return list(executor.map(lambda answer: verify(*answer), answers))
+
+
+def _grade(verifier: Verifier, problem: Problem, completion: str) -> Grade:
     try:
-        grade = verifier(problem, completion)
+        grade = verifier.grade(problem, completion)
     except (
         Exception
     ) as error:  # a third party's code meets a stranger's text: it may raise anything
@@ -65,18 +67,20 @@ def _checked(grade: Grade) -> Grade:
     return grade
 
 
-def check_task_set(problems: Iterable[Problem]) -> None:
+def check_task_set(problems: Iterable[Problem], *, allows_judge: bool = False) -> None:
     """Raise TaskError unless every problem can be graded here.
 
-    Its verifier is installed, scores the gold standard (where there is one) 1 and junk 0.
+    Its verifier is installed and finds it well formed, scores the gold standard (where there is
+    one) 1 and junk 0, and grades alike every time, unless the run allows one that does not.
     """
     for problem in problems:
-        if problem.task_type not in _verifiers():
+        verifier = registry.verifier_of(problem.task_type)
+        if not (verifier.is_replayable or allows_judge):
             raise TaskError(
-                f"problem {problem.problem_id!r}: no verifier for task type {problem.task_type!r}",
-                hint="install the package that brings it; installed: "
-                + ", ".join(sorted(_verifiers())),
+                f"grades of task type {problem.task_type!r} cannot be replayed by validators",
+                hint="a recipe with `allows_judge = true` takes it; see docs/tasks.md",
             )
+        verifier.check(problem)
         gold = problem.gold_standard_solution
         if gold is not None:
             _require(problem, "its gold standard", gold, Graded(1.0))
@@ -87,27 +91,3 @@ def _require(problem: Problem, what: str, answer: str, expected: Graded) -> None
     grade = verify(problem, answer)
     if grade != expected:
         raise TaskError(f"problem {problem.problem_id!r}: {what} must be {expected}, is {grade}")
-
-
-@cache
-def _verifiers() -> Mapping[str, Verifier]:
-    return load_verifiers(entry_points(group=ENTRY_POINT_GROUP))
-
-
-def load_verifiers(points: Iterable[EntryPoint]) -> dict[str, Verifier]:
-    """Return the built-in verifiers and those of the entry points, by task type.
-
-    Raises TaskError when two claim one task type, or one cannot be imported.
-    """
-    found = dict(_BUILT_IN)
-    for point in points:
-        if point.name in found:
-            raise TaskError(
-                f"two verifiers claim task type {point.name!r}, one is {point.value}",
-                hint="uninstall one of the packages",
-            )
-        try:
-            found[point.name] = point.load()
-        except (ImportError, AttributeError) as error:
-            raise TaskError(f"cannot load the verifier {point.value}: {error}") from error
-    return found

@@ -31,7 +31,7 @@ from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
-from muster.tasks import TaskSet
+from muster.tasks import Graded, TaskSet, exact_match, registry
 from muster.toploc import build_proofs
 
 TICKET = make_ticket()
@@ -254,6 +254,27 @@ def test_answer_that_cannot_be_graded_is_rejected_and_not_fraud() -> None:
     problems = [p.model_copy(update={"gold_standard_solution": None}) for p in RULES.task_set]
     rules = replace(RULES, task_set=TaskSet.of("no gold", "1", problems))
     assert_found(judge(ROWS, rules=rules), Verdict.REJECTED, Reason.WRONG_REWARD)
+
+
+def test_reward_that_other_machines_may_compute_differently_is_no_fraud(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What a limit of time decided, or nearly: see docs/tasks.md.
+    grader = replace(exact_match.VERIFIER, grade=lambda *_: Graded(0.0, is_repeatable=False))
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
+    rows = [replace(row, task_reward=0.0) for row in ROWS]
+    assert judge(rows).finding is None
+    rows[2] = replace(rows[2], task_reward=1.0)
+    assert_found(judge(rows), Verdict.REJECTED, Reason.WRONG_REWARD)
+
+
+def test_reward_that_is_not_found_twice_is_no_fraud(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.0] * len(ROWS) + [0.0, 1.0])
+    grader = replace(exact_match.VERIFIER, grade=lambda *_: Graded(next(scores)))
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
+    rows = [replace(row, task_reward=0.0) for row in ROWS]
+    rows[0] = replace(rows[0], task_reward=1.0)
+    assert_found(judge(rows), Verdict.REJECTED, Reason.WRONG_REWARD)
 
 
 @pytest.mark.parametrize("by", [-1, 1])

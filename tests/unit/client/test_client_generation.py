@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ from muster.client.worker.generation import build_submission, count_units
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Hash32
-from muster.tasks import TaskSet
+from muster.tasks import TaskSet, identities
 
 ENCODE = HashEngine().encode
 
@@ -173,6 +174,14 @@ def test_task_set_that_cannot_be_graded_here_is_refused() -> None:
     problems = [p.model_copy(update={"task_type": "unheard of"}) for p in TASK_SET]
     with pytest.raises(TaskError, match="no verifier"):
         require_consistent(type(RULES)(RECIPE, TaskSet.of("x", "1", problems), CALIBRATION))
+
+
+def test_verifier_other_than_the_pinned_one_is_refused() -> None:
+    pinned = identities(["exact_match"])
+    require_consistent(replace(RULES, recipe=RECIPE.model_copy(update={"verifiers": pinned})))
+    other = tuple(identity.model_copy(update={"version": "0"}) for identity in pinned)
+    with pytest.raises(TaskError, match="the run grades 'exact_match' by exact_match 0"):
+        require_consistent(replace(RULES, recipe=RECIPE.model_copy(update={"verifiers": other})))
 
 
 # Files of a run owner

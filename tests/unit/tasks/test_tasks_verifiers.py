@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -11,7 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol.errors import TaskError
-from muster.tasks import Graded, Problem, Undecided, check_task_set, verifiers, verify
+from muster.protocol.recipe import VerifierIdentity
+from muster.tasks import (
+    Graded,
+    Problem,
+    Undecided,
+    Verifier,
+    check_task_set,
+    exact_match,
+    identities,
+    registry,
+    require_pinned,
+    verify,
+    verify_all,
+)
 from muster.tasks.sort_digits import make_task_set
 
 GOLD = Problem(problem_id="a", task_type="exact_match", prompt="2+2=", gold_standard_solution="4")
@@ -22,8 +38,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Problem]:
     """Install a verifier as task type `plugin` and return a problem of that type."""
 
     def install_one(verifier: Any) -> Problem:
-        known = {"exact_match": verifiers.grade_exact_match, "plugin": verifier}
-        monkeypatch.setattr(verifiers, "_verifiers", lambda: known)
+        plugin = Verifier("plugin", "1", verifier, sources=("json",))
+        known = {"exact_match": exact_match.VERIFIER, "plugin": plugin}
+        monkeypatch.setattr(registry, "installed_verifiers", lambda: known)
         return GOLD.model_copy(update={"task_type": "plugin"})
 
     return install_one
@@ -78,19 +95,31 @@ def test_raising_verifier_is_undecided(install: Callable[[Any], Problem], error:
 
 def test_entry_point_adds_a_verifier() -> None:
     point = EntryPoint("mine", "muster.tasks.exact_match:grade_exact_match", "muster.verifiers")
-    assert verifiers.load_verifiers([point])["mine"] is verifiers.grade_exact_match
+    verifier = registry.load_verifiers([point])["mine"]
+    assert verifier.grade is exact_match.grade_exact_match
+    assert (verifier.name, verifier.sources) == ("mine", ("muster",))
 
 
 def test_second_verifier_of_a_task_type_is_refused() -> None:
     point = EntryPoint("exact_match", "json:loads", "muster.verifiers")
     with pytest.raises(TaskError, match="two verifiers claim task type 'exact_match'"):
-        verifiers.load_verifiers([point])
+        registry.load_verifiers([point])
+
+
+def test_entry_point_may_be_a_verifier() -> None:
+    point = EntryPoint("mine", "muster.tasks.exact_match:VERIFIER", "muster.verifiers")
+    assert registry.load_verifiers([point])["mine"] is exact_match.VERIFIER
+
+
+def test_entry_point_of_neither_kind_is_refused() -> None:
+    with pytest.raises(TaskError, match="neither a Verifier nor a function"):
+        registry.load_verifiers([EntryPoint("mine", "json:__name__", "muster.verifiers")])
 
 
 @pytest.mark.parametrize("target", ["no_such_package:grade", "json:no_such_name"])
 def test_verifier_that_cannot_be_loaded_is_named(target: str) -> None:
     with pytest.raises(TaskError, match="cannot load the verifier"):
-        verifiers.load_verifiers([EntryPoint("mine", target, "muster.verifiers")])
+        registry.load_verifiers([EntryPoint("mine", target, "muster.verifiers")])
 
 
 def test_sort_digits_passes_the_admission_check() -> None:
@@ -113,3 +142,96 @@ def test_problem_that_rewards_junk_is_not_admitted(install: Callable[[Any], Prob
     problem = install(lambda _problem, _completion: Graded(1.0))
     with pytest.raises(TaskError, match="junk must be"):
         check_task_set([problem])
+
+
+def test_problem_that_its_verifier_finds_malformed_is_not_admitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_problem: Problem) -> None:
+        raise TaskError("no tests")
+
+    picky = replace(exact_match.VERIFIER, check=refuse)
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": picky})
+    with pytest.raises(TaskError, match="no tests"):
+        check_task_set([GOLD])
+
+
+def test_grades_that_cannot_be_replayed_need_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = replace(exact_match.VERIFIER, is_replayable=False)
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": judge})
+    with pytest.raises(TaskError, match="cannot be replayed") as caught:
+        check_task_set([GOLD])
+    assert "allows_judge" in (caught.value.hint or "")
+    check_task_set([GOLD], allows_judge=True)
+
+
+def test_pinned_verifiers_are_those_installed() -> None:
+    (identity,) = identities(["exact_match", "exact_match"])
+    assert (identity.task_type, identity.name, identity.version) == ("exact_match",) * 2 + ("1",)
+    require_pinned([identity])
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "other"}, {"version": "2"}, {"code_hash": "0x" + "0" * 64}]
+)
+def test_another_verifier_than_the_pinned_one_is_refused(change: dict[str, str]) -> None:
+    (identity,) = identities(["exact_match"])
+    with pytest.raises(TaskError, match="the run grades 'exact_match' by "):
+        require_pinned([identity.model_copy(update=change)])
+
+
+def test_pinned_verifier_that_is_not_installed_is_refused() -> None:
+    foreign = VerifierIdentity(task_type="other", name="x", version="1", code_hash="0x" + "0" * 64)
+    with pytest.raises(TaskError, match="no verifier for task type 'other'"):
+        require_pinned([foreign])
+
+
+def test_code_hash_covers_every_file_versions_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "hashed_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "inner.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def code_hash(**changes: Any) -> str:
+        first = Verifier("v", "1", exact_match.grade_exact_match, sources=("hashed_package",))
+        return replace(first, **changes).code_hash
+
+    before = code_hash()
+    assert code_hash() == before
+    assert code_hash(requires=("pydantic",)) != before
+    assert code_hash(requires=("no-such-distribution",)) not in {
+        before,
+        code_hash(requires=("pydantic",)),
+    }
+    assert code_hash(environment=lambda: "python 3.11") != before
+    (package / "inner.py").write_text("x = 2\n")
+    assert code_hash() != before
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "sys"])
+def test_sources_that_cannot_be_hashed_are_named(module: str) -> None:
+    with pytest.raises(TaskError, match=module):
+        _ = Verifier("v", "1", exact_match.grade_exact_match, sources=(module,)).code_hash
+
+
+@given(st.lists(st.sampled_from(["4", "5", ""]), max_size=8))
+def test_many_answers_are_graded_in_their_order(answers: list[str]) -> None:
+    expected = [Graded(1.0 if answer == "4" else 0.0) for answer in answers]
+    assert verify_all([(GOLD, answer) for answer in answers]) == expected
+
+
+def test_answers_graded_at_the_same_time_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meeting = Barrier(2, timeout=30)
+
+    def grade(_problem: Problem, completion: str) -> Graded:
+        meeting.wait()
+        return Graded(float(completion))
+
+    pair = Verifier("pair", "1", grade, sources=("json",), parallel=2)
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": pair})
+    assert verify_all([(GOLD, "0"), (GOLD, "1")]) == [Graded(0.0), Graded(1.0)]

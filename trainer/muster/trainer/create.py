@@ -19,7 +19,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, state_hash
-from muster.tasks import TaskSet, check_task_set
+from muster.tasks import TaskSet, check_task_set, identities
 from muster.toploc import Calibration
 from muster.trainer.chain_ports import ChainAnchor
 from muster.trainer.policies import BASE, policy_files
@@ -98,14 +98,18 @@ async def create_run(
 
 
 def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
-    """Check the documents, write each under its hash and return the hashes by name."""
+    """Check the documents, write each under its hash and return the hashes by name.
+
+    The recipe is pinned together with the verifiers that graded the task set here.
+    """
+    task_set = TaskSet.from_bytes(_read(plan.task_set))
+    check_task_set(task_set, allows_judge=plan.recipe.allows_judge)
+    verifiers = identities(problem.task_type for problem in task_set)
     documents = {
-        "recipe": plan.recipe.to_bytes(),
-        "task_set": _read(plan.task_set),
+        "recipe": plan.recipe.model_copy(update={"verifiers": verifiers}).to_bytes(),
+        "task_set": task_set.to_bytes(),
         "calibration": _read(plan.calibration),
     }
-    task_set = TaskSet.from_bytes(documents["task_set"])
-    check_task_set(task_set)
     if plan.recipe.sampling.problems_per_submission > len(task_set):
         raise ConfigError(
             f"{plan.task_set} has {len(task_set)} problems, a submission needs "

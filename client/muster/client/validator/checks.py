@@ -19,8 +19,11 @@ from muster.protocol.ids import Address
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
-from muster.tasks import Undecided, verify
+from muster.tasks import Graded, Problem, Undecided, verify, verify_all
 from muster.toploc import Calibration
+
+CONFIRMATIONS = 2
+"""How often a grade that contradicts a claim is computed again before it proves fraud."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,20 +220,32 @@ def check_grades(
 ) -> Finding | None:
     """4. Rewards are what the verifier computes, units what the completions add up to.
 
-    An answer that this validator cannot grade proves no fraud, so it is only rejected.
+    An answer that this validator cannot grade, or not alike every time, proves no fraud: it is only
+    rejected.
     """
-    for number, row in enumerate(rows):
-        grade = verify(assignment.groups[row.group].problem, decode(row.completion_tokens))
+    answers = [
+        (assignment.groups[row.group].problem, decode(row.completion_tokens)) for row in rows
+    ]
+    for number, (row, grade) in enumerate(zip(rows, verify_all(answers), strict=True)):
         if isinstance(grade, Undecided):
             return _rejected(Reason.WRONG_REWARD, f"row {number} cannot be graded: {grade.reason}")
         if row.task_reward != grade.score:
-            return _fraud(
-                Reason.WRONG_REWARD,
-                f"row {number} claims reward {row.task_reward}, the verifier says {grade.score}",
-            )
+            claim = f"row {number} claims reward {row.task_reward}, the verifier says {grade.score}"
+            if _is_repeated(grade, *answers[number]):
+                return _fraud(Reason.WRONG_REWARD, claim)
+            return _rejected(Reason.WRONG_REWARD, f"{claim}, but not every time")
     if submission.units != units:
         return _fraud(Reason.WRONG_UNITS, f"claims {submission.units} units, not {units}")
     return None
+
+
+def _is_repeated(grade: Graded, problem: Problem, answer: str) -> bool:
+    return grade.is_repeatable and all(
+        isinstance(again := verify(problem, answer), Graded)
+        and again.is_repeatable
+        and again.score == grade.score
+        for _ in range(CONFIRMATIONS)
+    )
 
 
 # 5. The endings

@@ -19,7 +19,7 @@ from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
 from muster.client.validator.votes import VoteJournal
 from muster.lifecycle import run_together
 from muster.protocol.errors import ConfigError
-from muster.tasks import check_task_set
+from muster.tasks import check_task_set, require_pinned
 from muster.wallet import Wallet
 
 
@@ -93,7 +93,7 @@ async def fetch_rules(seat: Seat) -> Rules:
 
 def require_consistent(rules: Rules) -> None:
     """Raise ConfigError or TaskError when the documents contradict each other, or a verifier that
-    the task set needs is missing here: honest workers would be rejected.
+    the task set needs is missing here or is not the pinned one: honest workers would be rejected.
     """
     recipe, calibration = rules.recipe, rules.calibration
     if (calibration.proof, calibration.temperature) != (recipe.proof, recipe.sampling.temperature):
@@ -106,4 +106,6 @@ def require_consistent(rules: Rules) -> None:
         raise ConfigError(
             f"the run's task set has {len(rules.task_set)} problems, a submission needs {wanted}"
         )
-    check_task_set({problem.task_type: problem for problem in rules.task_set}.values())
+    require_pinned(recipe.verifiers)
+    one_of_each = {problem.task_type: problem for problem in rules.task_set}
+    check_task_set(one_of_each.values(), allows_judge=recipe.allows_judge)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from muster.chain import follow
 from muster.client.documents import fetch_recipe, fetch_task_set
 from muster.client.seat import EngineFactory, load_engine, take_seat, transformers_engine
@@ -10,6 +12,7 @@ from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.place import WorkerPlace
 from muster.lifecycle import run_together
+from muster.tasks import require_pinned
 from muster.wallet import Wallet
 
 
@@ -24,6 +27,9 @@ async def run_worker(
     with SubmissionJournal(settings.state_dir) as journal:
         async with take_seat(settings, node) as seat:
             config = seat.run.config
+            recipe = await fetch_recipe(seat.api, config.recipe_hash)
+            # A grade by another verifier may be a fraud.
+            await asyncio.to_thread(require_pinned, recipe.verifiers)
             place = WorkerPlace(
                 run_id=settings.run,
                 worker=settings.worker,
@@ -34,7 +40,7 @@ async def run_worker(
                 api=seat.api,
                 fetcher=seat.fetcher,
                 engine=await load_engine(engine_factory, settings),
-                recipe=await fetch_recipe(seat.api, config.recipe_hash),
+                recipe=recipe,
                 task_set=await fetch_task_set(seat.api, config.task_set_hash),
                 journal=journal,
                 poll_s=settings.poll_s,
