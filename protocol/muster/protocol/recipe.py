@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from muster.protocol.documents import Document, DocumentPart
+from muster.protocol.objective import ObjectiveRecipe
 
 
 class SamplingRecipe(DocumentPart):
@@ -36,8 +37,8 @@ class ProofRecipe(DocumentPart):
     """Values per proof."""
 
 
-class TrainingRecipe(DocumentPart):
-    """The GRPO step. Defaults are INTELLECT-2's."""
+class TrainingRecipe(ObjectiveRecipe):
+    """The training step. Defaults are INTELLECT-2's."""
 
     steps: Annotated[int, Field(ge=0)] = 0
     """Training steps of the run; 0 until stopped."""
@@ -57,24 +58,8 @@ class TrainingRecipe(DocumentPart):
     """AdamW's decay of the gradient's square."""
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """AdamW's decoupled weight decay."""
-    clip_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Epsilon of the clipped ratio."""
-    clip_delta: Annotated[float, Field(gt=1)] = 4.0
-    """Upper bound of the ratio when the advantage is negative (two-sided clip)."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.001
-    """Weight of the KL term to the base model."""
-    entropy_coefficient: Annotated[float, Field(ge=0)] = 1e-4
-    """Weight of the entropy bonus."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.1
     """Gradient clip, L2 norm over all parameters."""
-    length_alpha: Annotated[float, Field(ge=0)] = 0.0003
-    """Length reward is -alpha * |target - length|; unused without target lengths."""
-
-    @model_validator(mode="after")
-    def _delta_exceeds_clip(self) -> Self:
-        if self.clip_delta <= 1 + self.clip_epsilon:
-            raise ValueError(f"clip_delta {self.clip_delta} must exceed 1 + clip_epsilon")
-        return self
 
 
 class VerifierIdentity(DocumentPart):
@@ -110,3 +95,14 @@ class Recipe(Document):
     """Who grades, by task type; creating a run fills it in. What is not listed is not pinned."""
     allows_judge: bool = False
     """Whether the task set may hold problems whose grades validators cannot replay."""
+
+    @model_validator(mode="after")
+    def _max_rl_divides_by_a_positive_mean(self) -> Self:
+        training = self.training
+        joint = bool(self.sampling.target_lengths) and training.length_advantage == "joint"
+        if training.advantage == "max_rl" and joint and training.length_reward == "exact":
+            raise ValueError(
+                "advantage 'max_rl' divides by the mean reward, which an exact length reward can "
+                "make negative: set length_advantage to 'std' or 'mean', or length_reward to 'max'"
+            )
+        return self

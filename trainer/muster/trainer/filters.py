@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from muster.protocol.recipe import TrainingRecipe
 from muster.protocol.rollouts import Rollout
-from muster.trainer.grpo import group_advantages, total_reward
+from muster.trainer.advantages import rollout_advantages
 from muster.trainer.packing import Sample
 
 
@@ -44,15 +44,12 @@ def keep_informative(groups: Sequence[Sequence[Rollout]], training: TrainingReci
         if len({rollout.task_reward for rollout in group}) == 1:
             kept.dropped[Drop.ZERO_ADVANTAGE] += len(group)
         else:
-            kept.samples.append(_samples(group, training.length_alpha))
+            kept.samples.append(_samples(group, training))
     return kept
 
 
-def _samples(group: Sequence[Rollout], alpha: float) -> list[Sample]:
-    rewards_G = [
-        total_reward(r.task_reward, len(r.completion_tokens), r.target_length, alpha) for r in group
-    ]
+def _samples(group: Sequence[Rollout], training: TrainingRecipe) -> list[Sample]:
     return [
         Sample(r.prompt_tokens, r.completion_tokens, advantage, r.policy_version)
-        for r, advantage in zip(group, group_advantages(rewards_G), strict=True)
+        for r, advantage in zip(group, rollout_advantages(group, training), strict=True)
     ]

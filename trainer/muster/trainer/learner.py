@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from transformers import AutoModelForCausalLM
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
-from muster.trainer.filters import Drop, keep_informative
-from muster.trainer.grpo import LossWeights, TokenLoss, token_loss
+from muster.trainer.figures import StepFigures, Sums
+from muster.trainer.filters import keep_informative
 from muster.trainer.logprob import head_of, token_logprobs
+from muster.trainer.losses import Tokens, Totals, token_loss, total
 from muster.trainer.packing import MicroBatch, Sample, pack
 
 logger = logging.getLogger(__name__)
@@ -35,46 +35,12 @@ Weights = Mapping[str, Tensor]
 """A policy's parameters by name, as saved."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepFigures:
-    """What a training step did."""
-
-    reward: float
-    """Mean task reward of all samples, those left out included."""
-    samples: int
-    """Samples trained on."""
-    tokens: int
-    """Completion tokens trained on."""
-    dropped: Counter[Drop]
-    """Samples left out, by reason."""
-    loss: float
-    """Mean loss per token."""
-    grad_norm: float
-    """Largest gradient norm of the step's optimiser steps, before clipping."""
-    entropy: float
-    """Mean entropy of the policy at the trained tokens, in nats."""
-    clip_fraction: float
-    """Share of tokens whose policy gradient the clip cut."""
-    max_ratio: float
-    """Largest probability ratio to the behaviour policy."""
-    kl: float
-    """Mean k3 divergence from the base model; 0 when the recipe has no KL term."""
-    learning_rate: float
-    """Of the optimiser steps."""
-    skipped: int
-    """Optimiser steps left out because loss or gradient were not finite."""
-
-
 @dataclass(slots=True)
-class _Sums:
-    tokens: int = 0
-    loss: float = 0.0
-    entropy: float = 0.0
-    clipped: float = 0.0
-    kl: float = 0.0
-    max_ratio: float = 0.0
-    grad_norm: float = 0.0
-    skipped: int = 0
+class _OptimizerStep:
+    samples: list[Sample]
+    batches: list[MicroBatch]
+    proximal: list[Tensor] = field(default_factory=list)
+    """Log-probabilities before the training step, per micro-batch; empty where not needed."""
 
 
 class Learner:
@@ -110,23 +76,17 @@ class Learner:
         kept = keep_informative(groups, self._recipe.training)
         rewards = [rollout.task_reward for group in groups for rollout in group]
         learning_rate = self._set_learning_rate(step)
-        sums = _Sums()
-        for mini_batch in _mini_batches(kept.samples, self._recipe.training.optimizer_steps, step):
-            self._optimizer_step(mini_batch, sums)
-        tokens = max(1, sums.tokens)
-        return StepFigures(
+        sums = Sums()
+        steps = self._planned(
+            _mini_batches(kept.samples, self._recipe.training.optimizer_steps, step)
+        )
+        for i, planned in enumerate(steps):
+            self._optimizer_step(planned, sums, is_first=i == 0)
+        return sums.figures(
             reward=sum(rewards) / len(rewards),
             samples=sum(map(len, kept.samples)),
-            tokens=sums.tokens,
             dropped=kept.dropped,
-            loss=sums.loss / tokens,
-            grad_norm=sums.grad_norm,
-            entropy=sums.entropy / tokens,
-            clip_fraction=sums.clipped / tokens,
-            max_ratio=sums.max_ratio,
-            kl=sums.kl / tokens,
             learning_rate=learning_rate,
-            skipped=sums.skipped,
         )
 
     def weights(self) -> dict[str, Tensor]:
@@ -146,45 +106,56 @@ class Learner:
             group["lr"] = training.learning_rate * warm
         return training.learning_rate * warm
 
-    def _optimizer_step(self, samples: list[Sample], sums: _Sums) -> None:
-        micro_batches = pack(samples, self._micro_batch_tokens)
-        behaviour = self._behaviour_logprobs(samples, micro_batches)
-        reference = self._reference_logprobs(micro_batches)
-        tokens = sum(len(sample.completion_tokens) for sample in samples)
+    def _planned(self, mini_batches: list[list[Sample]]) -> list[_OptimizerStep]:
+        """Pack each optimiser step's samples; a decoupled objective fixes its proximal policy."""
+        steps = [
+            _OptimizerStep(samples, pack(samples, self._micro_batch_tokens))
+            for samples in mini_batches
+        ]
+        if self._recipe.training.decoupled:
+            # The first optimiser step still has the proximal policy's weights.
+            for step in steps[1:]:
+                step.proximal = [self._current_logprobs(batch) for batch in step.batches]
+        return steps
+
+    def _optimizer_step(self, step: _OptimizerStep, sums: Sums, *, is_first: bool) -> None:
+        behaviour = self._behaviour_logprobs(step.samples, step.batches)
+        reference = self._reference_logprobs(step.batches)
+        totals = Totals(
+            tokens=sum(len(sample.completion_tokens) for sample in step.samples),
+            samples=len(step.samples),
+        )
         self.optimizer.zero_grad(set_to_none=True)
-        for i, batch in enumerate(micro_batches):
-            advantages = torch.tensor([samples[j].advantage for j in batch.order])
-            self._accumulate(batch, behaviour[i], reference[i], advantages, tokens, sums)
+        for i, batch in enumerate(step.batches):
+            advantage_B = torch.tensor([step.samples[j].advantage for j in batch.order])
+            logp_N, entropy_N = self._logprobs(self.model, batch)
+            tokens = Tokens(
+                logp_N,
+                behaviour[i],
+                advantage_B[batch.row_N].to(logp_N.device),
+                batch.row_N.to(logp_N.device),
+                proximal_N=step.proximal[i] if step.proximal else logp_N.detach(),
+                entropy_N=entropy_N,
+                reference_N=reference[i],
+            )
+            self._accumulate(tokens, totals, sums, is_first=is_first)
         self._descend(sums)
 
-    def _accumulate(
-        self,
-        batch: MicroBatch,
-        behaviour_N: Tensor,
-        reference_N: Tensor | None,
-        advantage_B: Tensor,
-        tokens: int,
-        sums: _Sums,
-    ) -> None:
-        training = self._recipe.training
-        logp_N, entropy_N = self._logprobs(self.model, batch)
-        parts = token_loss(
-            logp_N,
-            behaviour_N,
-            advantage_B[batch.row_N].to(logp_N.device),
-            LossWeights(
-                training.clip_epsilon,
-                training.clip_delta,
-                training.kl_coefficient,
-                training.entropy_coefficient,
-            ),
-            entropy_N=entropy_N,
-            reference_N=reference_N,
+    def _accumulate(self, tokens: Tokens, totals: Totals, sums: Sums, *, is_first: bool) -> None:
+        """Add a micro-batch's part of the optimiser step's gradient."""
+        parts = token_loss(tokens, self._recipe.training)
+        loss = total(
+            parts.loss_N,
+            tokens.sample_N,
+            totals,
+            self._recipe.training,
+            self._recipe.sampling.max_new_tokens,
         )
-        (parts.loss_N.sum() / tokens).backward()  # type: ignore[no-untyped-call]  # torch's stub
-        _count(sums, parts, entropy_N.detach())
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
+        assert tokens.entropy_N is not None
+        sums.add(parts, tokens.advantage_N, tokens.entropy_N, is_first=is_first)
 
-    def _descend(self, sums: _Sums) -> None:
+    def _descend(self, sums: Sums) -> None:
         """Take the optimiser step, unless the gradient is not finite."""
         norm = float(
             torch.nn.utils.clip_grad_norm_(
@@ -213,6 +184,10 @@ class Learner:
                 if mask_N.any():
                     logp_N[mask_N] = self._frozen_logprobs(batch)[mask_N]
         return found
+
+    @torch.no_grad()
+    def _current_logprobs(self, batch: MicroBatch) -> Tensor:
+        return self._logprobs(self.model, batch)[0]
 
     def _reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor | None]:
         if not self._recipe.training.kl_coefficient:
@@ -262,13 +237,3 @@ def _mini_batches(groups: list[list[Sample]], count: int, step: Step) -> list[li
     random.Random(f"step {step}").shuffle(order)
     dealt = [[sample for group in order[i::count] for sample in group] for i in range(count)]
     return [samples for samples in dealt if samples]
-
-
-def _count(sums: _Sums, parts: TokenLoss, entropy_N: Tensor) -> None:
-    sums.tokens += len(parts.loss_N)
-    sums.loss += float(parts.loss_N.detach().sum())
-    sums.entropy += float(entropy_N.sum())
-    sums.clipped += float(parts.clipped_N.sum())
-    sums.max_ratio = max(sums.max_ratio, float(parts.ratio_N.max()))
-    if parts.kl_N is not None:
-        sums.kl += float(parts.kl_N.sum())

@@ -42,7 +42,8 @@ from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.trainer.checkpoint import CheckpointFile, TrainerState
 from muster.trainer.evaluate import Evaluator
-from muster.trainer.learner import Learner, StepFigures
+from muster.trainer.figures import StepFigures
+from muster.trainer.learner import Learner
 from muster.trainer.metrics import (
     MetricsLog,
     MetricsPoster,

@@ -13,7 +13,7 @@ from typing import Any
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.evaluate import Evaluation
-from muster.trainer.learner import StepFigures
+from muster.trainer.figures import StepFigures
 from muster.trainer.ports import MetricsSink
 from muster.trainer.stream import StepInput
 
@@ -103,7 +103,12 @@ def step_entry(
         "grad_norm": _finite(figures.grad_norm),
         "entropy": _finite(figures.entropy),
         "clip_fraction": _finite(figures.clip_fraction),
+        "clip_low": _finite(figures.clip_low),
+        "clip_high": _finite(figures.clip_high),
+        "mean_ratio": _finite(figures.mean_ratio),
         "max_ratio": _finite(figures.max_ratio),
+        "mismatch_kl": _finite(figures.mismatch_kl),
+        "mismatch_max": _finite(figures.mismatch_max),
         "kl": _finite(figures.kl),
         "learning_rate": figures.learning_rate,
         "samples": figures.samples,
