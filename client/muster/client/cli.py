@@ -6,64 +6,29 @@ command that needs it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.client.options import (
+    FILE,
+    FOLDER,
+    PASSWORD_HELP,
+    chain_options,
+    endpoint,
+    json_option,
+    key_options,
+    node_options,
+    open_keystore,
+    yes_option,
+)
+from muster.client.printing import print_facts, print_json
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId, to_address
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
-DEFAULT_RPC = "http://127.0.0.1:8545"
-DEFAULT_DEPLOYMENTS = Path("contracts/deployments")
-
-
-def chain_options(command: F) -> F:
-    """Add --rpc and --deployments."""
-    for option in (
-        click.option("--deployments", type=FOLDER, help="Folder with the contracts' addresses."),
-        click.option("--rpc", metavar="URL", help=f"RPC endpoint. [default: {DEFAULT_RPC}]"),
-    ):
-        command = option(command)
-    return command
-
-
-def key_options(command: F) -> F:
-    """Add --keystore and --password-file."""
-    for option in (
-        click.option(
-            "--password-file", type=FILE, help="Password; else MUSTER_PASSWORD, else ask."
-        ),
-        click.option("--keystore", type=FILE, required=True, help="Keystore of the signing key."),
-    ):
-        command = option(command)
-    return command
-
-
-def node_options(command: F) -> F:
-    """Add what workers and validators share."""
-    for option in (
-        click.option("--device", help="Where the model computes. [default: cpu]"),
-        click.option("--threads", type=int, help="CPU threads of the model. [default: 1]"),
-        click.option("--dtype", help="Arithmetic of the model. [default: float32]"),
-        click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
-        click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable."),
-        click.option("--state-dir", type=FOLDER, help="Where the process keeps its state."),
-        click.option("--orchestrator", metavar="URL", help="The run's orchestrator."),
-        click.option("--run", type=int, help="The run to take part in."),
-        click.option("--config", type=FILE, help="TOML file with any of these settings."),
-    ):
-        command = option(command)
-    return chain_options(key_options(command))
 
 
 @click.group()
@@ -73,7 +38,7 @@ def wallet() -> None:
 
 @wallet.command("new")
 @click.argument("file", type=FILE)
-@click.option("--password-file", type=FILE, help="Password; else MUSTER_PASSWORD, else ask.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @click.option("--light", is_flag=True, help="Weak, fast encryption: for development chains only.")
 def wallet_new(file: Path, password_file: Path | None, light: bool) -> None:
     """Create an account; FILE becomes its encrypted keystore. Prints the address."""
@@ -100,7 +65,7 @@ def wallet_show(file: Path) -> None:
 @click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
 @click.option("--amount", metavar="TOKENS", help="How much to stake. [default: what is required]")
 @click.option("--faucet", is_flag=True, help="Take the tokens from a development chain's faucet.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @chain_options
 def stake(
     keystore: Path,
@@ -116,23 +81,23 @@ def stake(
     """
     import asyncio
 
-    owner = _open(keystore, password_file)
-    node_wallet = _open(node, node_password_file or password_file, "node") if node else None
+    owner = open_keystore(keystore, password_file)
+    node_wallet = open_keystore(node, node_password_file or password_file, "node") if node else None
     asyncio.run(_stake(owner, node_wallet, options))
 
 
 async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) -> None:
     from muster.chain import Chain
+    from muster.client.quantities import parse_tokens
     from muster.client.stake import (
         add_stake,
-        parse_tokens,
         register_worker,
         stake_offer,
         take_from_faucet,
     )
 
     amount = parse_tokens(options["amount"]) if options["amount"] else None
-    async with await Chain.connect(*_endpoint(options), key=owner.key) as chain:
+    async with await Chain.connect(*endpoint(options), key=owner.key) as chain:
         offer = await stake_offer(chain, owner.address, amount, registers=node is not None)
         missing = offer.amount_wei - offer.balance_wei
         if missing > 0 and options["faucet"]:
@@ -154,8 +119,8 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
 @click.option("--run", type=int, required=True, help="The run that pays.")
 @click.option("--worker", metavar="ADDRESS", help="Whose rewards. [default: the keystore's]")
 @click.option("--keystore", type=FILE, help="Sends the claims and pays their gas; any account.")
-@click.option("--password-file", type=FILE, help="Password; else MUSTER_PASSWORD, else ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
+@json_option
 @chain_options
 def rewards(action: str, keystore: Path | None, password_file: Path | None, **options: Any) -> None:
     """Show or claim what a worker has earned. Rewards are always paid to the worker."""
@@ -163,7 +128,7 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
 
     if action == "claim" and keystore is None:
         raise ConfigError("a claim needs --keystore", hint="any account that can pay gas will do")
-    sender = _open(keystore, password_file) if keystore and action == "claim" else None
+    sender = open_keystore(keystore, password_file) if keystore and action == "claim" else None
     worker = options["worker"]
     if worker is None:
         if keystore is None:
@@ -179,16 +144,15 @@ async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) 
     from muster.client.rewards import claim, describe_earnings, find_earnings, read_view
 
     key = sender.key if sender else None
-    async with await Chain.connect(*_endpoint(options), key=key) as chain:
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
         view = await read_view(chain, ChainView())
         earnings = await find_earnings(chain, view, RunId(options["run"]), to_address(worker))
         transactions = await claim(chain, earnings) if sender else []
     report = describe_earnings(earnings, transactions)
     if options["as_json"]:
-        click.echo(json.dumps(report))
-        return
-    for name, value in report.items():
-        click.echo(f"{name:18} {value if isinstance(value, (int, str)) else ' '.join(value)}")
+        print_json(report)
+    else:
+        print_facts(report)
 
 
 @click.group()
@@ -212,7 +176,7 @@ def worker_run(
     settings = load_settings(
         WorkerSettings, file=config, flags=_flags(flags), env_prefix="MUSTER_WORKER_"
     )
-    node = _open(keystore, password_file, "node")
+    node = open_keystore(keystore, password_file, "node")
     setup_logging("worker")
     from muster.client.worker.process import run_worker
 
@@ -239,7 +203,7 @@ def validator_run(
     settings = load_settings(
         ValidatorSettings, file=config, flags=_flags(flags), env_prefix="MUSTER_VALIDATOR_"
     )
-    account = _open(keystore, password_file, "validator")
+    account = open_keystore(keystore, password_file, "validator")
     setup_logging("validator")
     from muster.client.validator.process import run_validator
 
@@ -320,13 +284,3 @@ def calibrate(
 def _flags(flags: dict[str, Any]) -> dict[str, Any]:
     # An option that may be repeated is an empty tuple when it is not given.
     return {name: value for name, value in flags.items() if value != ()}
-
-
-def _open(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:
-    from muster.wallet import open_wallet
-
-    return open_wallet(keystore, password_file, what=f"{what} {keystore}")
-
-
-def _endpoint(options: dict[str, Any]) -> tuple[str, Path]:
-    return options["rpc"] or DEFAULT_RPC, options["deployments"] or DEFAULT_DEPLOYMENTS

@@ -6,16 +6,23 @@ submissions, unless the worker submitted directly.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.client.cli import DEFAULT_DEPLOYMENTS, DEFAULT_RPC, chain_options, key_options
+from muster.client.options import (
+    chain_options,
+    endpoint,
+    json_option,
+    key_options,
+    open_keystore,
+    yes_option,
+)
+from muster.client.printing import print_json, print_table
+from muster.client.quantities import format_duration, format_time, format_tokens
 from muster.protocol.errors import ApiError, ConfigError, ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Submission, Verdict
@@ -70,13 +77,13 @@ class Offer:
             )
         if now >= self.standing.closes_at:
             raise ConfigError(
-                f"the challenge window closed at {_time(self.standing.closes_at)}",
+                f"the challenge window closed at {format_time(self.standing.closes_at)}",
                 hint=_HINTS["CourtWindowClosed"],
             )
         if self.balance_wei < self.terms.challenge_bond:
             raise ConfigError(
-                f"the bond is {_tokens(self.terms.challenge_bond)} tokens, the wallet holds "
-                f"{_tokens(self.balance_wei)}",
+                f"the bond is {format_tokens(self.terms.challenge_bond)} tokens, the wallet holds "
+                f"{format_tokens(self.balance_wei)}",
                 hint="send tokens to it, or challenge from another account: any may",
             )
 
@@ -87,10 +94,11 @@ class Offer:
             f"outcome {_name(record.verdict)} ({record.reason.name}) of worker {record.worker_id}, "
             f"step {record.step}, index {record.index}, {record.units} units\n"
             f"claim   {_name(self.claimed)}\n"
-            f"bond    {_tokens(terms.challenge_bond)} of {_tokens(self.balance_wei)} tokens; "
-            "burned if more jurors uphold the verdict than not, else given back\n"
-            f"open    until {_time(self.standing.closes_at)}; the case takes "
-            f"{terms.commit_time + terms.reveal_time} s at most"
+            f"bond    {format_tokens(terms.challenge_bond)} of "
+            f"{format_tokens(self.balance_wei)} tokens; burned if more jurors uphold "
+            "the verdict than not, else given back\n"
+            f"open    until {format_time(self.standing.closes_at)}; the case takes "
+            f"{format_duration(terms.commit_time + terms.reveal_time)} at most"
         )
 
 
@@ -242,43 +250,35 @@ def phase_of(case: CaseView, terms: CourtTerms, now: int) -> tuple[str, int | No
     return "committing", commit_ends_at
 
 
-def make_table(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """Return cases as lines for people, the columns' names first."""
-    rows = [
-        ["case", "batch", "recorded", "claimed", "phase", "jurors", "for:against", "deadline"],
-        *(
-            [
-                case["case"][:12],
-                f"{case['batch']}.{case['position']}",
-                case["recorded"],
-                case["claimed"],
-                case["phase"],
-                f"{case['committed']}/{len(case['jurors'])}",
-                f"{case['votes_to_overturn']}:{case['votes_to_uphold']}",
-                _time(case["deadline"]) if case["deadline"] else "-",
-            ]
-            for case in cases
-        ),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+CASE_COLUMNS = (
+    "case",
+    "batch",
+    "recorded",
+    "claimed",
+    "phase",
+    "jurors",
+    "for:against",
+    "deadline",
+)
+"""The columns of `muster dispute list`."""
+
+
+def make_row(case: dict[str, Any]) -> list[str]:
+    """Return a described case as a row for people."""
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+        case["case"][:12],
+        f"{case['batch']}.{case['position']}",
+        case["recorded"],
+        case["claimed"],
+        case["phase"],
+        f"{case['committed']}/{len(case['jurors'])}",
+        f"{case['votes_to_overturn']}:{case['votes_to_uphold']}",
+        format_time(case["deadline"]) if case["deadline"] else "-",
     ]
 
 
 def _name(verdict: Verdict) -> str:
     return verdict.name.lower()
-
-
-def _time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _tokens(wei: int) -> str:
-    from muster.client.stake import format_tokens
-
-    return format_tokens(wei)
 
 
 # Commands
@@ -308,7 +308,7 @@ def dispute() -> None:
     required=True,
     help="What the outcome should be.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @chain_options
 def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Challenge an outcome, with a bond. Prints the case.
@@ -317,14 +317,14 @@ def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> 
     """
     import asyncio
 
-    asyncio.run(_open(_wallet_key(keystore, password_file), options))
+    asyncio.run(_open(open_keystore(keystore, password_file).key, options))
 
 
 async def _open(key: bytes, options: dict[str, Any]) -> None:
     from muster.chain import Chain, ChainView
     from muster.client.rewards import read_view
 
-    async with await Chain.connect(*_endpoint(options), key=key) as chain:
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
         view = await read_view(chain, ChainView())
         batch = find_batch(view, options["batch"])
         submissions = await submissions_of(batch, options["orchestrator"])
@@ -344,7 +344,7 @@ async def _open(key: bytes, options: dict[str, Any]) -> None:
 
 @dispute.command("list")
 @click.option("--run", type=int, help="Only cases of this run.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @chain_options
 def dispute_list(**options: Any) -> None:
     """List cases, oldest first: where they stand, how many jurors committed, the votes."""
@@ -352,16 +352,16 @@ def dispute_list(**options: Any) -> None:
 
     cases = asyncio.run(_list(options))
     if options["as_json"]:
-        click.echo(json.dumps(cases))
+        print_json(cases)
     else:
-        click.echo("\n".join(make_table(cases)))
+        print_table(CASE_COLUMNS, [make_row(case) for case in cases])
 
 
 async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
     from muster.chain import Chain, ChainView
     from muster.client.rewards import read_view
 
-    async with await Chain.connect(*_endpoint(options)) as chain:
+    async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, ChainView())
         run_id = None if options["run"] is None else RunId(options["run"])
         if run_id is not None and run_id not in view.runs:
@@ -380,14 +380,14 @@ def dispute_close(keystore: Path, password_file: Path | None, **options: Any) ->
     """
     import asyncio
 
-    asyncio.run(_close(_wallet_key(keystore, password_file), options))
+    asyncio.run(_close(open_keystore(keystore, password_file).key, options))
 
 
 async def _close(key: bytes, options: dict[str, Any]) -> None:
     from muster.chain import Chain, ChainView
     from muster.client.rewards import read_view
 
-    async with await Chain.connect(*_endpoint(options), key=key) as chain:
+    async with await Chain.connect(*endpoint(options), key=key) as chain:
         view = await read_view(chain, ChainView())
         batch = find_batch(view, options["batch"])
         submissions = await submissions_of(batch, options["orchestrator"])
@@ -401,13 +401,3 @@ async def _close(key: bytes, options: dict[str, Any]) -> None:
             )
         receipt = await close_case(chain, proof)
     click.echo(receipt.tx_hash)
-
-
-def _wallet_key(keystore: Path, password_file: Path | None) -> bytes:
-    from muster.wallet import open_wallet
-
-    return open_wallet(keystore, password_file, what=f"keystore {keystore}").key
-
-
-def _endpoint(options: dict[str, Any]) -> tuple[str, Path]:
-    return options["rpc"] or DEFAULT_RPC, options["deployments"] or DEFAULT_DEPLOYMENTS

@@ -20,7 +20,7 @@ from muster.chain import (
     OutcomeProof,
     apply_poll,
 )
-from muster.client.stake import format_tokens
+from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 

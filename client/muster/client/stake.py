@@ -7,9 +7,9 @@ travel in `WorkerRegistry.registerWithPermit`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation, localcontext
 
 from muster.chain import Chain, Receipt
+from muster.client.quantities import format_tokens
 from muster.protocol.eip712 import digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.errors import ConfigError
@@ -17,8 +17,6 @@ from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import NodeRegistration
 from muster.wallet import Wallet
 
-WEI_PER_TOKEN = 10**18
-"""The token has 18 decimals."""
 CONSENT_S = 3600
 """How long permit and consent hold: long enough for a slow chain, short enough to lapse."""
 FAUCET_CHAIN_ID = 31337
@@ -140,25 +138,3 @@ async def sign_permit(
     separator = await chain.token.domain_separator()
     signature = sign(keccak(b"\x19\x01" + separator + permit), owner.key)
     return signature[64], Hash32(signature[:32]), Hash32(signature[32:64])
-
-
-def parse_tokens(text: str) -> int:
-    """Return the wei of a decimal amount of tokens; raises ConfigError."""
-    try:
-        # The default context would round amounts of more than 28 digits.
-        with localcontext(prec=80):
-            wei = Decimal(text) * WEI_PER_TOKEN
-            is_whole = wei == wei.to_integral_value()
-    except (InvalidOperation, ValueError):
-        raise ConfigError(
-            f"not an amount of tokens: {text!r}", hint="for example 100 or 0.5"
-        ) from None
-    if not is_whole or not 0 < wei < 1 << 128:
-        raise ConfigError(f"not an amount of tokens: {text!r}", hint="at most 18 decimals, above 0")
-    return int(wei)
-
-
-def format_tokens(wei: int) -> str:
-    """Return an amount in tokens, exact, without trailing zeros."""
-    whole, rest = divmod(wei, WEI_PER_TOKEN)
-    return f"{whole:,}" + (f".{rest:018d}".rstrip("0") if rest else "")

@@ -24,6 +24,7 @@ class _Command(NamedTuple):
 COMMANDS = {
     "demo": _Command("muster.devnet.demo:demo", "See the whole network learn and catch a cheater."),
     "devnet": _Command("muster.devnet.chain:devnet", "Start a local chain with the contracts."),
+    "init": _Command("muster.client.identity:init", "Create the keys of a worker and its node."),
     "wallet": _Command("muster.client.cli:wallet", "Create and show encrypted keystores."),
     "stake": _Command("muster.client.cli:stake", "Stake and register a worker."),
     "worker": _Command("muster.client.cli:worker", "Generate rollouts and be paid."),

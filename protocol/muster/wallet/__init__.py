@@ -65,7 +65,7 @@ def save_wallet(path: Path, key: bytes, password: str, *, light: bool = False) -
     wallet = Wallet(address_of(key), key)
     iterations = LIGHT_SCRYPT_N if light else SCRYPT_N
     document = create_keyfile_json(key, password.encode(), kdf="scrypt", iterations=iterations)
-    _write_private(path, json.dumps(document).encode())
+    write_private(path, json.dumps(document).encode())
     return wallet
 
 
@@ -210,9 +210,10 @@ def _malformed(path: Path) -> WalletError:
     )
 
 
-def _write_private(path: Path, data: bytes) -> None:
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file that only its owner can read; raises WalletError when it exists."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise WalletError(

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
-from muster.client.dispute import dispute
+from muster.devnet.cli import muster
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
@@ -39,6 +39,16 @@ NODE = CHAIN | KEY | {
     "--device",
 }  # fmt: skip
 FLAGS = {
+    "init": {
+        "--dir",
+        "--password-file",
+        "--node-password-file",
+        "--words-file",
+        "--recover",
+        "--recover-from",
+        "--light",
+        "--json",
+    },
     "wallet new": {"--password-file", "--light"},
     "wallet show": set(),
     "stake": CHAIN | KEY | {"--node", "--node-password-file", "--amount", "--faucet", "--yes"},
@@ -65,7 +75,7 @@ FLAGS = {
 
 def command_of(name: str) -> click.Command:
     first, *rest = name.split()
-    command: Any = dispute if first == "dispute" else getattr(cli, first)
+    command: Any = muster.get_command(click.Context(muster), first)
     for word in rest:
         command = command.commands[word]
     return command  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.chain import BatchView
+from muster.client.quantities import WEI_PER_TOKEN, format_tokens, parse_tokens
 from muster.client.rewards import (
     candidate_outcomes,
     claim,
@@ -19,10 +20,7 @@ from muster.client.rewards import (
     find_earnings,
 )
 from muster.client.stake import (
-    WEI_PER_TOKEN,
     add_stake,
-    format_tokens,
-    parse_tokens,
     register_worker,
     stake_offer,
     take_from_faucet,

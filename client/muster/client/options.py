@@ -1,0 +1,83 @@
+"""What the commands share: flags, the chain they mean, the keystores they open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from muster.wallet import Wallet
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+DEFAULT_RPC = "http://127.0.0.1:8545"
+DEFAULT_DEPLOYMENTS = Path("contracts/deployments")
+HOME = Path("~/.muster")
+"""Where `muster init` puts a contributor's keystores unless told otherwise."""
+PASSWORD_HELP = "Password; else MUSTER_PASSWORD, else ask."
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def chain_options(command: F) -> F:
+    """Add --rpc and --deployments."""
+    for option in (
+        click.option("--deployments", type=FOLDER, help="Folder with the contracts' addresses."),
+        click.option("--rpc", metavar="URL", help=f"RPC endpoint. [default: {DEFAULT_RPC}]"),
+    ):
+        command = option(command)
+    return command
+
+
+def key_options(command: F) -> F:
+    """Add --keystore and --password-file."""
+    for option in (
+        click.option("--password-file", type=FILE, help=PASSWORD_HELP),
+        click.option("--keystore", type=FILE, required=True, help="Keystore of the signing key."),
+    ):
+        command = option(command)
+    return command
+
+
+def engine_options(command: F) -> F:
+    """Add what an inference engine is made of."""
+    for option in (
+        click.option("--device", help="Where the model computes. [default: cpu]"),
+        click.option("--threads", type=int, help="CPU threads of the model. [default: 1]"),
+        click.option("--dtype", help="Arithmetic of the model. [default: float32]"),
+    ):
+        command = option(command)
+    return command
+
+
+def node_options(command: F) -> F:
+    """Add what workers and validators share."""
+    command = engine_options(command)
+    for option in (
+        click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
+        click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable."),
+        click.option("--state-dir", type=FOLDER, help="Where the process keeps its state."),
+        click.option("--orchestrator", metavar="URL", help="The run's orchestrator."),
+        click.option("--run", type=int, help="The run to take part in."),
+        click.option("--config", type=FILE, help="TOML file with any of these settings."),
+    ):
+        command = option(command)
+    return chain_options(key_options(command))
+
+
+def endpoint(options: dict[str, Any]) -> tuple[str, Path]:
+    """Return the RPC endpoint and the folder of addresses that the flags mean."""
+    return options["rpc"] or DEFAULT_RPC, options["deployments"] or DEFAULT_DEPLOYMENTS
+
+
+def open_keystore(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:
+    """Return the account of a keystore; `what` it is is said when the password is asked for."""
+    from muster.wallet import open_wallet
+
+    return open_wallet(keystore, password_file, what=f"{what} {keystore}")

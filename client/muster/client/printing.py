@@ -1,0 +1,55 @@
+"""What commands print: JSON for programs, aligned lines for logs, tables on a terminal.
+
+stdout is for data. A table keeps its columns when it is piped, so that it can be cut and grepped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON."""
+    click.echo(json.dumps(value))
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print names and values, one a line; nothing for a value that is None or empty."""
+    width = max((len(name) for name in facts), default=0)
+    for name, value in facts.items():
+        if value is None or value == "" or value == []:
+            continue
+        lines = value if isinstance(value, (list, tuple)) else [value]
+        for number, line in enumerate(lines):
+            click.echo(f"{name if number == 0 else '':{width}}  {line}")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under their columns' names."""
+    if not sys.stdout.isatty():
+        click.echo("\n".join(plain_table(columns, rows)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, markup=False)
+
+
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines of equal columns, the columns' names first."""
+    table = [list(columns), *map(list, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(columns))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
