@@ -6,11 +6,13 @@ command that needs it.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.client.leaving import rejoin
 from muster.client.options import (
     FILE,
     FOLDER,
@@ -64,8 +66,10 @@ def wallet_show(file: Path) -> None:
 @click.option("--node", type=FILE, help="Keystore of the node: registers the account as a worker.")
 @click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
 @click.option("--amount", metavar="TOKENS", help="How much to stake. [default: what is required]")
+@click.option("--run", type=click.IntRange(min=1), help="Say what this run slashes.")
 @click.option("--faucet", is_flag=True, help="Take the tokens from a development chain's faucet.")
 @yes_option
+@json_option
 @chain_options
 def stake(
     keystore: Path,
@@ -78,6 +82,11 @@ def stake(
 
     With --node the account becomes a worker whose node signs for it. Without, the amount is added
     to the account's stake, as validators need it. Prints the transaction's hash.
+
+    \b
+    Examples:
+      muster stake --keystore ~/.muster/worker.json --node ~/.muster/node.json --run 1
+      muster stake --keystore validator.json --amount 500
     """
     import asyncio
 
@@ -88,7 +97,8 @@ def stake(
 
 async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) -> None:
     from muster.chain import Chain
-    from muster.client.quantities import parse_tokens
+    from muster.client.preflight import require_cold, require_gas
+    from muster.client.quantities import format_tokens, parse_tokens
     from muster.client.stake import (
         add_stake,
         register_worker,
@@ -98,11 +108,21 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
 
     amount = parse_tokens(options["amount"]) if options["amount"] else None
     async with await Chain.connect(*endpoint(options), key=owner.key) as chain:
-        offer = await stake_offer(chain, owner.address, amount, registers=node is not None)
+        await require_cold(chain, owner.address)
+        await require_gas(chain, owner.address, "stake")
+        make_offer = partial(
+            stake_offer,
+            chain,
+            owner.address,
+            amount,
+            registers=node is not None,
+            run_id=options["run"],
+        )
+        offer = await make_offer()
         missing = offer.amount_wei - offer.balance_wei
         if missing > 0 and options["faucet"]:
             await take_from_faucet(chain, owner.address, missing)
-            offer = await stake_offer(chain, owner.address, amount, registers=node is not None)
+            offer = await make_offer()
         offer.require_funds()
         click.echo(f"account {owner.address}\n{offer.describe()}", err=True)
         if not options["yes"]:
@@ -111,6 +131,10 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
             receipt = await add_stake(chain, owner, offer.amount_wei)
         else:
             receipt = await register_worker(chain, owner, node, offer.amount_wei)
+    if options["as_json"]:
+        staked = {"account": owner.address, "amount_tokens": format_tokens(offer.amount_wei)}
+        print_json({**staked, "transaction": receipt.tx_hash})
+    else:
         click.echo(receipt.tx_hash)
 
 
@@ -181,6 +205,9 @@ def worker_run(
     from muster.client.worker.process import run_worker
 
     run_until_stopped(lambda: run_worker(settings, node))
+
+
+worker.add_command(rejoin)
 
 
 @click.group()

@@ -71,3 +71,11 @@ def format_size(size_bytes: float) -> str:
 def format_share(ppm: int) -> str:
     """Return millionths as a percentage."""
     return f"{ppm / 10_000:g} %"
+
+
+def format_slashes(fraud_ppm: int, exact_fraud_ppm: int) -> str:
+    """Return what a run takes of a fraudulent worker's stake, in millionths, in words."""
+    return (
+        f"{format_share(fraud_ppm)} for a first statistical fraud, twice the share for each that "
+        f"stands already, {format_share(exact_fraud_ppm)} for an exact one"
+    )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.chain import Chain, Receipt
-from muster.client.quantities import format_tokens
+from muster.chain import Chain, Receipt, RunTerms
+from muster.client.quantities import format_duration, format_slashes, format_tokens
 from muster.protocol.eip712 import digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Address, Hash32
+from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import NodeRegistration
 from muster.wallet import Wallet
 
@@ -39,6 +39,8 @@ class StakeOffer:
     """Seconds between asking for the stake back and having it."""
     is_registered: bool
     """Whether the account is a worker already; then the amount is only added."""
+    run: tuple[RunId, RunTerms] | None = None
+    """The run whose slashes are of interest, if one is, with its terms."""
 
     def require_funds(self) -> None:
         """Raise ConfigError when the wallet holds less than is to be locked."""
@@ -51,20 +53,34 @@ class StakeOffer:
 
     def describe(self) -> str:
         """Return what is locked, for how long, and what can be slashed."""
-        days = self.unbonding_s / 86400
         return (
             f"locks   {format_tokens(self.amount_wei)} of {format_tokens(self.balance_wei)} tokens "
             f"(a worker must hold {format_tokens(self.required_wei)})\n"
-            f"back    after an exit, {days:.2g} days of unbonding\n"
+            f"back    {format_duration(self.unbonding_s)} after muster unstake asks for it\n"
             "slashed for fraud only: wrong problems, seeds, rewards or units, or rollouts that "
-            "another policy or no policy generated; each run states its share, up to all of it"
+            f"another policy or no policy generated; {self._slashes()}"
         )
+
+    def _slashes(self) -> str:
+        if self.run is None:
+            return "each run states its share, up to all of it (see it with --run)"
+        run_id, terms = self.run
+        slashes = format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)
+        return f"run {run_id} takes {slashes}"
 
 
 async def stake_offer(
-    chain: Chain, account: Address, amount_wei: int | None, *, registers: bool
+    chain: Chain,
+    account: Address,
+    amount_wei: int | None,
+    *,
+    registers: bool,
+    run_id: RunId | None = None,
 ) -> StakeOffer:
-    """Return what staking would do; without an amount, what a new worker is required to hold."""
+    """Return what staking would do; without an amount, what a new worker is required to hold.
+
+    Raises ConfigError for an account or a run that it cannot be done for.
+    """
     required = await chain.workers.required_stake()
     worker = await chain.workers.worker_of(account)
     is_registered = worker.worker_id != 0
@@ -79,7 +95,16 @@ async def stake_offer(
         required_wei=required,
         unbonding_s=await chain.vault.unbonding_period(),
         is_registered=is_registered,
+        run=None if run_id is None else (run_id, await _terms(chain, run_id)),
     )
+
+
+async def _terms(chain: Chain, run_id: RunId) -> RunTerms:
+    if run_id > (count := await chain.runs.run_count()):
+        raise ConfigError(
+            f"there is no run {run_id}, there are {count}", hint="see muster runs list"
+        )
+    return await chain.runs.terms_of(run_id)
 
 
 async def take_from_faucet(chain: Chain, account: Address, amount_wei: int) -> None:
@@ -96,23 +121,27 @@ async def register_worker(chain: Chain, worker: Wallet, node: Wallet, amount_wei
     """Stake and register in one transaction and return its receipt; `chain` sends as the worker."""
     deadline = await chain.now() + CONSENT_S
     v, r, s = await sign_permit(chain, worker, amount_wei, deadline)
-    consent = NodeRegistration(
-        worker=worker.address,
-        node=node.address,
-        nonce=await chain.workers.nonces(worker.address),
-        deadline=deadline,
-    )
-    consent_digest = digest(chain.domain("WorkerRegistry"), consent.struct_hash())
     return await chain.workers.register_with_permit(
         amount_wei,
         node.address,
         deadline,
-        sign(consent_digest, node.key),
+        await sign_consent(chain, worker.address, node, deadline),
         deadline,
         v,
         r,
         s,
     )
+
+
+async def sign_consent(chain: Chain, worker: Address, node: Wallet, deadline: int) -> bytes:
+    """Return the node's signature that it works for the worker, good until the deadline."""
+    consent = NodeRegistration(
+        worker=worker,
+        node=node.address,
+        nonce=await chain.workers.nonces(worker),
+        deadline=deadline,
+    )
+    return sign(digest(chain.domain("WorkerRegistry"), consent.struct_hash()), node.key)
 
 
 async def add_stake(chain: Chain, owner: Wallet, amount_wei: int) -> Receipt:

@@ -2,6 +2,7 @@
 
 MusterError
 ├── ConfigError (ValueError)            a setting, file or argument the user can mend
+├── NotYet (RuntimeError)               the same command will do later, without anybody's doing
 ├── WalletError (ValueError)            keystore missing, malformed, or the password is wrong
 ├── ChainError (RuntimeError)
 │   ├── ChainUnreachable                the RPC endpoint does not answer
@@ -36,6 +37,10 @@ class MusterError(Exception):
 
 class ConfigError(MusterError, ValueError):
     """A setting, file or argument that the user can mend."""
+
+
+class NotYet(MusterError, RuntimeError):
+    """What was asked for is not possible yet; later the same request will be."""
 
 
 class WalletError(MusterError, ValueError):

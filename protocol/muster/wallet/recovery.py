@@ -22,7 +22,8 @@ MAX_WORDS_BYTES = 1024
 
 def new_words() -> str:
     """Return fresh recovery words, separated by single blanks."""
-    from eth_account.hdaccount import Language, generate_mnemonic
+    from eth_account.hdaccount import generate_mnemonic
+    from eth_account.types import Language
 
     return generate_mnemonic(WORDS, Language.ENGLISH)
 
@@ -59,7 +60,8 @@ def write_words(file: Path, words: str) -> None:
 
 
 def _check(words: list[str]) -> None:
-    from eth_account.hdaccount import Language, Mnemonic
+    from eth_account.hdaccount.mnemonic import Mnemonic
+    from eth_account.types import Language
 
     if len(words) not in WORD_COUNTS:
         raise WalletError(
