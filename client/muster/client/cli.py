@@ -141,13 +141,22 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
 @click.command()
 @click.argument("action", type=click.Choice(["show", "claim"]), default="show")
 @click.option("--run", type=int, required=True, help="The run that pays.")
+@click.option("--orchestrator", metavar="URL", help="Shows what nobody judged in time.")
 @click.option("--worker", metavar="ADDRESS", help="Whose rewards. [default: the keystore's]")
 @click.option("--keystore", type=FILE, help="Sends the claims and pays their gas; any account.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @json_option
 @chain_options
 def rewards(action: str, keystore: Path | None, password_file: Path | None, **options: Any) -> None:
-    """Show or claim what a worker has earned. Rewards are always paid to the worker."""
+    """Show or claim what a worker has earned. Rewards are always paid to the worker.
+
+    Work that nobody judged in time is paid as claimed; the orchestrator must show it.
+
+    \b
+    Examples:
+      muster rewards --run 1 --worker 0x...
+      muster rewards claim --run 1 --keystore ~/.muster/worker.json
+    """
     import asyncio
 
     if action == "claim" and keystore is None:
@@ -165,18 +174,33 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
 
 async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) -> None:
     from muster.chain import Chain, ChainView
+    from muster.client.preflight import find_run
     from muster.client.rewards import claim, describe_earnings, find_earnings, read_view
 
     key = sender.key if sender else None
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         view = await read_view(chain, ChainView())
-        earnings = await find_earnings(chain, view, RunId(options["run"]), to_address(worker))
+        find_run(view, options["run"])
+        earnings = await find_earnings(
+            chain,
+            view,
+            RunId(options["run"]),
+            to_address(worker),
+            orchestrator=options["orchestrator"],
+        )
         transactions = await claim(chain, earnings) if sender else []
     report = describe_earnings(earnings, transactions)
     if options["as_json"]:
         print_json(report)
     else:
         print_facts(report)
+    if earnings.unseen:
+        batches = ", ".join(map(str, earnings.unseen))
+        click.echo(
+            f"Nobody judged batch {batches} in time: what of it is this worker's stands as "
+            "claimed. --orchestrator URL shows and claims it.",
+            err=True,
+        )
 
 
 @click.group()

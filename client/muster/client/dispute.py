@@ -21,9 +21,10 @@ from muster.client.options import (
     open_keystore,
     yes_option,
 )
+from muster.client.overdue import submissions_of
 from muster.client.printing import print_json, print_table
 from muster.client.quantities import format_duration, format_time, format_tokens
-from muster.protocol.errors import ApiError, ConfigError, ContractRevert
+from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Submission, Verdict
 
@@ -152,38 +153,6 @@ def find_batch(view: ChainView, batch_id: int) -> BatchView:
             hint="muster audit lists batches and their outcomes",
         )
     return batch
-
-
-async def submissions_of(batch: BatchView, orchestrator: str | None) -> list[Submission]:
-    """Return the submissions of a batch without outcomes, checked against its root.
-
-    Raises ConfigError when nobody shows them, or what is shown is not what was committed.
-    """
-    from muster.api import OrchestratorApi
-    from muster.protocol.merkle import merkle_root
-
-    if batch.records is not None:
-        return []
-    if batch.direct is not None:
-        return [batch.direct]
-    if orchestrator is None:
-        raise ConfigError(
-            f"batch {batch.batch_id} has no outcomes; its submissions are not on chain",
-            hint="--orchestrator URL: the run's orchestrator shows them",
-        )
-    async with OrchestratorApi(orchestrator) as api:
-        try:
-            entries = (await api.batch(batch.batch_id)).submissions
-        except ApiError as error:
-            error.hint = error.hint or "check --orchestrator"
-            raise
-    submissions = [entry.submission for entry in entries]
-    if merkle_root([submission.leaf() for submission in submissions]) != batch.root:
-        raise ConfigError(
-            f"{orchestrator} shows other submissions than those of batch {batch.batch_id}",
-            hint="check --orchestrator and --rpc; the orchestrator may be dishonest",
-        )
-    return submissions
 
 
 def prove_position(

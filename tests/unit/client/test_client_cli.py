@@ -27,6 +27,7 @@ from muster.wallet import LIGHT_SCRYPT_N, load_wallet
 CHAIN = {"--rpc", "--deployments"}
 PLACE = {"--batch", "--position", "--orchestrator"}
 KEY = {"--keystore", "--password-file"}
+ASK = {"--yes", "--json"}
 NODE = CHAIN | KEY | {
     "--config",
     "--run",
@@ -51,8 +52,22 @@ FLAGS = {
     },
     "wallet new": {"--password-file", "--light"},
     "wallet show": set(),
-    "stake": CHAIN | KEY | {"--node", "--node-password-file", "--amount", "--faucet", "--yes"},
-    "rewards": CHAIN | KEY | {"--run", "--worker", "--json"},
+    "stake": CHAIN
+    | KEY
+    | ASK
+    | {
+        "--node",
+        "--node-password-file",
+        "--amount",
+        "--run",
+        "--faucet",
+    },
+    "unstake": CHAIN | KEY | ASK | {"--amount", "--all"},
+    "node rotate": CHAIN | KEY | ASK | {"--node", "--node-password-file", "--light"},
+    "runs list": CHAIN | {"--all", "--json"},
+    "runs show": CHAIN | {"--json"},
+    "rewards": CHAIN | KEY | {"--run", "--worker", "--orchestrator", "--json"},
+    "worker rejoin": CHAIN | KEY | {"--json"},
     "worker run": NODE | {"--worker", "--heartbeat-s"},
     "validator run": NODE | {"--file-patience-s"},
     "dispute open": CHAIN | KEY | PLACE | {"--verdict", "--yes"},

@@ -29,8 +29,8 @@ from muster.client.dispute import (
     make_row,
     phase_of,
     prove_position,
-    submissions_of,
 )
+from muster.client.overdue import submissions_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.messages import Reason, Verdict, overdue_leaf

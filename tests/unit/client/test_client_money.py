@@ -121,7 +121,7 @@ async def test_offer_says_what_is_locked_for_how_long_and_what_can_be_slashed() 
     assert offer.amount_wei == 100 * WEI_PER_TOKEN
     text = offer.describe()
     assert "100 of 150 tokens" in text
-    assert "1 days of unbonding" in text
+    assert "back    1 d after muster unstake" in text
     assert "slashed" in text
 
 
@@ -223,6 +223,12 @@ class FakeLedger:
         verdict = self.overturned.get(batch_id, record.verdict)
         return SimpleNamespace(verdict=verdict, is_final=batch_id not in self.pending)
 
+    async def outcome_deadline(self) -> int:
+        return 60
+
+    async def now(self) -> int:
+        return 61
+
     async def claim(self, claims: list[Any]) -> Any:
         self.claims.append(claims)
         return SimpleNamespace(tx_hash=f"0x{len(self.claims)}")
@@ -275,6 +281,17 @@ def test_every_claimable_outcome_is_claimed_once_with_a_true_proof(count: int, s
     assert sorted(positions) == list(range(count))
     assert all(1 <= len(claimed.positions) <= size for part in chain.claims for claimed in part)
     assert len(transactions) == -(-count // size)
+
+
+async def test_an_overdue_batch_that_nobody_shows_is_named() -> None:
+    view = make_view([make_record(0)], None)
+    view.batches[2].committed_at = 1
+    earnings = await find_earnings(FakeLedger(view), view, RUN, WORKER)  # type: ignore[arg-type]
+    assert earnings.unseen == (2,)
+    assert describe_earnings(earnings, [])["overdue_batches_unseen"] == [2]
+    view.batches[2].committed_at = 2
+    earnings = await find_earnings(FakeLedger(view), view, RUN, WORKER)  # type: ignore[arg-type]
+    assert earnings.unseen == ()
 
 
 async def test_report_states_slots_and_tokens() -> None:
