@@ -108,7 +108,7 @@ def test_demo_step_has_512_samples() -> None:
 FLAGS = {
     ("trainer", "run"): (
         "--anchor-every --config --deployments --device --documents --eval-every --eval-set "
-        "--help --host --keep "
+        "--help --host --keep --keep-checkpoints "
         "--keystore --micro-batch-tokens --model --orchestrator --password-file --poll-s --port "
         "--publish-dtype --ready-file --rpc --run --state-dir --steps --store --threads"
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.filters import Drop, keep_informative
-from muster.trainer.learner import Learner, load_weights, named_weights
+from muster.trainer.learner import Learner
 from muster.trainer.packing import pack
+from muster.trainer.persistence import load_weights, named_weights
 from muster.trainer.policies import PolicyShelf
 
 Weights = Mapping[str, Tensor]
@@ -201,10 +201,9 @@ def test_samples_are_dealt_to_the_optimiser_steps(model_folder: Path, base: Weig
 def test_restored_learner_goes_on_bit_by_bit(model_folder: Path, base: Weights) -> None:
     through = _learner(model_folder, base, make_recipe())
     through.step(Step(1), _groups(1))
-    weights = {name: weight.clone() for name, weight in through.weights().items()}
-    optimizer = deepcopy(through.optimizer.state_dict())
+    state = {name: tensor.clone() for name, tensor in through.state().items()}
     resumed = _learner(model_folder, base, make_recipe())
-    resumed.restore(weights, optimizer)
+    resumed.restore(state)
     for learner in (through, resumed):
         learner.step(Step(2), _groups(2))
     assert torch.equal(_flat(through), _flat(resumed))

@@ -20,7 +20,7 @@ from muster.protocol.errors import (
 from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, state_hash
-from muster.trainer.checkpoint import TrainerState
+from muster.trainer.checkpoint import Saved, TrainerState
 from muster.trainer.policies import BASE, PolicyShelf, policy_files
 from muster.trainer.publish import Publisher
 from muster.trainer.recovery import catch_up, provide_base_model
@@ -151,22 +151,29 @@ async def _published(shelf: PolicyShelf, store: ChunkStore) -> FakeAnchor:
     return anchor
 
 
-def _state(shelf: PolicyShelf, version: PolicyVersion) -> TrainerState:
-    weights = dict(shelf.weights(version))
-    return TrainerState(version, Cursor(2 * version, keccak(b"x")), 0, 0, weights, {"state": {}})
+def _saved(version: int, newest: int | None = None) -> Saved:
+    """A checkpoint of a version; later ones, up to `newest`, are damaged."""
+    cursor = Cursor(2 * version, keccak(b"x"))
+    state = TrainerState(PolicyVersion(version), cursor, 0, 0, {"pools": [1]})
+    return Saved(state, Path(), PolicyVersion(newest or version))
 
 
 async def test_state_that_is_up_to_date_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
     anchor = await _published(shelf, store)
-    state = _state(shelf, V3)
-    assert catch_up(state, anchor.roots, store, shelf, RUN) is state
+    assert catch_up(_saved(3), anchor.roots, store, shelf, RUN) is None
 
 
 async def test_state_ahead_of_the_chain_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
     anchor = await _published(shelf, store)
     del anchor.roots[V3]
-    state = _state(shelf, V3)
-    assert catch_up(state, anchor.roots, store, shelf, RUN) is state
+    assert catch_up(_saved(3), anchor.roots, store, shelf, RUN) is None
+
+
+async def test_steps_of_damaged_checkpoints_are_taken_again(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = await _published(shelf, store)
+    assert catch_up(_saved(2, newest=3), anchor.roots, store, shelf, RUN) is None
 
 
 async def test_fresh_run_has_no_state(shelf: PolicyShelf, store: ChunkStore) -> None:
@@ -181,14 +188,13 @@ async def test_older_state_goes_on_from_the_published_policy(
     anchor = await _published(shelf, store)
     empty = PolicyShelf(tmp_path / "new")
     empty.adopt(model_folder)
-    state = _state(shelf, V1) if has_state else None
     recent = {version: anchor.roots[version] for version in (V1, V2, V3)}
-    found = catch_up(state, recent, store, empty, RUN)
+    found = catch_up(_saved(1) if has_state else None, recent, store, empty, RUN)
     assert found is not None
     assert (found.version, found.cursor) == (3, Cursor(6))
     assert (found.previous_start, found.step_start) == (2, 4)
-    assert found.optimizer == ({"state": {}} if has_state else {})
-    for name, weight in found.weights.items():
+    assert found.kept == ({"pools": [1]} if has_state else {})
+    for name, weight in empty.weights(V3).items():
         assert torch.equal(weight, shelf.weights(V3)[name])
     assert [empty.has(version) for version in (V1, V2, V3)] == [True, True, True]
 

@@ -1,27 +1,21 @@
-"""What is on disk: policies, the checkpoint, metrics. Complete or absent, and the right one."""
+"""What is on disk: policies and metrics. Complete or absent, and the right one."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from muster.protocol.encoding import keccak
 from muster.protocol.errors import StorageError
-from muster.protocol.ids import PolicyVersion, RunId
-from muster.trainer import checkpoint as checkpoint_module
-from muster.trainer.checkpoint import CheckpointFile, Identity, TrainerState
-from muster.trainer.learner import named_weights
+from muster.protocol.ids import PolicyVersion
 from muster.trainer.metrics import MetricsLog, posted_figures
+from muster.trainer.persistence import named_weights
 from muster.trainer.policies import BASE, PolicyShelf, policy_files, vocab_size
-from muster.trainer.stream import Cursor
 
 V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
-IDENTITY = Identity(RunId(3), keccak(b"recipe"), 31337)
 
 
 @pytest.fixture
@@ -142,82 +136,6 @@ def test_damaged_weights_are_named(shelf: PolicyShelf, tmp_path: Path) -> None:
 
 def test_vocabulary_is_the_configuration_s(model_folder: Path) -> None:
     assert vocab_size(model_folder) == 16
-
-
-def _state(version: int = 4) -> TrainerState:
-    weight = torch.arange(6, dtype=torch.float32)
-    return TrainerState(
-        version=PolicyVersion(version),
-        cursor=Cursor(9, keccak(b"last")),
-        step_start=7,
-        previous_start=5,
-        weights={"w": weight},
-        optimizer={"state": {0: {"step": torch.tensor(4.0), "exp_avg": weight / 3}}},
-    )
-
-
-def test_state_is_what_was_saved(tmp_path: Path) -> None:
-    file = CheckpointFile(tmp_path / "state" / "checkpoint.pt", IDENTITY)
-    assert file.load() is None
-    file.save(_state())
-    loaded = file.load()
-    assert loaded is not None
-    assert (loaded.version, loaded.cursor, loaded.step_start) == (4, _state().cursor, 7)
-    assert loaded.previous_start == 5
-    assert torch.equal(loaded.weights["w"], _state().weights["w"])
-    assert torch.equal(
-        loaded.optimizer["state"][0]["exp_avg"], _state().optimizer["state"][0]["exp_avg"]
-    )
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(IDENTITY, run_id=RunId(4)),
-        replace(IDENTITY, recipe_hash=keccak(b"other")),
-        replace(IDENTITY, chain_id=1),
-    ],
-)
-def test_state_of_another_run_is_refused(tmp_path: Path, other: Identity) -> None:
-    CheckpointFile(tmp_path / "c.pt", IDENTITY).save(_state())
-    with pytest.raises(StorageError, match="belongs to run 3 on chain 31337") as caught:
-        CheckpointFile(tmp_path / "c.pt", other).load()
-    assert "--state-dir" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "pickle"])
-def test_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "c.pt"
-    CheckpointFile(path, IDENTITY).save(_state())
-    data = path.read_bytes()
-    damaged = {
-        "truncated": data[:-200],
-        "flipped": data.replace(b"version", b"noisrev"),
-        "empty": b"",
-        "pickle": b"cos\nsystem\n(S'true'\ntR.",
-    }[damage]
-    path.write_bytes(damaged)
-    with pytest.raises(StorageError, match="is damaged"):
-        CheckpointFile(path, IDENTITY).load()
-
-
-def test_failed_save_keeps_the_previous_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = CheckpointFile(tmp_path / "c.pt", IDENTITY)
-    file.save(_state(4))
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint_module.torch, "save", fail)
-    with pytest.raises(StorageError, match="cannot save the trainer's state"):
-        file.save(_state(5))
-    monkeypatch.undo()
-    loaded = file.load()
-    assert loaded is not None
-    assert loaded.version == 4
-    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
 
 
 def _lines(path: Path) -> list[dict[str, object]]:

@@ -1,27 +1,41 @@
-"""The trainer's state on disk: one file that is replaced atomically after every training step.
+"""The trainer's state on disk: one folder per training step that is complete or does not exist.
 
-Weights, optimiser, cursor and version are in the same file, so they can only be consistent: a
-trainer killed at any instruction resumes at the last complete step, bit by bit.
+`<folder>/<version>/` holds the tensors, written by torch.distributed.checkpoint (each process its
+own shards, so that any number of processes can read them), and `state.json`: what the flow
+remembers, whose state it is, and the BLAKE3 digest of every file. A step is staged in memory and
+written while the next one is read and computed; its folder gets its name when everything in it is
+on the disk. The newest `keep` steps stay: a damaged one is passed over, and its step taken again.
 """
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import dataclass
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
+import torch.distributed.checkpoint as dcp
+from blake3 import blake3
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
+from muster.trainer.parallel import ONE_PROCESS, Ranks
 from muster.trainer.policies import sync
 from muster.trainer.stream import Cursor
 
-SCHEMA_VERSION = 1
-"""Version of the file's form."""
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 2
+"""Version of the folder's form."""
+STATE_FILE = "state.json"
+"""Everything that is not a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,79 +52,163 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Everything the next training step depends on."""
+    """What the next training step depends on, besides the learner's tensors."""
 
     version: PolicyVersion
-    """The version these weights are; also the number of training steps taken."""
+    """The version the weights are; also the number of training steps taken."""
     cursor: Cursor
     """How much of the training stream they have seen."""
     step_start: int
     """Where in the stream this version's step began."""
     previous_start: int
     """Where the step before began: its version may still have been on its way to the chain."""
-    weights: dict[str, Tensor]
-    """The policy, in full precision."""
-    optimizer: dict[str, Any]
-    """The optimiser's state."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What else the flow carries from step to step: plain values by name."""
 
 
-class CheckpointFile:
-    """The state of one run in one file."""
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A complete step on disk."""
 
-    def __init__(self, path: Path, identity: Identity) -> None:
-        self._path = path
+    state: TrainerState
+    """What the flow goes on from."""
+    folder: Path
+    """Where the tensors are."""
+    newest: PolicyVersion
+    """The newest version that was ever saved: above `state.version` when that one is damaged."""
+
+
+class Template(Protocol):
+    """Whose tensors are filled."""
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
+        """Return tensors to read into, sharded as this process needs them; others are made."""
+
+
+class Checkpoints:
+    """The newest states of one run in one folder."""
+
+    def __init__(
+        self, folder: Path, identity: Identity, *, keep: int = 2, ranks: Ranks = ONE_PROCESS
+    ) -> None:
+        """`keep` is 2 or more: the one before is there while a new one is written."""
+        self._folder = folder
         self._identity = identity
+        self.keep = keep
+        self._ranks = ranks
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def save(self, state: TrainerState) -> None:
-        """Replace the file; raises StorageError, and the previous state stays, when it cannot."""
-        fresh = self._path.with_name(f".{self._path.name}.part")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("wb") as file:
-                torch.save(self._to_dict(state), file)
-            sync(fresh)
-            fresh.replace(self._path)
-            sync(self._path.parent)
-        except (OSError, RuntimeError) as error:
-            fresh.unlink(missing_ok=True)
-            raise StorageError(
-                f"cannot save the trainer's state to {self._path}: {error}"
-            ) from error
+    def save(self, state: TrainerState, tensors: Mapping[str, Tensor]) -> Future[None]:
+        """Stage a step and write it in the background; on every rank, with its own shards.
 
-    def load(self) -> TrainerState | None:
-        """Return the state, None when there is none yet.
-
-        Raises StorageError when the file is damaged or belongs to another run, chain or recipe.
+        The tensors may change as soon as this returns. The future raises StorageError, and what was
+        saved before stays, when the step could not be written.
         """
-        if not self._path.exists():
-            return None
         try:
-            # weights_only: the file holds tensors and numbers; nothing in it may run.
-            value = torch.load(self._path, map_location="cpu", weights_only=True)
-            found = Identity(
-                RunId(value["run_id"]), to_hash32(value["recipe_hash"]), value["chain_id"]
+            fresh = self._fresh(state.version)
+            writing = dcp.async_save(
+                dict(tensors),
+                storage_writer=dcp.FileSystemWriter(fresh, overwrite=True),
+                process_group=self._ranks.storage_group,
+                no_dist=self._ranks.size == 1,
             )
-            state = _from_dict(value)
-        except (
-            OSError,
-            RuntimeError,
-            pickle.UnpicklingError,
-            LookupError,
-            ValueError,
-            EOFError,
-        ) as e:
-            raise StorageError(
-                f"the trainer's state in {self._path} is damaged: {e}",
-                hint="restore it, or move it away to go on from the newest published policy",
-            ) from e
-        if found != self._identity:
-            raise StorageError(
-                f"{self._path} belongs to run {found.run_id} on chain {found.chain_id}",
-                hint="give every run a --state-dir of its own",
-            )
-        return state
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise _cannot_save(self._folder, error) from error
+        assert isinstance(writing, Future)  # without a stager of its own it is no other
+        return self._thread.submit(self._finish, state, fresh, writing)
 
-    def _to_dict(self, state: TrainerState) -> dict[str, Any]:
+    def newest(self) -> Saved | None:
+        """Return the newest complete step, None when nothing was ever saved.
+
+        Raises StorageError when all are damaged, or one belongs to another run, chain or recipe.
+        """
+        versions = self._versions()
+        for version in versions:
+            path = self._folder / str(version)
+            try:
+                state = self._read_state(path)
+            except StorageError:
+                raise
+            except (OSError, LookupError, ValueError, TypeError) as error:
+                logger.error(
+                    "damaged checkpoint passed over",
+                    extra={"policy_version": version, "error": str(error)},
+                )
+                continue
+            return Saved(state, path, versions[0])
+        if versions:
+            raise StorageError(
+                f"every state of the trainer in {self._folder} is damaged",
+                hint="restore one, or move them away to go on from the newest published policy",
+            )
+        return None
+
+    def read(self, folder: Path, template: Template) -> dict[str, Tensor]:
+        """Return a saved step's tensors, those of `template` filled in place; on every rank.
+
+        Raises StorageError when they do not fit it.
+        """
+        reader = dcp.FileSystemReader(folder)
+        found = {
+            name: stored
+            for name, stored in reader.read_metadata().state_dict_metadata.items()
+            if isinstance(stored, dcp.metadata.TensorStorageMetadata)
+        }
+        sizes = {name: tuple(stored.size) for name, stored in found.items()}
+        tensors = dict(template.like(sizes))
+        try:
+            dcp.load(
+                tensors,
+                storage_reader=reader,
+                process_group=self._ranks.storage_group,
+                no_dist=self._ranks.size == 1,
+            )
+        except (OSError, RuntimeError, ValueError, CheckpointException) as error:
+            raise StorageError(
+                f"cannot read the trainer's state in {folder}: {_cause(error)}"
+            ) from error
+        return tensors
+
+    def close(self) -> None:
+        """Wait for what is being written, and write nothing more."""
+        self._thread.shutdown(wait=True)
+
+    def _fresh(self, version: PolicyVersion) -> Path:
+        """Return the folder the step is written to, empty."""
+        fresh = self._folder / f".{version}.part"
+        if self._ranks.rank == 0:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+        self._ranks.wait_for_all()
+        return fresh
+
+    def _finish(self, state: TrainerState, fresh: Path, writing: Future[Any]) -> None:
+        """Give the folder its name once all ranks have written their files."""
+        try:
+            writing.result()
+            own = [p for p in fresh.iterdir() if self._ranks.wrote(p.name)]
+            digests = self._ranks.gather_digests({path.name: _digest(path) for path in own})
+            if self._ranks.rank:
+                return
+            _write_state(fresh / STATE_FILE, self._to_dict(state, digests))
+            sync(fresh)
+            shutil.rmtree(self._folder / str(state.version), ignore_errors=True)
+            fresh.rename(self._folder / str(state.version))
+            sync(self._folder)
+            for version in self._versions()[self.keep :]:
+                shutil.rmtree(self._folder / str(version), ignore_errors=True)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise _cannot_save(self._folder, error) from error
+
+    def _versions(self) -> list[PolicyVersion]:
+        """Return the versions that have a folder, newest first."""
+        if not self._folder.is_dir():
+            return []
+        names = [path.name for path in self._folder.iterdir() if path.name.isdecimal()]
+        return [PolicyVersion(v) for v in sorted(map(int, names), reverse=True)]
+
+    def _to_dict(self, state: TrainerState, digests: Mapping[str, str]) -> dict[str, Any]:
         last = state.cursor.last
         return {
             "schema_version": SCHEMA_VERSION,
@@ -122,22 +220,65 @@ class CheckpointFile:
             "last": hex0x(last) if last is not None else None,
             "step_start": state.step_start,
             "previous_start": state.previous_start,
-            "weights": state.weights,
-            "optimizer": state.optimizer,
-            "torch_rng": torch.get_rng_state(),
+            "kept": state.kept,
+            "files": dict(sorted(digests.items())),
         }
 
+    def _read_state(self, folder: Path) -> TrainerState:
+        document = json.loads((folder / STATE_FILE).read_bytes())
+        value = document["state"]
+        if document["digest"] != _digest_of(value):
+            raise ValueError(f"{STATE_FILE} is not what was written")
+        if value["schema_version"] != SCHEMA_VERSION:
+            raise StorageError(
+                f"{folder} has schema version {value['schema_version']}, this is {SCHEMA_VERSION}",
+                hint="go on with the version of muster that wrote it",
+            )
+        self._check_identity(value, folder)
+        for name, digest in value["files"].items():
+            if _digest(folder / name) != digest:
+                raise ValueError(f"{name} is not what was written")
+        return _from_dict(value)
 
-def _from_dict(value: dict[str, Any]) -> TrainerState:
-    if value["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"schema version {value['schema_version']}, expected {SCHEMA_VERSION}")
+    def _check_identity(self, value: Mapping[str, Any], folder: Path) -> None:
+        found = Identity(RunId(value["run_id"]), to_hash32(value["recipe_hash"]), value["chain_id"])
+        if found != self._identity:
+            raise StorageError(
+                f"{folder} belongs to run {found.run_id} on chain {found.chain_id}",
+                hint="give every run a --state-dir of its own",
+            )
+
+
+def _from_dict(value: Mapping[str, Any]) -> TrainerState:
     last = to_hash32(value["last"]) if value["last"] is not None else None
-    torch.set_rng_state(value["torch_rng"])
     return TrainerState(
         version=PolicyVersion(value["version"]),
         cursor=Cursor(value["position"], last),
         step_start=value["step_start"],
         previous_start=value["previous_start"],
-        weights=value["weights"],
-        optimizer=value["optimizer"],
+        kept=value["kept"],
     )
+
+
+def _write_state(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps({"digest": _digest_of(value), "state": value}))
+    sync(path)
+
+
+def _digest_of(value: Any) -> str:
+    return blake3(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()
+
+
+def _cannot_save(folder: Path, error: BaseException) -> StorageError:
+    return StorageError(f"cannot save the trainer's state to {folder}: {_cause(error)}")
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what went wrong on the first rank that failed."""
+    if isinstance(error, CheckpointException):
+        return next((cause for cause, _ in error.failures.values()), error)
+    return error

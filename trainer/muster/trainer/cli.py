@@ -42,6 +42,7 @@ def trainer() -> None:
 @click.option("--keep", type=int, help="Newest versions that stay in the store.")
 @click.option("--anchor-every", type=int, help="Of so many versions one is broadcast whole.")
 @click.option("--state-dir", type=FOLDER, help="Checkpoint, policies and metrics.")
+@click.option("--keep-checkpoints", type=int, help="Newest checkpoints that stay. [default: 2]")
 @click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
 @click.option("--eval-every", type=int, help="Evaluate every so many steps as well.")
 @click.option("--steps", type=int, help="Stop after so many steps. [default: the recipe's]")

@@ -42,6 +42,9 @@ class TrainerSettings(Settings):
     for all of them whole. Relays look at 16 versions, so anchors must not lie further apart."""
     state_dir: Path = Path("trainer-state")
     """Checkpoint, policies and metrics; no other process may share it."""
+    keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 2
+    """Newest checkpoints that stay in the state folder; the one before stands in for a damaged
+    one."""
     eval_set: Path | None = None
     """Task set of held-out problems; evaluated before the first and after the last step."""
     eval_every: Annotated[int, Field(ge=0)] = 0

@@ -25,14 +25,19 @@ from muster.trainer.filters import keep_informative
 from muster.trainer.logprob import head_of, token_logprobs
 from muster.trainer.losses import Tokens, Totals, token_loss, total
 from muster.trainer.packing import MicroBatch, Sample, pack
+from muster.trainer.persistence import (
+    Weights,
+    load_weights,
+    named_weights,
+    restore_state,
+    state_template,
+    training_state,
+)
 
 logger = logging.getLogger(__name__)
 
 BASE = PolicyVersion(0)
 """The reference policy of the KL term."""
-
-Weights = Mapping[str, Tensor]
-"""A policy's parameters by name, as saved."""
 
 
 @dataclass(slots=True)
@@ -93,11 +98,21 @@ class Learner:
         """Return the policy's parameters and buffers, tied ones once."""
         return named_weights(self.model)
 
-    def restore(self, weights: Weights, optimizer: dict[str, Any]) -> None:
-        """Continue from saved weights and optimiser state; an empty one starts afresh."""
+    def load(self, weights: Weights) -> None:
+        """Continue from a policy's weights, with the optimiser as it is."""
         load_weights(self.model, weights)
-        if optimizer:
-            self.optimizer.load_state_dict(optimizer)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return every tensor that the next step depends on, by name; live, not copies."""
+        return training_state(self.model, self.optimizer)
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return tensors to read a saved state of these sizes into."""
+        return state_template(self.model, sizes)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state as `state` returned it, also in a process before this one."""
+        restore_state(self.model, self.optimizer, state)
 
     def _set_learning_rate(self, step: Step) -> float:
         training = self._recipe.training
@@ -209,22 +224,6 @@ class Learner:
             batch.targets_N.to(self._device),
             self._recipe.sampling.temperature,
         )
-
-
-def named_weights(model: Any) -> dict[str, Tensor]:
-    """Return a model's parameters and saved buffers by name; tied ones once."""
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    return {name: value for name, value in model.state_dict().items() if name not in tied}
-
-
-def load_weights(model: Any, weights: Weights) -> None:
-    """Copy weights, as `named_weights` returns them, into a model of the same architecture."""
-    own = named_weights(model)
-    if own.keys() != weights.keys():
-        raise ValueError(f"weights differ in {sorted(own.keys() ^ weights.keys())[:5]}")
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(weights[name])
 
 
 def _load(folder: Path, device: torch.device) -> Any:

@@ -17,14 +17,18 @@ One rollout, from task to payment (docs/architecture.md):
 
 Step s reads the next accepted records of the training stream, turns verified rewards into
 advantages, takes the GRPO steps against the policies that sampled, and makes policy version s.
-Weights, optimiser and cursor are saved in one file before version s is published, so:
+Weights, optimiser, generators and cursor are one checkpoint, complete before version s is
+published, so:
 
-    killed before the save       the step is taken again from the same records: the same version s
+    killed before it is complete the step is taken again from the same records: the same version s
     killed before the publish    version s is published at the next start, from its folder; so is
                                  version s - 1 if it was still on its way
     killed after the publish     the chain has it already, with the same root: nothing to do
+    newest checkpoint damaged    the step is taken again from the one before, also when the chain
+                                 has version s already: it is made again, with the same root
 
-While version s is on its way to the chain, the next step's records are already being read.
+While version s is written and on its way to the chain, the next step is already read and taken;
+its checkpoint waits for that of version s.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,7 +45,8 @@ from muster.lifecycle import ComputeThread
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
-from muster.trainer.checkpoint import CheckpointFile, TrainerState
+from muster.trainer.buffer import FileBuffer
+from muster.trainer.checkpoint import Checkpoints, Saved, TrainerState
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.figures import StepFigures
 from muster.trainer.learner import Learner
@@ -61,6 +67,11 @@ POST_GRACE_S = 2.0
 """How long the last figures may take to reach the orchestrator when the run is over."""
 
 
+SAVED: Future[None] = Future()
+"""Of what is durable already."""
+SAVED.set_result(None)
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the trainer is made of; the flow owns none of it."""
@@ -73,8 +84,10 @@ class Parts:
     """The policy in training."""
     shelf: PolicyShelf
     """Published policies on disk; holds at least the base model."""
-    checkpoint: CheckpointFile
+    checkpoints: Checkpoints
     """What survives the process."""
+    buffer: FileBuffer
+    """Accepted files that a step may still be taken from."""
     publisher: Publisher
     """The way to workers and chain."""
     log: MetricsLog
@@ -92,11 +105,12 @@ class Parts:
 
 
 class _Made(NamedTuple):
-    """A version and the range of the stream that its step consumed."""
+    """A version, the range of the stream that its step consumed, and when it is durable."""
 
     version: PolicyVersion
     stream_from: int
     stream_to: int
+    saved: Future[None] = SAVED
 
 
 class Trainer:
@@ -108,6 +122,7 @@ class Trainer:
         self._version = PolicyVersion(0)
         self._cursor = Cursor()
         self._step_start = 0
+        self._saved = SAVED
 
     async def run(self) -> None:
         """Train; returns when the last version is published and evaluated.
@@ -135,7 +150,7 @@ class Trainer:
     # 9. train
 
     async def _training_step(self) -> _Made:
-        """Consume the next records, improve the policy, and make the result durable."""
+        """Consume the next records, improve the policy, and begin to make the result durable."""
         parts = self._parts
         taken = await parts.stream.next_step(self._cursor, self._version)
         began = parts.clock()
@@ -144,27 +159,29 @@ class Trainer:
         version = PolicyVersion(step)
         # Before the save: a line of a step that is taken again is removed at the next start.
         self._report_step(version, taken, figures, parts.clock() - began)
-        await parts.compute.run(self._save, version, taken)
+        await asyncio.wrap_future(self._saved)
+        self._saved = await parts.compute.run(self._save, version, taken)
         self._version, self._cursor = version, taken.end
         self._step_start = taken.start.position
-        return _Made(version, taken.start.position, taken.end.position)
+        return _Made(version, taken.start.position, taken.end.position, self._saved)
 
-    def _save(self, version: PolicyVersion, taken: StepInput) -> None:
-        """Write the version's folder, then the state that says it exists. Blocking."""
+    def _save(self, version: PolicyVersion, taken: StepInput) -> Future[None]:
+        """Write the version's folder, then the state that says it exists, in the background."""
         parts = self._parts
-        weights = parts.learner.weights()
-        parts.shelf.write(version, weights)
-        parts.checkpoint.save(
+        parts.shelf.write(version, parts.learner.weights())
+        # What the checkpoint before needs stays until this one is complete.
+        oldest = version - parts.recipe.training.max_async_level - parts.checkpoints.keep
+        parts.shelf.drop_before(PolicyVersion(oldest))
+        parts.buffer.forget_before(self._step_start)
+        return parts.checkpoints.save(
             TrainerState(
                 version=version,
                 cursor=taken.end,
                 step_start=taken.start.position,
                 previous_start=self._step_start,
-                weights=weights,
-                optimizer=parts.learner.optimizer.state_dict(),
-            )
+            ),
+            parts.learner.state(),
         )
-        parts.shelf.drop_before(PolicyVersion(version - parts.recipe.training.max_async_level))
 
     def _report_step(
         self, version: PolicyVersion, taken: StepInput, figures: StepFigures, wall_s: float
@@ -186,6 +203,7 @@ class Trainer:
 
     async def _publish(self, versions: list[_Made]) -> None:
         for made in versions:
+            await asyncio.wrap_future(made.saved)
             folder = self._parts.shelf.path(made.version)
             await self._parts.publisher.publish(
                 made.version, folder, made.stream_from, made.stream_to
@@ -209,11 +227,12 @@ class Trainer:
     async def _resume(self) -> list[_Made]:
         """Go on from the saved state; returns the versions that may not be on chain yet."""
         parts = self._parts
-        state = await parts.compute.run(parts.checkpoint.load)
-        parts.log.forget_after(state.version if state else self._version)
-        if state is None:
+        saved = await parts.compute.run(parts.checkpoints.newest)
+        parts.log.forget_after(saved.state.version if saved else self._version)
+        if saved is None:
             return [_Made(self._version, 0, 0)]
-        await parts.compute.run(self._restore, state)
+        state = saved.state
+        await parts.compute.run(self._restore, saved)
         self._version, self._cursor = state.version, state.cursor
         self._step_start = state.step_start
         logger.info(
@@ -223,11 +242,11 @@ class Trainer:
         own = _Made(state.version, state.step_start, state.cursor.position)
         return [previous, own] if parts.shelf.has(previous.version) else [own]
 
-    def _restore(self, state: TrainerState) -> None:
-        learner, shelf = self._parts.learner, self._parts.shelf
-        learner.restore(state.weights, state.optimizer)
-        if not shelf.has(state.version):
-            if not state.version:
+    def _restore(self, saved: Saved) -> None:
+        learner, shelf, version = self._parts.learner, self._parts.shelf, saved.state.version
+        learner.restore(self._parts.checkpoints.read(saved.folder, learner))
+        if not shelf.has(version):
+            if not version:
                 raise StorageError("the base model is not in the state folder")
             # The state is complete without it: a folder is only its rounded copy.
-            shelf.write(state.version, state.weights)
+            shelf.write(version, learner.weights())

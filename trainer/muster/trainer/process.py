@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,9 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
 from muster.tasks import TaskSet, check_task_set
+from muster.trainer.buffer import FileBuffer
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
-from muster.trainer.checkpoint import CheckpointFile, Identity
+from muster.trainer.checkpoint import Checkpoints, Identity
 from muster.trainer.config import TrainerSettings
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.learner import Learner
@@ -41,6 +43,8 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
     """Train the run until it is complete; raises MusterError when it cannot."""
     torch.set_num_threads(settings.threads)
     transformers_logging.disable_progress_bar()
+    # One process saves its checkpoints as one; torch would rather have a process group.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     run_id = RunId(settings.run)
     compute = ComputeThread()
     async with AsyncExitStack() as stack:
@@ -142,24 +146,26 @@ class _Assembly:
         )
         provide_base_model(shelf, settings.model, self.store, self.run_id, config.base_model_hash)
         identity = Identity(self.run_id, config.recipe_hash, self.chain.chain_id)
-        checkpoint = CheckpointFile(settings.state_dir / "checkpoint.pt", identity)
-        saved = checkpoint.load()
-        state = catch_up(saved, recent, self.store, shelf, self.run_id)
-        if state is not None and state is not saved:
-            checkpoint.save(state)
+        checkpoints = Checkpoints(
+            settings.state_dir / "checkpoints", identity, keep=settings.keep_checkpoints
+        )
         base = shelf.path(BASE)
+        learner = Learner(
+            base,
+            recipe,
+            published=shelf.weights,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            device=settings.device,
+        )
+        self._catch_up(checkpoints, shelf, recent, learner)
+        buffer = FileBuffer(settings.state_dir / "files", api, ledger)
         return Parts(
             recipe=recipe,
-            stream=StreamReader(ledger, api, recipe, vocab_size=vocab_size(base)),
-            learner=Learner(
-                base,
-                recipe,
-                published=shelf.weights,
-                micro_batch_tokens=settings.micro_batch_tokens,
-                device=settings.device,
-            ),
+            stream=StreamReader(ledger, buffer, recipe, vocab_size=vocab_size(base)),
+            learner=learner,
             shelf=shelf,
-            checkpoint=checkpoint,
+            checkpoints=checkpoints,
+            buffer=buffer,
             publisher=Publisher(
                 self.store,
                 anchor,
@@ -174,6 +180,23 @@ class _Assembly:
             evaluator=self._evaluator(),
             eval_every=settings.eval_every,
         )
+
+    def _catch_up(
+        self,
+        checkpoints: Checkpoints,
+        shelf: PolicyShelf,
+        recent: dict[PolicyVersion, Hash32],
+        learner: Learner,
+    ) -> None:
+        """Make the newest published policy the saved state, if that is older."""
+        saved = checkpoints.newest()
+        state = catch_up(saved, recent, self.store, shelf, self.run_id)
+        if state is None:
+            return
+        if saved is not None:
+            learner.restore(checkpoints.read(saved.folder, learner))
+        learner.load(shelf.weights(state.version))
+        checkpoints.save(state, learner.state()).result()
 
     def _evaluator(self) -> Evaluator | None:
         settings = self.settings

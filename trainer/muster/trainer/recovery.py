@@ -15,7 +15,7 @@ from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest, state_hash
-from muster.trainer.checkpoint import TrainerState
+from muster.trainer.checkpoint import Saved, TrainerState
 from muster.trainer.policies import BASE, PolicyShelf, policy_files
 from muster.trainer.stream import Cursor
 
@@ -48,20 +48,22 @@ def provide_base_model(
 
 
 def catch_up(
-    state: TrainerState | None,
+    saved: Saved | None,
     roots: Mapping[PolicyVersion, Hash32],
     store: ChunkStore,
     shelf: PolicyShelf,
     run_id: RunId,
 ) -> TrainerState | None:
-    """Return the state to go on from: `state`, or a newer one made of what is published.
+    """Return the state to go on from with the newest published weights, now on the shelf.
 
-    `roots` are those on chain of the newest versions that rollouts may come from. The optimiser's
-    state is kept if there is one. Raises StorageError when the store does not have the versions.
+    None when the saved state is as new, or was: a step whose checkpoint is damaged is taken again
+    from the one before, which makes the published version again, bit by bit. `roots` are those on
+    chain of the newest versions that rollouts may come from. Raises StorageError when the store
+    does not have the versions.
     """
     newest = max(roots, default=BASE)
-    if newest <= (state.version if state else BASE):
-        return state
+    if newest <= (saved.newest if saved else BASE):
+        return None
     manifests = [_anchored(store, run_id, version, roots[version]) for version in sorted(roots)]
     for manifest in manifests:
         if manifest.version != BASE:
@@ -69,15 +71,14 @@ def catch_up(
     last = manifests[-1]
     logger.warning(
         "the chain is ahead of the saved state: going on from the published policy",
-        extra={"policy_version": newest, "saved": state.version if state else None},
+        extra={"policy_version": newest, "saved": saved.state.version if saved else None},
     )
     return TrainerState(
         version=newest,
         cursor=Cursor(last.stream_to),
         step_start=last.stream_from,
         previous_start=manifests[-2].stream_from if len(manifests) > 1 else last.stream_from,
-        weights=dict(shelf.weights(newest)),
-        optimizer=state.optimizer if state else {},
+        kept=saved.state.kept if saved else {},
     )
 
 
