@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := calibration delta forgers gas history index shardcast toploc
+BENCHES := calibration delta forgers gas history index resume shardcast toploc
 
 .PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo bench $(BENCHES:%=bench-%) clean
 
@@ -77,6 +77,10 @@ bench-calibration: setup
 
 bench-forgers: setup
 	$(BIN)/python benchmarks/forgers.py
+
+# Some minutes: 30 lives of a trainer.
+bench-resume: setup
+	$(BIN)/python benchmarks/resume.py $(ARGS)
 
 bench-history: setup
 	$(BIN)/python benchmarks/history.py

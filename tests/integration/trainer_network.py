@@ -121,6 +121,7 @@ class TrainerNetwork:
     folder: Path
     files: Files
     orchestrator: str
+    recipe: Recipe = RECIPE
 
     async def prepare(self) -> None:
         """Bond validators, register a worker, write model, documents and keystore."""
@@ -144,7 +145,7 @@ class TrainerNetwork:
         """Create a run whose store is called `name`; version 0 is published."""
         plan = RunPlan(
             model=self.folder / "model",
-            recipe=RECIPE,
+            recipe=self.recipe,
             task_set=self.folder / "tasks.jsonl",
             calibration=self.folder / "calibration.json",
             trainer=TRAINER.address,
@@ -188,8 +189,8 @@ class TrainerNetwork:
         batch_id = await self.scenario.commit(submissions)
         await self.scenario.post(batch_id, submissions, [accepted(1, s) for s in submissions])
 
-    async def start(self, name: str) -> asyncio.subprocess.Process:
-        """Start a trainer on the run and state folder called `name`."""
+    def command(self, name: str) -> tuple[list[str], dict[str, str]]:
+        """Return the words after `muster`, and the environment, of a run's trainer."""
         run = self.scenario.run_id
         words = f"trainer run --run {run} --port 0 --poll-s 0.05 --orchestrator {self.orchestrator}"
         words += f" --rpc {self.scenario.anvil.rpc_url}"
@@ -202,12 +203,17 @@ class TrainerNetwork:
             "--eval-set": self.folder / "held-out.jsonl",
         }
         flags = [word for flag, path in paths.items() for word in (flag, str(path))]
+        return [*words.split(), *flags], {"MUSTER_PASSWORD": PASSWORD, "OMP_NUM_THREADS": "1"}
+
+    async def start(self, name: str) -> asyncio.subprocess.Process:
+        """Start a trainer on the run and state folder called `name`."""
+        words, env = self.command(name)
         with (self.folder / f"{name}.log").open("a") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "muster.devnet", *words.split(), *flags),
+                *(sys.executable, "-m", "muster.devnet", *words),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MUSTER_PASSWORD": PASSWORD, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **env},
                 start_new_session=True,
             )
 
