@@ -197,7 +197,7 @@ def test_failed_save_keeps_the_previous_state(
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"torch.distributed.checkpoint.FileSystemWriter.{part}", fail)
+    monkeypatch.setattr(f"torch.distributed.checkpoint.filesystem.FileSystemWriter.{part}", fail)
     with pytest.raises(StorageError, match=r"(?s)cannot save the trainer's state.*No space left"):
         _save(checkpoints, 5)
     monkeypatch.undo()

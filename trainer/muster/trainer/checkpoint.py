@@ -18,10 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch.distributed.checkpoint as dcp
 from blake3 import blake3
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import StorageError
@@ -106,9 +109,9 @@ class Checkpoints:
         """
         try:
             fresh = self._fresh(state.version)
-            writing = dcp.async_save(
+            writing = async_save(
                 dict(tensors),
-                storage_writer=dcp.FileSystemWriter(fresh, overwrite=True),
+                storage_writer=FileSystemWriter(fresh, overwrite=True),
                 process_group=self._ranks.storage_group,
                 no_dist=self._ranks.size == 1,
             )
@@ -148,16 +151,16 @@ class Checkpoints:
 
         Raises StorageError when they do not fit it.
         """
-        reader = dcp.FileSystemReader(folder)
+        reader = FileSystemReader(folder)
         found = {
             name: stored
             for name, stored in reader.read_metadata().state_dict_metadata.items()
-            if isinstance(stored, dcp.metadata.TensorStorageMetadata)
+            if isinstance(stored, TensorStorageMetadata)
         }
         sizes = {name: tuple(stored.size) for name, stored in found.items()}
         tensors = dict(template.like(sizes))
         try:
-            dcp.load(
+            load(
                 tensors,
                 storage_reader=reader,
                 process_group=self._ranks.storage_group,

@@ -58,8 +58,8 @@ def state_template(model: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[str
             made[name] = torch.zeros(size, dtype=torch.uint8)
             continue
         own = weights.get(rest) if kind == "model" else parameters.get(rest.rpartition(".")[0])
-        is_shaped = own is not None and tuple(own.shape) == size
-        made[name] = torch.zeros_like(own) if is_shaped else torch.zeros(size)
+        fits = own is not None and tuple(own.shape) == size
+        made[name] = torch.zeros_like(own) if own is not None and fits else torch.zeros(size)
     return made
 
 
