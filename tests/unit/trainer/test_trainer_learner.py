@@ -16,7 +16,6 @@ from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.filters import Drop, keep_informative
 from muster.trainer.learner import Learner
-from muster.trainer.packing import pack
 from muster.trainer.persistence import load_weights, named_weights
 from muster.trainer.policies import PolicyShelf
 
@@ -113,11 +112,8 @@ def test_rewarded_samples_become_more_likely(model_folder: Path, base: Weights) 
     kept = keep_informative(groups, make_recipe().training).samples
     for good in (True, False):
         samples = [s for group in kept for s in group if (s.advantage > 0) == good]
-        (batch,) = pack(samples, 10_000)
-        with torch.no_grad():
-            now = learner._logprobs(learner.model, batch)[0]
-            load_weights(learner._frozen, base)
-            before = learner._logprobs(learner._frozen, batch)[0]
+        (batch,) = learner._passes.pack(samples)
+        now, before = learner._passes.current(batch), learner._passes.reference(batch)
         ratios.append(float((now - before).mean()))
     assert ratios[0] > 0.01 > -0.01 > ratios[1]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from muster.trainer import logprob
-from muster.trainer.logprob import Head, head_of, token_logprobs
+from muster.trainer.logprob import Head, head_of, token_logprobs, token_objective
 
 HEADS = {
     "plain": {},
@@ -49,16 +49,16 @@ def _reference(
     return chosen.log(), torch.special.entr(p).sum(-1)
 
 
+def _gradients_of(hidden: Tensor, head: Head) -> list[Tensor]:
+    gradients = [p.grad for p in (hidden, head.weight_VD, head.bias_V) if p is not None]
+    return [gradient for gradient in gradients if gradient is not None]
+
+
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen rows at a time: the fifty rows of these tests make four chunks, the last short."""
+    """Chunks of sixteen tokens made five at a time: fifty tokens end with short ones of both."""
     monkeypatch.setattr(logprob, "CHUNK_LOGITS", 1)
-
-
-@pytest.fixture(autouse=True)
-def double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep float64 where the code asks for float32, so that references agree to rounding."""
-    monkeypatch.setattr(Tensor, "float", lambda tensor: tensor)
+    monkeypatch.setattr(logprob, "BLOCK_LOGITS", 150)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -85,9 +85,69 @@ def test_gradients_are_those_of_autograd(
         (weight * logp + entropy_weight * weight * entropy).sum().backward()
         parameters = [hidden, head.weight_VD, head.bias_V]
         gradients.append([p.grad for p in parameters if p is not None])
-    # The weight's gradient is summed in float32.
     for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_one_pass_has_the_gradients_of_autograd(kind: str, factor: float) -> None:
+    weight_N = torch.linspace(-1, 2, 50, dtype=torch.float64)
+
+    def objective(logp_R: Tensor, entropy_R: Tensor, rows: slice) -> Tensor:
+        return weight_N[rows] * logp_R.exp() - 0.3 * entropy_R**2
+
+    found, expected = [], []
+    hidden, head, targets = _inputs(kind)
+    total, logp, entropy = token_objective(hidden, head, targets, 0.6, objective)
+    (factor * total).backward()
+    found = [total.detach(), logp, entropy, *_gradients_of(hidden, head)]
+    assert not logp.requires_grad
+    hidden, head, targets = _inputs(kind)
+    logp, entropy = _reference(hidden, head, targets, 0.6)
+    total = objective(logp, entropy, slice(None)).sum()
+    (factor * total).backward()
+    expected = [total.detach(), logp.detach(), entropy.detach(), *_gradients_of(hidden, head)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_one_pass_asks_for_each_token_once() -> None:
+    hidden, head, targets = _inputs("plain")
+    asked: list[int] = []
+
+    def objective(logp_R: Tensor, _: Tensor, rows: slice) -> Tensor:
+        asked.extend(range(rows.start, rows.stop))
+        return logp_R
+
+    token_objective(hidden, head, targets, 1.0, objective)
+    assert asked == list(range(50))
+
+
+def test_one_pass_through_a_loss_without_slope_has_no_gradient() -> None:
+    hidden, head, targets = _inputs("plain")
+    total, *_ = token_objective(
+        hidden, head, targets, 1.0, lambda logp_R, _h, _rows: torch.ones_like(logp_R) + 0 * logp_R
+    )
+    total.backward()
+    assert float(total.detach()) == 50
+    assert not any(gradient.any() for gradient in _gradients_of(hidden, head))
+
+
+def test_gradients_in_bfloat16_are_those_of_float32_up_to_its_rounding() -> None:
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden, head, targets = _inputs("plain")
+        hidden_ND, weight_VD = (
+            t.detach().to(torch.bfloat16).to(dtype).requires_grad_()
+            for t in (hidden, head.weight_VD)
+        )
+        logp, _ = token_logprobs(hidden_ND, Head(weight_VD, None), targets, 1.0)
+        (logp * torch.linspace(-1, 2, 50)).sum().backward()
+        gradients.append([t.grad for t in (hidden_ND, weight_VD)])
+    for exact, rounded in zip(*gradients, strict=True):
+        assert rounded.dtype == torch.bfloat16
+        assert float((exact - rounded).norm() / exact.norm()) < 0.01
 
 
 def test_values_without_gradient_are_the_same() -> None:

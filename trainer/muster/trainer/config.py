@@ -60,7 +60,10 @@ class TrainerSettings(Settings):
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Seconds between looks at the chain."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of published weights; training itself is in float32."""
+    """Number format of published weights."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of forward and backward passes; weights, gradients and optimiser stay in
+    float32."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] = 16_384
     """Tokens that go through the model together; changes memory and speed, not the gradient."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1

@@ -20,11 +20,12 @@ from transformers import AutoModelForCausalLM
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
+from muster.trainer.accumulation import Given, accumulate
 from muster.trainer.figures import StepFigures, Sums
 from muster.trainer.filters import keep_informative
-from muster.trainer.logprob import head_of, token_logprobs
-from muster.trainer.losses import Tokens, Totals, token_loss, total
-from muster.trainer.packing import MicroBatch, Sample, pack
+from muster.trainer.losses import Totals
+from muster.trainer.packing import MicroBatch, Sample
+from muster.trainer.passes import Passes
 from muster.trainer.persistence import (
     Weights,
     load_weights,
@@ -33,11 +34,9 @@ from muster.trainer.persistence import (
     state_template,
     training_state,
 )
+from muster.trainer.precision import ComputeType
 
 logger = logging.getLogger(__name__)
-
-BASE = PolicyVersion(0)
-"""The reference policy of the KL term."""
 
 
 @dataclass(slots=True)
@@ -59,15 +58,20 @@ class Learner:
         published: Callable[[PolicyVersion], Weights],
         micro_batch_tokens: int = 16_384,
         device: str = "cpu",
+        compute_dtype: ComputeType = "float32",
     ) -> None:
         """`published` gives a published version's weights, exactly as workers got them."""
         self._recipe = recipe
-        self._published = published
-        self._micro_batch_tokens = micro_batch_tokens
         self._device = torch.device(device)
         self.model = _load(model_folder, self._device).train()
-        # The behaviour policies and the reference take turns in it.
-        self._frozen = _load(model_folder, self._device).eval().requires_grad_(False)
+        self._passes = Passes(
+            self.model,
+            _load(model_folder, self._device),
+            lambda frozen, version: load_weights(frozen, published(version)),
+            temperature=recipe.sampling.temperature,
+            micro_batch_tokens=micro_batch_tokens,
+            compute_dtype=compute_dtype,
+        )
         training = recipe.training
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -123,52 +127,35 @@ class Learner:
 
     def _planned(self, mini_batches: list[list[Sample]]) -> list[_OptimizerStep]:
         """Pack each optimiser step's samples; a decoupled objective fixes its proximal policy."""
-        steps = [
-            _OptimizerStep(samples, pack(samples, self._micro_batch_tokens))
-            for samples in mini_batches
-        ]
+        self._passes.refresh()
+        steps = [_OptimizerStep(samples, self._passes.pack(samples)) for samples in mini_batches]
         if self._recipe.training.decoupled:
             # The first optimiser step still has the proximal policy's weights.
             for step in steps[1:]:
-                step.proximal = [self._current_logprobs(batch) for batch in step.batches]
+                step.proximal = [self._passes.current(batch) for batch in step.batches]
         return steps
 
     def _optimizer_step(self, step: _OptimizerStep, sums: Sums, *, is_first: bool) -> None:
-        behaviour = self._behaviour_logprobs(step.samples, step.batches)
-        reference = self._reference_logprobs(step.batches)
+        self._passes.refresh()
+        behaviour = self._passes.behaviour(step.samples, step.batches)
         totals = Totals(
             tokens=sum(len(sample.completion_tokens) for sample in step.samples),
             samples=len(step.samples),
         )
+        objective, longest = self._recipe.training, self._recipe.sampling.max_new_tokens
         self.optimizer.zero_grad(set_to_none=True)
         for i, batch in enumerate(step.batches):
             advantage_B = torch.tensor([step.samples[j].advantage for j in batch.order])
-            logp_N, entropy_N = self._logprobs(self.model, batch)
-            tokens = Tokens(
-                logp_N,
+            given = Given(
                 behaviour[i],
-                advantage_B[batch.row_N].to(logp_N.device),
-                batch.row_N.to(logp_N.device),
-                proximal_N=step.proximal[i] if step.proximal else logp_N.detach(),
-                entropy_N=entropy_N,
-                reference_N=reference[i],
+                advantage_B[batch.row_N].to(self._device),
+                batch.row_N.to(self._device),
+                step.proximal[i] if step.proximal else None,
+                self._passes.reference(batch) if objective.kl_coefficient else None,
             )
-            self._accumulate(tokens, totals, sums, is_first=is_first)
+            parts, entropy_N = accumulate(self._passes, batch, given, totals, objective, longest)
+            sums.add(parts, given.advantage_N, entropy_N, is_first=is_first)
         self._descend(sums)
-
-    def _accumulate(self, tokens: Tokens, totals: Totals, sums: Sums, *, is_first: bool) -> None:
-        """Add a micro-batch's part of the optimiser step's gradient."""
-        parts = token_loss(tokens, self._recipe.training)
-        loss = total(
-            parts.loss_N,
-            tokens.sample_N,
-            totals,
-            self._recipe.training,
-            self._recipe.sampling.max_new_tokens,
-        )
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
-        assert tokens.entropy_N is not None
-        sums.add(parts, tokens.advantage_N, tokens.entropy_N, is_first=is_first)
 
     def _descend(self, sums: Sums) -> None:
         """Take the optimiser step, unless the gradient is not finite."""
@@ -184,46 +171,6 @@ class Learner:
             return
         sums.grad_norm = max(sums.grad_norm, norm)
         self.optimizer.step()
-
-    def _behaviour_logprobs(
-        self, samples: list[Sample], batches: Sequence[MicroBatch]
-    ) -> list[Tensor]:
-        """Return each token's log-probability under the policy version that sampled it."""
-        versions = {PolicyVersion(sample.policy_version) for sample in samples}
-        found = [torch.empty(len(batch.targets_N), device=self._device) for batch in batches]
-        for version in sorted(versions):
-            self._freeze(version)
-            for batch, logp_N in zip(batches, found, strict=True):
-                rows = [samples[i].policy_version == version for i in batch.order]
-                mask_N = torch.tensor(rows)[batch.row_N]
-                if mask_N.any():
-                    logp_N[mask_N] = self._frozen_logprobs(batch)[mask_N]
-        return found
-
-    @torch.no_grad()
-    def _current_logprobs(self, batch: MicroBatch) -> Tensor:
-        return self._logprobs(self.model, batch)[0]
-
-    def _reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor | None]:
-        if not self._recipe.training.kl_coefficient:
-            return [None] * len(batches)
-        self._freeze(BASE)
-        return [self._frozen_logprobs(batch) for batch in batches]
-
-    def _freeze(self, version: PolicyVersion) -> None:
-        load_weights(self._frozen, self._published(version))
-
-    @torch.no_grad()
-    def _frozen_logprobs(self, batch: MicroBatch) -> Tensor:
-        return self._logprobs(self._frozen, batch)[0]
-
-    def _logprobs(self, model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return token_logprobs(
-            batch.hidden(model),
-            head_of(model),
-            batch.targets_N.to(self._device),
-            self._recipe.sampling.temperature,
-        )
 
 
 def _load(folder: Path, device: torch.device) -> Any:

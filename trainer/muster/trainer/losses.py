@@ -114,19 +114,32 @@ def token_loss(tokens: Tokens, objective: ObjectiveRecipe) -> TokenLoss:
     return TokenLoss(loss_N, drift_N.detach().exp(), clipped_N, detached_kl_N)
 
 
+def is_token_level(objective: ObjectiveRecipe) -> bool:
+    """Tell whether each token's loss depends on that token alone."""
+    by_sample = objective.decoupled and objective.correction_level == "sequence"
+    return objective.loss != "gspo" and not by_sample
+
+
+def weights(sample_N: Tensor, totals: Totals, objective: ObjectiveRecipe, longest: int) -> Tensor:
+    """Return each token's weight in the optimiser step's loss, float64.
+
+    Weighted sums add up: over all micro-batches and ranks to the mean over `totals`. `longest` is
+    the recipe's max_new_tokens, which the constant aggregation divides by.
+    """
+    if objective.aggregation == "token":
+        count_N = torch.full_like(sample_N, totals.tokens)
+    elif objective.aggregation == "constant":
+        count_N = torch.full_like(sample_N, totals.samples * longest)
+    else:
+        count_N = _lengths(sample_N)[sample_N] * totals.samples
+    return 1 / count_N.double()
+
+
 def total(
     loss_N: Tensor, sample_N: Tensor, totals: Totals, objective: ObjectiveRecipe, longest: int
 ) -> Tensor:
-    """Return these tokens' part of the optimiser step's loss, a scalar.
-
-    Parts add up: over all micro-batches and ranks to the mean over `totals`. `longest` is the
-    recipe's max_new_tokens, which the constant aggregation divides by.
-    """
-    if objective.aggregation == "token":
-        return loss_N.sum() / totals.tokens
-    if objective.aggregation == "constant":
-        return loss_N.sum() / (totals.samples * longest)
-    return (loss_N / _lengths(sample_N)[sample_N]).sum() / totals.samples
+    """Return these tokens' part of the optimiser step's loss, a scalar; see `weights`."""
+    return (loss_N * weights(sample_N, totals, objective, longest).to(loss_N.dtype)).sum()
 
 
 def kl_divergence(logp_N: Tensor, reference_N: Tensor, drift_N: Tensor, estimator: str) -> Tensor:

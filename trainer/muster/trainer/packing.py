@@ -1,19 +1,24 @@
-"""Micro-batches: samples of similar length side by side, within a budget of tokens.
+"""Micro-batches: which samples go through the model together, and how their tokens are laid out.
 
-Rows are padded on the right. A causal model's real tokens never see what comes after them, so no
-attention mask is needed and any causal language model can be trained.
+* Packed: one row without padding, each distinct prompt once before all its completions.
+* Padded, for models that cannot attend to such a row: samples of similar length, a row each, padded
+  on the right. A causal model's real tokens never see what comes after them, so no mask is needed.
 
-Axes: B rows, T positions, D hidden size, N completion tokens of all rows.
+Axes: B rows, T positions, D hidden size, N completion tokens of all samples of a micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from muster.trainer.attention import packed_hidden
+from muster.trainer.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +45,93 @@ class MicroBatch:
     """Samples that go through the model together."""
 
     order: tuple[int, ...]
-    """Position of each row's sample in the list that was packed."""
+    """Position of each sample in the list that was packed."""
     tokens_BT: Tensor
-    """Prompt, completion without its last token, padding."""
+    """What the model computes; the last token of a completion predicts nothing and is left out."""
+    layout: Layout | None
+    """Where the sequences of a packed row lie; none for padded rows."""
     predicting_N: Tensor
     """Flat positions (row * T + position) whose hidden states predict the completion tokens."""
     targets_N: Tensor
-    """The completion tokens, row after row."""
+    """The completion tokens, sample after sample."""
     row_N: Tensor
-    """The row of each completion token."""
+    """The sample of each completion token, as a place in `order`."""
 
     def hidden(self, model: Any) -> Tensor:
         """Return the final hidden states [N, D] that predict the completion tokens."""
         tokens_BT = self.tokens_BT.to(model.device)
-        hidden_BTD: Tensor = model.base_model(
-            input_ids=tokens_BT, use_cache=False
-        ).last_hidden_state
-        return hidden_BTD.flatten(0, 1)[self.predicting_N.to(model.device)]
+        if self.layout is not None:
+            hidden_SD = packed_hidden(model, tokens_BT[0], self.layout)
+        else:
+            hidden_SD = model.base_model(
+                input_ids=tokens_BT, use_cache=False
+            ).last_hidden_state.flatten(0, 1)
+        return hidden_SD.index_select(0, self.predicting_N.to(model.device))
 
 
-def pack(samples: Sequence[Sample], token_budget: int) -> list[MicroBatch]:
-    """Return micro-batches of at most `token_budget` padded tokens; a longer sample stands alone.
+def pack(
+    samples: Sequence[Sample], token_budget: int, *, is_padded: bool = False
+) -> list[MicroBatch]:
+    """Return micro-batches that compute at most `token_budget` tokens each; a longer sample stands
+    alone.
 
-    Every sample is in exactly one of them. Deterministic.
+    Every sample is in exactly one of them; samples of one prompt stay together unless they exceed
+    the budget. Deterministic.
     """
+    if is_padded:
+        return _pack_padded(samples, token_budget)
+    prompts: dict[tuple[int, ...], list[int]] = {}
+    for i, sample in enumerate(samples):
+        prompts.setdefault(sample.prompt_tokens, []).append(i)
+    parts = [p for group in prompts.values() for p in _within(samples, group, token_budget)]
+    costs = [_cost(samples, part) for part in parts]
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for k in sorted(range(len(parts)), key=lambda k: -costs[k]):
+        b = next((b for b, free in enumerate(room) if free >= costs[k]), len(bins))
+        if b == len(bins):
+            bins.append([])
+            room.append(token_budget)
+        bins[b].append(k)
+        room[b] -= costs[k]
+    return [_packed(samples, [parts[k] for k in sorted(chosen)]) for chosen in bins]
+
+
+def _computed(sample: Sample) -> int:
+    return len(sample.completion_tokens) - 1
+
+
+def _cost(samples: Sequence[Sample], part: list[int]) -> int:
+    """Return the positions that samples of one prompt take."""
+    return len(samples[part[0]].prompt_tokens) + sum(_computed(samples[i]) for i in part)
+
+
+def _within(samples: Sequence[Sample], group: list[int], token_budget: int) -> list[list[int]]:
+    """Cut the samples of one prompt into parts within the budget, or of one sample."""
+    parts: list[list[int]] = []
+    for i in group:
+        if not parts or _cost(samples, [*parts[-1], i]) > token_budget:
+            parts.append([])
+        parts[-1].append(i)
+    return parts
+
+
+def _packed(samples: Sequence[Sample], parts: list[list[int]]) -> MicroBatch:
+    prompts = [samples[part[0]].prompt_tokens for part in parts]
+    layout = Layout(
+        tuple(map(len, prompts)), tuple(tuple(_computed(samples[i]) for i in p) for p in parts)
+    )
+    tokens = [token for prompt in prompts for token in prompt]
+    predicting: list[int] = []
+    for part, prompt_end in zip(parts, accumulate(map(len, prompts)), strict=True):
+        for i in part:
+            predicting += [prompt_end - 1, *range(len(tokens), len(tokens) + _computed(samples[i]))]
+            tokens += samples[i].completion_tokens[:-1]
+    order = [i for part in parts for i in part]
+    return _micro_batch(samples, order, [tokens], layout, predicting)
+
+
+def _pack_padded(samples: Sequence[Sample], token_budget: int) -> list[MicroBatch]:
     by_length = sorted(range(len(samples)), key=lambda i: -samples[i].length)
     batches: list[list[int]] = []
     for i in by_length:
@@ -71,27 +139,35 @@ def pack(samples: Sequence[Sample], token_budget: int) -> list[MicroBatch]:
         if not batches or (len(batches[-1]) + 1) * width > token_budget:
             batches.append([])
         batches[-1].append(i)
-    return [_micro_batch(samples, order) for order in batches]
+    return [_padded(samples, order) for order in batches]
 
 
-def _micro_batch(samples: Sequence[Sample], order: list[int]) -> MicroBatch:
+def _padded(samples: Sequence[Sample], order: list[int]) -> MicroBatch:
     width = samples[order[0]].length - 1
     rows: list[list[int]] = []
     predicting: list[int] = []
-    targets: list[int] = []
-    owners: list[int] = []
     for row, i in enumerate(order):
         sample = samples[i]
         tokens = [*sample.prompt_tokens, *sample.completion_tokens[:-1]]
         first = row * width + len(sample.prompt_tokens) - 1
         rows.append(tokens + [0] * (width - len(tokens)))
         predicting += range(first, first + len(sample.completion_tokens))
-        targets += sample.completion_tokens
-        owners += [row] * len(sample.completion_tokens)
+    return _micro_batch(samples, order, rows, None, predicting)
+
+
+def _micro_batch(
+    samples: Sequence[Sample],
+    order: list[int],
+    rows: list[list[int]],
+    layout: Layout | None,
+    predicting: list[int],
+) -> MicroBatch:
+    lengths = torch.tensor([len(samples[i].completion_tokens) for i in order])
     return MicroBatch(
         tuple(order),
         torch.tensor(rows),
+        layout,
         torch.tensor(predicting),
-        torch.tensor(targets),
-        torch.tensor(owners),
+        torch.tensor([token for i in order for token in samples[i].completion_tokens]),
+        torch.arange(len(order)).repeat_interleave(lengths),
     )

@@ -155,6 +155,7 @@ class _Assembly:
             recipe,
             published=shelf.weights,
             micro_batch_tokens=settings.micro_batch_tokens,
+            compute_dtype=settings.compute_dtype,
             device=settings.device,
         )
         self._catch_up(checkpoints, shelf, recent, learner)

@@ -1,0 +1,143 @@
+"""Forward passes over samples: of the policy in training, of those that sampled, of the base.
+
+Owns how samples are packed, which number format computes, and the second model that earlier
+policies take turns in. Knows no loss and no optimiser.
+
+Axes: N completion tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from muster.protocol.ids import PolicyVersion
+from muster.trainer.attention import NAME, switch_off_dropout, understands_packing
+from muster.trainer.logprob import Objective, head_of, token_logprobs, token_objective
+from muster.trainer.packing import MicroBatch, Sample, pack
+from muster.trainer.precision import ComputeCopy, ComputeType, shorten
+
+logger = logging.getLogger(__name__)
+
+BASE = PolicyVersion(0)
+"""The reference policy of the KL term."""
+
+
+class Passes:
+    """What models compute for samples."""
+
+    def __init__(
+        self,
+        trained: Any,
+        frozen: Any,
+        load: Callable[[Any, PolicyVersion], None],
+        *,
+        temperature: float,
+        micro_batch_tokens: int,
+        compute_dtype: ComputeType = "float32",
+    ) -> None:
+        """`load` puts a published version's weights into `frozen`, a model like `trained`."""
+        for model in (trained, frozen):
+            switch_off_dropout(model)
+        self.is_packed = understands_packing(trained)
+        if self.is_packed:
+            frozen.set_attn_implementation(NAME)
+        logger.info("samples share rows" if self.is_packed else "samples are padded to rows")
+        self._computing = ComputeCopy(trained, compute_dtype)
+        self._frozen = shorten(frozen, getattr(torch, compute_dtype)).eval().requires_grad_(False)
+        self._load = load
+        self._loaded: PolicyVersion | None = None
+        self._temperature = temperature
+        self._micro_batch_tokens = micro_batch_tokens
+
+    def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        """Return the micro-batches of some samples."""
+        return pack(samples, self._micro_batch_tokens, is_padded=not self.is_packed)
+
+    def refresh(self) -> None:
+        """Compute with the trained weights as they are now; due after every change of them."""
+        self._computing.refresh()
+
+    def logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy [N] of a micro-batch's tokens, with their gradient.
+
+        For losses that need all tokens before any has its slope.
+        """
+        return self._values(self._computing.model, batch)
+
+    def objective(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sum of a loss over tokens with gradient, and log-probability and entropy [N]
+        without; `objective` as `muster.trainer.logprob.token_objective` takes it.
+        """
+        model = self._computing.model
+        hidden_ND = batch.hidden(model)
+        targets_N = batch.targets_N.to(hidden_ND.device)
+        return token_objective(hidden_ND, head_of(model), targets_N, self._temperature, objective)
+
+    @torch.no_grad()
+    def behaviour(
+        self, samples: Sequence[Sample], batches: Sequence[MicroBatch]
+    ) -> list[Tensor | None]:
+        """Return each token's log-probability under the policy version that sampled it.
+
+        None for a micro-batch whose policies have the weights that compute now, bit for bit: there
+        the pass that makes the gradient gives these values too.
+        """
+        found: list[Tensor | None] = [None] * len(samples)
+        for version in sorted({sample.policy_version for sample in samples}):
+            self._freeze(PolicyVersion(version))
+            if not self._is_current():
+                mine = [i for i, s in enumerate(samples) if s.policy_version == version]
+                self._fill(found, mine, samples)
+        return [self._joined(batch, [found[i] for i in batch.order]) for batch in batches]
+
+    @torch.no_grad()
+    def current(self, batch: MicroBatch) -> Tensor:
+        """Return each token's log-probability [N] under the policy in training as it is now."""
+        return self._values(self._computing.model, batch)[0]
+
+    @torch.no_grad()
+    def reference(self, batch: MicroBatch) -> Tensor:
+        """Return each token's log-probability [N] under the base model."""
+        self._freeze(BASE)
+        return self._values(self._frozen, batch)[0]
+
+    def _fill(
+        self, found: list[Tensor | None], chosen: list[int], samples: Sequence[Sample]
+    ) -> None:
+        """Put the loaded policy's log-probabilities of the chosen samples into `found`."""
+        for batch in self.pack([samples[i] for i in chosen]):
+            lengths = batch.row_N.bincount().tolist()
+            parts = torch.split(self._values(self._frozen, batch)[0], lengths)
+            for place, logp in zip(batch.order, parts, strict=True):
+                found[chosen[place]] = logp
+
+    def _joined(self, batch: MicroBatch, parts: Sequence[Tensor | None]) -> Tensor | None:
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        if len(known) == len(parts):
+            return torch.cat(known)
+        own = torch.split(self.current(batch), batch.row_N.bincount().tolist())
+        return torch.cat([o if p is None else p for o, p in zip(own, parts, strict=True)])
+
+    def _freeze(self, version: PolicyVersion) -> None:
+        if self._loaded != version:
+            self._loaded = None
+            self._load(self._frozen, version)
+            self._loaded = version
+
+    def _is_current(self) -> bool:
+        pairs = zip(self._frozen.parameters(), self._computing.model.parameters(), strict=True)
+        # Ranks would have to agree about their shards; they compute the pass instead.
+        return all(not isinstance(own, DTensor) and torch.equal(f, own) for f, own in pairs)
+
+    def _values(self, model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        hidden_ND = batch.hidden(model)
+        targets_N = batch.targets_N.to(hidden_ND.device)
+        return token_logprobs(hidden_ND, head_of(model), targets_N, self._temperature)
