@@ -4,7 +4,7 @@ A run pins one task set on chain by hash. Workers, validators and the trainer gr
 verifiers, which third parties add by entry point. Nothing here knows models, tokens or the chain.
 """
 
-from muster.tasks.grades import Graded, Undecided
+from muster.tasks.grades import Grade, Graded, Undecided
 from muster.tasks.problem import Problem
 from muster.tasks.prompts import render_prompt
 from muster.tasks.registry import identities, require_pinned
@@ -13,6 +13,7 @@ from muster.tasks.verifier import Verifier
 from muster.tasks.verifiers import check_task_set, verify, verify_all
 
 __all__ = [
+    "Grade",
     "Graded",
     "Problem",
     "TaskSet",

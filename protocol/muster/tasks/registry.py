@@ -18,12 +18,16 @@ from importlib.metadata import EntryPoint, entry_points
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity
 from muster.tasks import exact_match
+from muster.tasks.math import verifier as math
 from muster.tasks.verifier import Verifier
 
 ENTRY_POINT_GROUP = "muster.verifiers"
 """Where packages announce verifiers."""
 
-_BUILT_IN: Mapping[str, Verifier] = {"exact_match": exact_match.VERIFIER}
+_BUILT_IN: Mapping[str, Verifier] = {
+    "exact_match": exact_match.VERIFIER,
+    "verifiable_math": math.VERIFIER,
+}
 
 
 @cache

@@ -27,6 +27,10 @@ def _accept(_problem: Problem) -> None:
     """Find nothing wrong with a problem."""
 
 
+def _gold_standard(problem: Problem) -> str | None:
+    return problem.gold_standard_solution
+
+
 @dataclass(frozen=True)
 class Verifier:
     """Grades the problems of one task type."""
@@ -45,6 +49,8 @@ class Verifier:
     """What else on this machine decides scores, such as the Python that runs programs."""
     check: Callable[[Problem], None] = _accept
     """Raises TaskError when a problem is not well formed for this verifier."""
+    right_completion: Callable[[Problem], str | None] = _gold_standard
+    """Returns a completion that must be graded 1, or None when none is known."""
     parallel: int = 1
     """How many gradings it can do at once, in threads."""
     is_replayable: bool = True

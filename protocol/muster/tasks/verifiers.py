@@ -81,9 +81,9 @@ def check_task_set(problems: Iterable[Problem], *, allows_judge: bool = False) -
                 hint="a recipe with `allows_judge = true` takes it; see docs/tasks.md",
             )
         verifier.check(problem)
-        gold = problem.gold_standard_solution
-        if gold is not None:
-            _require(problem, "its gold standard", gold, Graded(1.0))
+        right = verifier.right_completion(problem)
+        if right is not None:
+            _require(problem, "its gold standard", right, Graded(1.0))
         _require(problem, "junk", JUNK_ANSWER, Graded(0.0))
 
 
