@@ -25,6 +25,7 @@ COMMANDS = {
     "demo": _Command("muster.devnet.demo:demo", "See the whole network learn and catch a cheater."),
     "devnet": _Command("muster.devnet.chain:devnet", "Start a local chain with the contracts."),
     "init": _Command("muster.client.identity:init", "Create the keys of a worker and its node."),
+    "doctor": _Command("muster.client.doctor.command:doctor", "Is this machine fit for a run?"),
     "wallet": _Command("muster.client.cli:wallet", "Create and show encrypted keystores."),
     "stake": _Command("muster.client.cli:stake", "Stake and register a worker."),
     "unstake": _Command("muster.client.leaving:unstake", "Take stake back, or leave."),

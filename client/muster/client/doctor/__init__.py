@@ -1,0 +1,1 @@
+"""`muster doctor`: is this machine fit for a run, before anything is at stake?"""

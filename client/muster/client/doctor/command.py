@@ -1,0 +1,340 @@
+"""The examination from first line to verdict. Each part that fails spares those that rest on it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.client.doctor.lines import Line, State, failed, is_fit, skipped, to_json
+from muster.client.options import (
+    FILE,
+    FOLDER,
+    HOME,
+    chain_options,
+    endpoint,
+    engine_options,
+    json_option,
+)
+from muster.client.printing import print_json
+from muster.protocol.errors import MusterError
+from muster.protocol.ids import Address, to_address
+
+if TYPE_CHECKING:
+    from muster.api import OrchestratorApi
+    from muster.chain import Chain, RunView
+    from muster.inference import InferenceEngine
+
+MARKS = {State.OK: "ok", State.WARN: "warn", State.FAIL: "FAIL", State.SKIP: "-"}
+COLOURS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red", State.SKIP: "bright_black"}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What is examined."""
+
+    run: int
+    """The run to be fit for."""
+    rpc: str
+    """RPC endpoint of the chain."""
+    deployments: Path
+    """Folder with the contracts' addresses."""
+    orchestrator: str | None = None
+    """URL of the run's orchestrator."""
+    relays: tuple[str, ...] = ()
+    """Relays to use instead of those the orchestrator names."""
+    worker: Address | None = None
+    """The staking wallet, if there is one already."""
+    keystore: Path | None = None
+    """The node's keystore, which is not opened."""
+    state_dir: Path = HOME / "doctor"
+    """Where policies are kept; a worker's own folder spares it the download."""
+    dtype: str = "float32"
+    """Arithmetic of the model."""
+    device: str = "cpu"
+    """Where the model computes."""
+    threads: int = 1
+    """CPU threads of the model."""
+    proves: bool = True
+    """Whether a rollout is generated and checked."""
+
+
+def load_transformers(threads: int) -> Callable[[str, str], InferenceEngine]:
+    """Return what makes engines of a number format and a device."""
+
+    def load(dtype: str, device: str) -> InferenceEngine:
+        from muster.inference.transformers_engine import TransformersEngine
+
+        return TransformersEngine(
+            "bfloat16" if dtype == "bfloat16" else "float32", threads=threads, device=device
+        )
+
+    return load
+
+
+async def examine(
+    asked: Examination, load: Callable[[str, str], InferenceEngine]
+) -> AsyncIterator[Line]:
+    """Yield the lines of an examination as they become known."""
+    from muster.chain import Chain
+    from muster.client.doctor.machine import examine_machine
+
+    for line in examine_machine(asked.state_dir, asked.device, asked.threads):
+        yield line
+    async with AsyncExitStack() as stack:
+        try:
+            chain = await stack.enter_async_context(
+                await Chain.connect(asked.rpc, asked.deployments)
+            )
+            async for line in _examine_chain(asked, chain, load, stack):
+                yield line
+        except MusterError as error:
+            yield failed("chain", "connection", error)
+
+
+async def _examine_chain(
+    asked: Examination,
+    chain: Chain,
+    load: Callable[[str, str], InferenceEngine],
+    stack: AsyncExitStack,
+) -> AsyncIterator[Line]:
+    from muster.api import OrchestratorApi
+    from muster.chain import ChainView
+    from muster.client.doctor.standing import (
+        examine_chain,
+        examine_node,
+        examine_run,
+        examine_worker,
+    )
+    from muster.client.preflight import find_run
+    from muster.client.rewards import read_view
+
+    yield await examine_chain(chain)
+    run = find_run(await read_view(chain, ChainView()), asked.run)
+    for line in examine_run(run):
+        yield line
+    if asked.worker is None:
+        yield skipped("worker", "account", "--worker ADDRESS asks about stake and registration")
+    else:
+        async for line in examine_worker(chain, asked.worker):
+            yield line
+    if asked.keystore is not None:
+        yield await examine_node(chain, asked.keystore, asked.worker)
+    if asked.orchestrator is None:
+        why = "--orchestrator URL asks about the network and runs the self-proof"
+        yield skipped("network", "orchestrator", why)
+        return
+    api = await stack.enter_async_context(OrchestratorApi(asked.orchestrator))
+    async for line in _examine_network(asked, chain, run, api, load):
+        yield line
+
+
+async def _examine_network(
+    asked: Examination,
+    chain: Chain,
+    run: RunView,
+    api: OrchestratorApi,
+    load: Callable[[str, str], InferenceEngine],
+) -> AsyncIterator[Line]:
+    from muster.client.doctor import network
+
+    assert asked.orchestrator is not None
+    line, named = await network.examine_orchestrator(api, run, chain.domain("ContributionLedger"))
+    yield line
+    if line.state is State.FAIL:
+        return
+    relays = asked.relays or named
+    yield await network.examine_ports([asked.rpc, asked.orchestrator, *relays])
+    yield await network.examine_clock(asked.orchestrator)
+    if run.latest_version is None:
+        yield skipped("network", "relays", "there is no policy to fetch yet")
+        return
+    learnt = network.Relays()
+    async for line in network.examine_relays(relays, run, learnt):
+        yield line
+    bandwidth = network.examine_bandwidth(run, learnt)
+    yield bandwidth
+    if bandwidth.state is State.FAIL:
+        return
+    if not asked.proves:
+        yield skipped("proof", "self-proof", "--no-proof")
+        return
+    async for line in _examine_proof(asked, run, api, relays, load):
+        yield line
+
+
+async def _examine_proof(
+    asked: Examination,
+    run: RunView,
+    api: OrchestratorApi,
+    relays: tuple[str, ...],
+    load: Callable[[str, str], InferenceEngine],
+) -> AsyncIterator[Line]:
+    import psutil
+
+    from muster.client.doctor import selfproof
+    from muster.client.quantities import format_size
+    from muster.shardcast import Fetcher
+
+    try:
+        rules = await selfproof.fetch_rules(api, run)
+        yield Line("proof", "documents", State.OK, _documents(rules))
+        async with Fetcher(relays, asked.state_dir / "policies", attempts=3, wait_s=0) as fetcher:
+            assert run.latest_version is not None
+            root = run.checkpoints[run.latest_version].manifest_root
+            folder = await fetcher.fetch(run.run_id, run.latest_version, root)
+        room = psutil.virtual_memory().available
+        needed = selfproof.memory_needed(folder, asked.dtype)
+        figure = f"{format_size(needed)} needed" if needed else "size unknown"
+        if asked.device == "cpu" and needed > room:
+            advice = "close other programs, --dtype bfloat16, or a machine with more memory"
+            figure += f", {format_size(room)} free"
+            yield Line("software", "model fits", State.FAIL, figure, advice)
+            return
+        yield Line("software", "model fits", State.OK, figure)
+        room -= needed
+        yield await asyncio.to_thread(_prove, asked, run, rules, folder, load, room)
+    except ModuleNotFoundError as error:
+        advice = "pip install 'muster-rl[model]'"
+        yield Line("proof", "self-proof", State.FAIL, f"{error.name} is not installed", advice)
+    except (MusterError, RuntimeError, OSError) as error:
+        # A GPU that runs out of memory, or a driver that fails: torch raises RuntimeError.
+        yield failed("proof", "self-proof", error)
+
+
+def _documents(rules: Any) -> str:
+    model, sampling = rules.calibration.model, rules.recipe.sampling
+    return (
+        f"recipe {rules.recipe.name!r}, {len(rules.task_set)} problems, calibrated for "
+        f"{model.name} on {model.engine}; a submission is {sampling.problems_per_submission} x "
+        f"{sampling.samples_per_problem} samples of up to {sampling.max_new_tokens} tokens"
+    )
+
+
+def _prove(
+    asked: Examination,
+    run: RunView,
+    rules: Any,
+    folder: Path,
+    load: Callable[[str, str], InferenceEngine],
+    room_bytes: int,
+) -> Line:
+    from muster.client.doctor import selfproof
+    from muster.client.quantities import format_duration
+
+    engine, reference, how = selfproof.make_engines(
+        load, asked.dtype, asked.device, room_bytes=room_bytes, folder=folder
+    )
+    assert run.latest_version is not None
+    for each in {id(engine): engine, id(reference): reference}.values():
+        each.load_policy(folder, run.latest_version)
+    found = selfproof.prove(
+        selfproof.fictitious_ticket(run, asked.worker), rules, engine, reference
+    )
+    statistics = "; ".join(map(str, found.statistics))
+    if found.finding is not None:
+        finding = found.finding
+        return Line(
+            "proof",
+            "self-proof",
+            State.FAIL,
+            f"a validator would answer {finding.verdict.name} {finding.reason.name}: "
+            f"{finding.detail}. {statistics}",
+            "do not stake: its work would be rejected or slashed. Try --dtype float32, --device "
+            "cpu; else this machine's arithmetic is outside what the run was calibrated for",
+        )
+    rate = found.units / max(found.generate_s, 1e-9)
+    return Line(
+        "proof",
+        "self-proof",
+        State.OK,
+        f"accepted: {found.samples} samples, {found.units} units in "
+        f"{format_duration(found.generate_s)} ({rate:,.0f} units/s), checked in "
+        f"{format_duration(found.check_s)}, {how}; strain {found.strain:.2f} of 1. {statistics}",
+    )
+
+
+# Command
+
+
+@click.command()
+@click.option("--run", type=click.IntRange(min=1), required=True, help="The run to be fit for.")
+@click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
+@click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable.")
+@click.option("--worker", metavar="ADDRESS", help="Your staking wallet, if you have one.")
+@click.option("--keystore", type=FILE, help="Your node's keystore; it is not opened.")
+@click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
+@click.option("--no-proof", is_flag=True, help="Generate nothing: the quick part only.")
+@engine_options
+@json_option
+@chain_options
+def doctor(**options: Any) -> None:
+    """Examine this machine for a run, and prove it with rollouts that no one pays or slashes.
+
+    Needs no key. Prints every question with its figure and what to do, then fit or unfit.
+    Exit code 0: fit, 1: unfit.
+
+    \b
+    Examples:
+      muster doctor --run 1 --orchestrator http://orchestrator:8600
+      muster doctor --run 1 --orchestrator URL --worker 0x... --keystore ~/.muster/node.json
+    """
+    lines = asyncio.run(_collect(_asked(options), not options["as_json"]))
+    if options["as_json"]:
+        print_json(to_json(lines))
+    else:
+        _print_verdict(lines)
+    if not is_fit(lines):
+        sys.exit(1)
+
+
+def _asked(options: dict[str, Any]) -> Examination:
+    rpc, deployments = endpoint(options)
+    named = {name: options[name] for name in ("dtype", "device", "threads") if options[name]}
+    return Examination(
+        run=options["run"],
+        rpc=rpc,
+        deployments=deployments,
+        orchestrator=options["orchestrator"],
+        relays=tuple(options["relay"]),
+        worker=to_address(options["worker"]) if options["worker"] else None,
+        keystore=options["keystore"],
+        state_dir=(options["state_dir"] or HOME / "doctor").expanduser(),
+        proves=not options["no_proof"],
+        **named,
+    )
+
+
+async def _collect(asked: Examination, shows: bool) -> list[Line]:
+    lines = []
+    async for line in examine(asked, load_transformers(asked.threads)):
+        lines.append(line)
+        if shows:
+            _print_line(line)
+    return lines
+
+
+def _print_line(line: Line) -> None:
+    mark = click.style(f"{MARKS[line.state]:4}", fg=COLOURS[line.state])
+    click.echo(f"{mark}  {f'{line.section} {line.name}':20}  {line.figure}")
+    if line.advice:
+        click.echo(f"{'':28}-> {line.advice}")
+
+
+def _print_verdict(lines: list[Line]) -> None:
+    bad = [line for line in lines if line.state is State.FAIL]
+    if bad:
+        why = ", ".join(f"{line.section} {line.name}" for line in bad)
+        click.echo(click.style(f"unfit: {why}", fg="red", bold=True))
+        return
+    proven = any(line.name == "self-proof" and line.state is State.OK for line in lines)
+    if proven:
+        click.echo(click.style("fit", fg="green", bold=True))
+    else:
+        click.echo(click.style("fit, as far as it was examined: no self-proof", fg="yellow"))

@@ -1,0 +1,170 @@
+"""Who the machine talks to: orchestrator and relays, how fast, and whether the clocks agree."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+import httpx
+
+from muster.api import OrchestratorApi
+from muster.chain import RunView
+from muster.client.doctor.lines import Line, State, failed
+from muster.client.quantities import format_duration, format_size
+from muster.protocol.eip712 import Domain
+from muster.protocol.errors import ApiError, EncodingError
+from muster.shardcast import Manifest
+from muster.shardcast.download import Fault, ShardClient
+
+SECTION = "network"
+SAMPLE_BYTES = 8 << 20
+"""Most bytes that measuring one relay takes."""
+TIMEOUT_S = 10.0
+"""Who has not answered by then counts as unreachable."""
+SKEW_FAIL_S, SKEW_WARN_S = 30, 5
+"""Signed requests from further in the future are refused; older than 60 s too."""
+
+
+@dataclass(slots=True)
+class Relays:
+    """What was learnt about the relays, for the questions that follow."""
+
+    manifest: Manifest | None = None
+    """Of the newest policy, checked against the chain."""
+    bytes_per_s: float = 0.0
+    """The fastest relay's rate."""
+
+
+async def examine_ports(urls: Sequence[str]) -> Line:
+    """Return whether every address answers; nothing needs to reach this machine."""
+    results = await asyncio.gather(*(_reaches(url) for url in urls))
+    closed = [urlsplit(url).netloc for url, open_ in zip(urls, results, strict=True) if not open_]
+    if closed:
+        return Line(
+            SECTION,
+            "ports",
+            State.FAIL,
+            f"no connection to {', '.join(closed)}",
+            "is it up, and does a firewall let this machine out?",
+        )
+    figure = f"{len(urls)} addresses answer; no port of this machine needs to be open"
+    return Line(SECTION, "ports", State.OK, figure)
+
+
+async def _reaches(url: str) -> bool:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except (OSError, TimeoutError, UnicodeError):
+        return False
+    writer.close()
+    return True
+
+
+async def examine_orchestrator(
+    api: OrchestratorApi, run: RunView, domain: Domain
+) -> tuple[Line, tuple[str, ...]]:
+    """Return whether the orchestrator is the run's, and the relays (or the origin) it names."""
+    try:
+        found = await api.run_info(run.run_id)
+    except ApiError as error:
+        return failed(SECTION, "orchestrator", error), ()
+    ours = (run.config.orchestrator, domain.verifying_contract, domain.chain_id)
+    if (found.orchestrator, found.ledger, found.chain_id) != ours:
+        figure = f"it serves another run: account {found.orchestrator}, chain {found.chain_id}"
+        advice = "check --orchestrator, --rpc and --deployments"
+        return Line(SECTION, "orchestrator", State.FAIL, figure, advice), ()
+    relays = tuple(found.relays) or ((found.origin,) if found.origin else ())
+    figure = f"collects step {found.step}, policy {found.policy_version}, {len(relays)} relays"
+    return Line(SECTION, "orchestrator", State.OK, figure), relays
+
+
+async def examine_clock(url: str) -> Line:
+    """Return how far this machine's clock is from the orchestrator's."""
+    try:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as http:
+            asked_at = time.time()
+            answer = await http.get(f"{url.rstrip('/')}/healthz")
+            ours = (asked_at + time.time()) / 2
+        theirs = parsedate_to_datetime(answer.headers["date"]).timestamp() + 0.5
+    except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError) as error:
+        return Line(SECTION, "clock", State.WARN, f"cannot be compared: {error}", "see ports")
+    skew = ours - theirs
+    # The header has whole seconds.
+    figure = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the orchestrator's"
+    if abs(skew) > SKEW_FAIL_S:
+        advice = "its requests would be refused: set the clock (timedatectl set-ntp true)"
+        return Line(SECTION, "clock", State.FAIL, figure, advice)
+    if abs(skew) > SKEW_WARN_S:
+        return Line(SECTION, "clock", State.WARN, figure, "timedatectl set-ntp true")
+    return Line(SECTION, "clock", State.OK, figure)
+
+
+async def examine_relays(
+    relays: Sequence[str], run: RunView, learnt: Relays
+) -> AsyncIterator[Line]:
+    """Yield each relay's rate, measured on a bounded part of the newest policy."""
+    assert run.latest_version is not None  # the caller asked
+    root = run.checkpoints[run.latest_version].manifest_root
+    client = ShardClient()
+    try:
+        for number, url in enumerate(relays):
+            name = f"relay {number}" if len(relays) > 1 else "relay"
+            data = await client.manifest(url, run.run_id, run.latest_version, root=root)
+            if isinstance(data, Fault):
+                advice = "another relay may do: --relay URL"
+                yield Line(SECTION, name, State.WARN, f"{url}: {data.value}", advice)
+                continue
+            try:
+                learnt.manifest = Manifest.from_bytes(data)
+                rate = await _rate(url, learnt.manifest)
+            except (httpx.HTTPError, httpx.InvalidURL, EncodingError, ValueError) as error:
+                yield Line(SECTION, name, State.WARN, f"{url}: {error}", "try another relay")
+                continue
+            learnt.bytes_per_s = max(learnt.bytes_per_s, rate)
+            yield Line(SECTION, name, State.OK, f"{url}: {format_size(rate)}/s")
+    finally:
+        client.close()
+
+
+async def _rate(url: str, manifest: Manifest) -> float:
+    """Return the bytes per second at which a relay sends one chunk, or the start of it."""
+    span = max(manifest.broadcast_spans(), key=lambda each: each.size)
+    wanted = min(span.size, SAMPLE_BYTES)
+    path = f"{url.rstrip('/')}/v1/chunks/{span.digest.hex()}"
+    headers = {"range": f"bytes=0-{wanted - 1}", "accept-encoding": "identity"}
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as http:
+        started = time.perf_counter()
+        received = 0
+        async with asyncio.timeout(TIMEOUT_S), http.stream("GET", path, headers=headers) as answer:
+            answer.raise_for_status()
+            async for part in answer.aiter_raw():
+                received += len(part)
+                if received >= wanted:
+                    break
+    return received / max(time.perf_counter() - started, 1e-6)
+
+
+def examine_bandwidth(run: RunView, learnt: Relays) -> Line:
+    """Return whether policies arrive faster than they are published."""
+    if learnt.manifest is None or learnt.bytes_per_s == 0:
+        advice = "the policy cannot be fetched: another --relay, or ask the run's owner"
+        return Line(SECTION, "bandwidth", State.FAIL, "no relay delivers", advice)
+    took = learnt.manifest.broadcast_bytes / learnt.bytes_per_s
+    figure = f"{format_size(learnt.manifest.broadcast_bytes)} per policy in {format_duration(took)}"
+    times = [checkpoint.timestamp for checkpoint in run.checkpoints.values()]
+    if len(times) < 3:
+        return Line(SECTION, "bandwidth", State.OK, figure)
+    every = (times[-1] - times[1]) / max(len(times) - 2, 1)
+    figure += f"; a new one every {format_duration(every)}"
+    if took > every:
+        return Line(SECTION, "bandwidth", State.FAIL, figure, "this line is too slow for the run")
+    if took > every / 2:
+        return Line(SECTION, "bandwidth", State.WARN, figure, "much of the time goes to fetching")
+    return Line(SECTION, "bandwidth", State.OK, figure)

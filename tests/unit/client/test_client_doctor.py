@@ -1,0 +1,232 @@
+"""The doctor's arithmetic: what statistics say, what memory a policy needs, who checks whom."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from client_world import CALIBRATION, RULES, HashEngine, make_ticket
+
+from muster.client.doctor import machine, network
+from muster.client.doctor.lines import State
+from muster.client.doctor.selfproof import OVERHEAD_BYTES, make_engines, memory_needed, prove
+from muster.client.measured import measure
+from muster.client.validator.replay import Replay
+from muster.protocol.errors import EngineError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.messages import Reason
+from muster.shardcast import Manifest, ManifestFile
+from muster.toploc import ChunkResult
+
+CHUNK = ChunkResult(
+    exponent_mismatches=0,
+    mantissa_error_mean=1.0,
+    mantissa_error_median=1.0,
+    sign_mismatches=0,
+    points=8,
+)
+
+
+class Wrong(HashEngine):
+    """Computes another function than the policy, in generation and in prefill alike."""
+
+    def _step(self, tokens: tuple[int, ...]) -> Any:
+        return super()._step((*tokens, 1))
+
+
+def safetensors(path: Path, *, dtype: str = "BF16", count: int = 1000, width: int = 2) -> None:
+    header = {"w": {"dtype": dtype, "shape": [count], "data_offsets": [0, count * width]}}
+    data = json.dumps(header | {"__metadata__": {"a": "b"}}).encode()
+    path.write_bytes(struct.pack("<Q", len(data)) + data + bytes(count * width))
+
+
+# The self-proof
+
+
+def test_honest_engine_is_accepted_with_every_statistic_inside_its_limit() -> None:
+    engine: Any = HashEngine(PolicyVersion(3))
+    found = prove(make_ticket(), RULES, engine, engine)
+    assert found.finding is None
+    assert all(statistic.passes for statistic in found.statistics)
+    assert found.samples == 4
+    assert found.units > 0
+
+
+def test_engine_that_agrees_with_itself_is_caught_by_the_reference() -> None:
+    wrong: Any = Wrong(PolicyVersion(3))
+    honest: Any = HashEngine(PolicyVersion(3))
+    assert prove(make_ticket(), RULES, wrong, wrong).finding is None
+    finding = prove(make_ticket(), RULES, wrong, honest).finding
+    assert finding is not None
+    assert finding.reason is Reason.TOPLOC_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "room", "references"),
+    [
+        ("float32", "cpu", 1 << 40, 1),
+        ("bfloat16", "cpu", 1 << 40, 2),
+        ("float32", "cuda", 1 << 40, 2),
+        ("bfloat16", "cuda", 1 << 20, 1),
+    ],
+)
+def test_reference_is_float32_on_the_cpu_where_it_fits(
+    tmp_path: Path, dtype: str, device: str, room: int, references: int
+) -> None:
+    safetensors(tmp_path / "model.safetensors")
+    made: list[tuple[str, str]] = []
+
+    def load(dtype: str, device: str) -> Any:
+        made.append((dtype, device))
+        return HashEngine()
+
+    _, _, how = make_engines(load, dtype, device, room_bytes=room, folder=tmp_path)
+    assert made == [(dtype, device), ("float32", "cpu")][:references]
+    assert how
+
+
+def test_memory_follows_from_the_header_and_the_number_format(tmp_path: Path) -> None:
+    safetensors(tmp_path / "a.safetensors", count=1000)
+    safetensors(tmp_path / "b.safetensors", dtype="F32", count=500, width=4)
+    assert memory_needed(tmp_path, "float32") - OVERHEAD_BYTES == 1500 * 4
+    assert memory_needed(tmp_path, "bfloat16") - OVERHEAD_BYTES == 1500 * 2
+
+
+@pytest.mark.parametrize(
+    "header", [b"[]", b"{", b'{"w": {"dtype": "F99", "data_offsets": [0, 1]}}']
+)
+def test_a_malformed_header_is_an_engine_error(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(EngineError, match=r"m\.safetensors is no safetensors file"):
+        memory_needed(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8, bytes(8)])
+def test_files_that_say_nothing_need_an_unknown_amount(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "m.safetensors").write_bytes(data)
+    assert memory_needed(tmp_path, "float32") == 0
+
+
+# Statistics
+
+
+def worst(replays: list[Replay]) -> dict[str, tuple[float, float, bool]]:
+    found = measure(replays, CALIBRATION)
+    return {each.name: (each.worst, each.limit, each.passes) for each in found}
+
+
+def replay(*margins: float, **changes: float) -> Replay:
+    chunk: Any = replace(CHUNK, **changes)  # type: ignore[arg-type]
+    return Replay((chunk,), np.array(margins or (0.0,), dtype=np.float32))
+
+
+def test_the_worst_of_each_statistic_is_shown_beside_its_limit() -> None:
+    found = worst([replay(), replay(0.005, 0.002, mantissa_error_mean=3.5)])
+    assert found["mantissa error mean"] == (3.5, 4.0, True)
+    assert found["exponent mismatches"] == (0.0, 1.0, True)
+    assert found["largest margin"][0] == pytest.approx(0.005)
+    assert found["tokens outside the margin"] == (0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"exponent_mismatches": 2}, "exponent mismatches"),
+        ({"mantissa_error_mean": float("nan")}, "mantissa error mean"),
+        ({"mantissa_error_median": 4.5}, "mantissa error median"),
+        ({"sign_mismatches": 1}, "sign mismatches"),
+        ({"decoy_matches": 17}, "decoy matches"),
+        # Half the points: half the limit, rounded down.
+        ({"exponent_mismatches": 1, "points": 4}, "exponent mismatches"),
+    ],
+)
+def test_what_fails_a_chunk_fails_its_statistic(changes: dict[str, float], name: str) -> None:
+    bad = replay(**changes)
+    assert not CALIBRATION.chunk_passes(bad.chunks[0])
+    assert not worst([bad])[name][2]
+
+
+def test_a_margin_outside_fails_with_its_count() -> None:
+    bad = replay(0.0, 0.5, float("nan"))
+    assert worst([bad])["tokens outside the margin"] == (2, 0, False)
+
+
+def test_nothing_measured_is_nothing_shown() -> None:
+    assert measure([], CALIBRATION) == []
+
+
+# Machine and network
+
+
+class FakeNvml(SimpleNamespace):
+    """As much of NVML as the doctor asks, for machines without a GPU."""
+
+    def __init__(self, fails: bool = False) -> None:
+        def init() -> None:
+            if fails:
+                raise RuntimeError("Driver Not Loaded")
+
+        memory = SimpleNamespace(free=100 << 30, total=140 << 30)
+        super().__init__(
+            nvmlInit=init,
+            nvmlShutdown=lambda: None,
+            nvmlDeviceGetCount=lambda: 1,
+            nvmlDeviceGetHandleByIndex=lambda number: number,
+            nvmlDeviceGetMemoryInfo=lambda _handle: memory,
+            nvmlDeviceGetName=lambda _handle: "a GPU",
+        )
+
+
+def gpu(device: str, tmp_path: Path) -> Any:
+    lines = list(machine.examine_machine(tmp_path, device, 1))
+    return next(line for line in lines if line.name.startswith("gpu"))
+
+
+def test_a_gpu_is_named_with_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    line = gpu("cpu", tmp_path)
+    assert (line.state, line.figure) == (State.OK, "a GPU, 100.0 GiB free of 140.0 GiB")
+    assert "--device cuda:0" in line.advice
+    assert gpu("cuda", tmp_path).advice == ""
+
+
+@pytest.mark.parametrize(("device", "state"), [("cpu", State.SKIP), ("cuda:0", State.FAIL)])
+def test_a_missing_driver_matters_only_to_who_wants_the_gpu(
+    device: str, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fails=True))
+    assert gpu(device, tmp_path).state is state
+
+
+def test_without_nvml_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu("cpu", tmp_path).state is State.SKIP
+    assert "muster-rl[gpu]" in gpu("cuda", tmp_path).advice
+
+
+def test_more_threads_than_cores_is_a_warning(tmp_path: Path) -> None:
+    line = next(machine.examine_machine(tmp_path, "cpu", 10_000))
+    assert line.state is State.WARN
+    assert "--threads" in line.advice
+
+
+@pytest.mark.parametrize(
+    ("rate", "state"), [(0, State.FAIL), (50, State.FAIL), (150, State.WARN), (10_000, State.OK)]
+)
+def test_policies_must_arrive_faster_than_they_are_published(rate: float, state: State) -> None:
+    file = ManifestFile("model.safetensors", 1000, (b"\1" * 32,))  # type: ignore[arg-type]
+    manifest = Manifest(1, PolicyVersion(0), (file,), b"\2" * 32, 0, 0)  # type: ignore[arg-type]
+    times = {n: SimpleNamespace(timestamp=t) for n, t in enumerate((0, 500, 510, 520))}
+    run: Any = SimpleNamespace(checkpoints=times)
+    line = network.examine_bandwidth(run, network.Relays(manifest, rate))
+    assert line.state is state
+    young: Any = SimpleNamespace(checkpoints={0: times[0]})
+    if rate:
+        assert network.examine_bandwidth(young, network.Relays(manifest, rate)).state is State.OK
