@@ -26,6 +26,7 @@ from muster.client.options import (
     yes_option,
 )
 from muster.client.printing import print_facts, print_json
+from muster.client.worker_status import status
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId, to_address
 
@@ -232,6 +233,7 @@ def worker_run(
 
 
 worker.add_command(rejoin)
+worker.add_command(status)
 
 
 @click.group()

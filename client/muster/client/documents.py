@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from muster.client.outage import Outage
 from muster.protocol.encoding import hex0x, keccak
@@ -13,6 +13,10 @@ from muster.protocol.ids import Hash32
 from muster.protocol.recipe import Recipe
 from muster.tasks import TaskSet
 from muster.toploc import Calibration
+
+if TYPE_CHECKING:
+    from muster.chain import RunConfig
+    from muster.client.validator.judging import Rules
 
 T = TypeVar("T")
 
@@ -41,6 +45,22 @@ async def fetch_calibration(source: DocumentSource, pinned: Hash32) -> Calibrati
     return Calibration.from_bytes(await _fetch(source, pinned, "calibration"))
 
 
+async def read_rules(source: DocumentSource, config: RunConfig) -> Rules:
+    """Return a run's documents, each checked against its hash; waits for nobody.
+
+    Raises ApiError when the source does not answer, EncodingError for a malformed document.
+    """
+    from muster.client.validator.judging import Rules
+
+    return Rules(
+        recipe=Recipe.from_bytes(await _read(source, config.recipe_hash, "recipe")),
+        task_set=TaskSet.from_bytes(await _read(source, config.task_set_hash, "task set")),
+        calibration=Calibration.from_bytes(
+            await _read(source, config.calibration_hash, "calibration")
+        ),
+    )
+
+
 async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:
     """Return the answer, however long the orchestrator is away; raises ApiError for a refusal."""
     outage = Outage("the orchestrator")
@@ -57,7 +77,11 @@ async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _fetch(source: DocumentSource, pinned: Hash32, what: str) -> bytes:
-    data = await await_orchestrator(lambda: source.document(pinned))
+    return await await_orchestrator(lambda: _read(source, pinned, what))
+
+
+async def _read(source: DocumentSource, pinned: Hash32, what: str) -> bytes:
+    data = await source.document(pinned)
     if keccak(data) != pinned:
         raise ConfigError(
             f"the {what} that was handed over is not the one on chain ({hex0x(pinned)})",

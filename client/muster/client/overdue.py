@@ -39,7 +39,6 @@ async def submissions_of(batch: BatchView, orchestrator: str | None) -> list[Sub
     Raises ConfigError when nobody shows them, or what is shown is not what was committed.
     """
     from muster.api import OrchestratorApi
-    from muster.protocol.merkle import merkle_root
 
     if batch.records is not None:
         return []
@@ -57,12 +56,22 @@ async def submissions_of(batch: BatchView, orchestrator: str | None) -> list[Sub
             error.hint = error.hint or "check --orchestrator"
             raise
     submissions = [entry.submission for entry in entries]
-    if merkle_root([submission.leaf() for submission in submissions]) != batch.root:
+    require_committed(batch, submissions, orchestrator)
+    return submissions
+
+
+def require_committed(
+    batch: BatchView, submissions: Sequence[Submission], orchestrator: str
+) -> None:
+    """Raise ConfigError unless these are the submissions that a batch was committed for."""
+    from muster.protocol.merkle import merkle_root
+
+    leaves = [submission.leaf() for submission in submissions]
+    if len(leaves) != batch.count or merkle_root(leaves) != batch.root:
         raise ConfigError(
             f"{orchestrator} shows other submissions than those of batch {batch.batch_id}",
             hint="check --orchestrator and --rpc; the orchestrator may be dishonest",
         )
-    return submissions
 
 
 async def read_overdue(batches: Sequence[BatchView], orchestrator: str | None) -> Shown:

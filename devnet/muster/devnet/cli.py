@@ -32,6 +32,7 @@ COMMANDS = {
     "node": _Command("muster.client.rotation:node", "Replace a worker's hot key."),
     "runs": _Command("muster.client.runs:runs", "Look at runs before taking part in one."),
     "worker": _Command("muster.client.cli:worker", "Generate rollouts and be paid."),
+    "explain": _Command("muster.client.explain_cli:explain", "What became of a submission."),
     "rewards": _Command("muster.client.cli:rewards", "Show and claim what a worker has earned."),
     "validator": _Command("muster.client.cli:validator", "Check rollouts and sign verdicts."),
     "dispute": _Command("muster.client.dispute:dispute", "Challenge outcomes before a jury."),

@@ -179,11 +179,12 @@ async def _examine_proof(
     import psutil
 
     from muster.client.doctor import selfproof
+    from muster.client.documents import read_rules
     from muster.client.quantities import format_size
     from muster.shardcast import Fetcher
 
     try:
-        rules = await selfproof.fetch_rules(api, run)
+        rules = await read_rules(api, run.config)
         yield Line("proof", "documents", State.OK, _documents(rules))
         async with Fetcher(relays, asked.state_dir / "policies", attempts=3, wait_s=0) as fetcher:
             assert run.latest_version is not None

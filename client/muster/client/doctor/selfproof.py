@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from muster.api import OrchestratorApi
 from muster.chain import ZERO_ADDRESS, RunView
 from muster.client.measured import Statistic, measure
 from muster.client.tickets import KnownPolicy, TicketTerms
@@ -31,8 +30,6 @@ from muster.protocol.ids import Address, Step, to_address
 from muster.protocol.messages import Submission, Ticket
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
-from muster.tasks import TaskSet
-from muster.toploc import Calibration
 
 if TYPE_CHECKING:
     from muster.client.validator.checks import Claim, Finding
@@ -66,18 +63,6 @@ class Proven:
     """Seconds to generate them."""
     check_s: float
     """Seconds to check them."""
-
-
-async def fetch_rules(api: OrchestratorApi, run: RunView) -> Rules:
-    """Return the run's documents, each checked against its hash on chain; never waits for long."""
-    from muster.client.validator.judging import Rules
-
-    config = run.config
-    return Rules(
-        recipe=Recipe.from_bytes(await api.document(config.recipe_hash)),
-        task_set=TaskSet.from_bytes(await api.document(config.task_set_hash)),
-        calibration=Calibration.from_bytes(await api.document(config.calibration_hash)),
-    )
 
 
 def fictitious_ticket(run: RunView, worker: Address | None) -> Ticket:

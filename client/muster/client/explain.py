@@ -1,0 +1,321 @@
+"""One submission, from its arrival to its money: found on chain, described, worded for people.
+
+Pure but for the questions to the contracts. `muster.client.explain_cli` is the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from muster.client.quantities import format_time, format_tokens
+from muster.client.reasons import VERDICTS, checks_of, words_of
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Hash32, to_address
+from muster.protocol.messages import OutcomeRecord, Verdict
+
+if TYPE_CHECKING:
+    from muster.api import BatchEntry
+    from muster.chain import BatchView, Chain, ChainView, Standing
+    from muster.client.rerun import Recomputed
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a submission is."""
+
+    batch: BatchView
+    """Its batch."""
+    position: int
+    """Its place there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """What the contracts say about an outcome's money."""
+
+    standing: Standing | None
+    """As it stands; None while outcomes are awaited."""
+    is_paid: bool
+    """Whether its slot was paid."""
+    now: int
+    """The chain's time."""
+    due_at: int
+    """When outcomes of its batch were, or are, due."""
+
+
+# Where it is
+
+
+def find_by_slot(
+    view: ChainView, worker: str, slot: tuple[int, int], run: int | None
+) -> Place | None:
+    """Return the first outcome of a worker's slot; raises ConfigError when runs differ."""
+    account = view.workers.get(to_address(worker))
+    if account is None:
+        raise ConfigError(f"{worker} is not registered as a worker", hint="check --worker")
+    found = [
+        place
+        for place in _recorded(view)
+        if run in (None, place.batch.run_id)
+        and (record := _record(place)).worker_id == account.worker_id
+        and (record.step, record.index) == slot
+    ]
+    if len({place.batch.run_id for place in found}) > 1:
+        raise ConfigError("the worker has that slot in several runs", hint="say which: --run ID")
+    return found[0] if found else None
+
+
+def find_by_hash(view: ChainView, file_hash: Hash32) -> Place | None:
+    """Return the first outcome or direct submission of a file."""
+    for batch in view.batches.values():
+        if batch.direct is not None and batch.direct.file_hash == file_hash:
+            return Place(batch, 0)
+    return next((p for p in _recorded(view) if _record(p).file_hash == file_hash), None)
+
+
+def _recorded(view: ChainView) -> list[Place]:
+    return [
+        Place(batch, position)
+        for batch in view.batches.values()
+        for position in range(len(batch.records or ()))
+    ]
+
+
+def _record(place: Place) -> OutcomeRecord:
+    assert place.batch.records is not None  # _recorded
+    return place.batch.records[place.position]
+
+
+def place_at(view: ChainView, batch_id: int, position: int) -> Place:
+    """Return a place by its numbers; raises ConfigError when there is none."""
+    from muster.client.dispute import find_batch
+
+    batch = find_batch(view, batch_id)
+    if position >= batch.count:
+        raise ConfigError(
+            f"batch {batch_id} has no position {position}",
+            hint=f"positions are 0 to {batch.count - 1}",
+        )
+    return Place(batch, position)
+
+
+# What became of it
+
+
+async def ask_money(
+    chain: Chain, view: ChainView, place: Place, entries: Sequence[BatchEntry]
+) -> Money:
+    """Return what the contracts say about an outcome and its slot."""
+    from muster.client.case_proofs import prove_outcome
+
+    batch, now = place.batch, await chain.now()
+    due_at = batch.committed_at + await chain.ledger.outcome_deadline()
+    submissions = [entry.submission for entry in entries] or (
+        [batch.direct] if batch.direct is not None else []
+    )
+    standing = None
+    if batch.records is not None or (now >= due_at and submissions):
+        proof = prove_outcome(view, batch, place.position, submissions)
+        standing = await chain.ledger.standing_of(proof)
+    is_paid = False
+    if standing is not None:
+        record = standing.outcome
+        worker = await chain.workers.worker_by_id(record.worker_id)
+        is_paid = await chain.escrow.is_paid(batch.run_id, worker, record.step, record.index)
+    return Money(standing, is_paid, now, due_at)
+
+
+def describe(
+    view: ChainView, place: Place, money: Money, entries: Sequence[BatchEntry]
+) -> dict[str, Any]:
+    """Return everything known about a committed submission, as JSON values."""
+    batch = place.batch
+    entry = entries[place.position] if entries else None
+    found: dict[str, Any] = {
+        "state": "judged" if batch.records is not None else "committed",
+        "run": batch.run_id,
+        "batch": batch.batch_id,
+        "position": place.position,
+        "received_at": entry.received_at if entry else None,
+        "committed": {
+            "at": batch.committed_at,
+            "block": batch.block_number,
+            "transaction": batch.tx_hash,
+            "by": "the worker itself" if batch.direct is not None else "the orchestrator",
+        },
+        "outcomes_due_at": money.due_at,
+    }
+    if money.standing is None:
+        return found
+    return found | _describe_outcome(view, place, money)
+
+
+def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, Any]:
+    batch, standing = place.batch, money.standing
+    assert standing is not None  # describe
+    record = standing.outcome
+    worker = view.worker_by_id.get(record.worker_id)
+    run = view.runs[batch.run_id]
+    case = view.cases.get(standing.leaf)
+    slash = next((s for s in view.slashes if s.offence == standing.offence), None)
+    signers = [v for v, bit in run.seats.items() if batch.signers & bit]
+    return {
+        "worker": worker.address if worker else None,
+        "step": record.step,
+        "index": record.index,
+        "policy_version": record.policy_version,
+        "file_hash": "0x" + record.file_hash.hex(),
+        "rollouts": record.rollouts,
+        "units": record.units,
+        "is_overdue": batch.records is None,
+        "judged": None
+        if batch.records is None
+        else {"at": batch.posted_at, "transaction": batch.posted_tx, "by": signers},
+        "recorded_verdict": record.verdict.name.lower(),
+        "verdict": standing.verdict.name.lower(),
+        "reason": record.reason.name,
+        "reason_code": int(record.reason),
+        "payment": _payment(batch, record, money),
+        "dispute": _dispute(place, money, has_case=case is not None),
+        "case": None if case is None else {"leaf": "0x" + case.leaf.hex(), "closed": case.closed},
+        "slash": None
+        if slash is None
+        else {
+            "amount_wei": str(slash.amount_wei),
+            "state": slash.state,
+            "transaction": slash.tx_hash,
+        },
+    }
+
+
+def _payment(batch: BatchView, record: OutcomeRecord, money: Money) -> dict[str, Any]:
+    standing = money.standing
+    assert standing is not None  # describe
+    if standing.verdict is not Verdict.ACCEPTED:
+        state = "none"
+    elif money.is_paid:
+        state = "paid"
+    else:
+        state = "claimable" if standing.is_final else "pending"
+    amount = record.units * batch.price_per_unit if state != "none" else 0
+    return {"state": state, "amount_wei": str(amount), "final_at": standing.closes_at}
+
+
+def _dispute(place: Place, money: Money, *, has_case: bool) -> dict[str, Any] | None:
+    """Return until when and how the outcome can be challenged; None when it cannot be."""
+    standing = money.standing
+    assert standing is not None  # describe
+    if has_case or money.now >= standing.closes_at:
+        return None
+    claimed = "rejected" if standing.verdict is Verdict.ACCEPTED else "accepted"
+    words = f"muster dispute open --batch {place.batch.batch_id} --position {place.position}"
+    shows = "" if place.batch.records is not None else " --orchestrator URL"
+    return {
+        "until": standing.closes_at,
+        "command": f"{words} --verdict {claimed} --keystore FILE{shows}",
+    }
+
+
+# For people
+
+
+def facts_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a described submission as names and lines for people."""
+    committed = found["committed"]
+    facts: dict[str, Any] = {
+        "submission": f"batch {found['batch']}, position {found['position']} (run {found['run']})",
+        "received": format_time(found["received_at"]) if found["received_at"] else None,
+        "committed": f"{format_time(committed['at'])} by {committed['by']}, block "
+        f"{committed['block']}, {committed['transaction']}",
+    }
+    if "verdict" not in found:
+        return facts | {
+            "judged": f"not yet: outcomes are due by {format_time(found['outcomes_due_at'])}; "
+            "without them it is paid as claimed"
+        }
+    return facts | _outcome_facts(found)
+
+
+def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
+    from muster.protocol.messages import Reason
+
+    judged, payment, dispute = found["judged"], found["payment"], found["dispute"]
+    reason = words_of(Reason(found["reason_code"])) if _is_known(found) else None
+    verdict = Verdict[found["recorded_verdict"].upper()]
+    overturned = found["verdict"] != found["recorded_verdict"]
+    return {
+        "worker": f"{found['worker']}, step {found['step']}, index {found['index']}",
+        "claims": f"{found['rollouts']} rollouts, {found['units']} units, policy "
+        f"{found['policy_version']}, file {found['file_hash']}",
+        "judged": "by nobody in time: it stands as claimed"
+        if judged is None
+        else f"{format_time(judged['at'])} by {len(judged['by'])} validators, "
+        f"{judged['transaction']}",
+        "checks": None if judged is None else _checks(found, verdict),
+        "verdict": f"{found['verdict']}: {VERDICTS[Verdict[found['verdict'].upper()]]}"
+        + (f" (a jury overturned {found['recorded_verdict']})" if overturned else ""),
+        "reason": f"{found['reason']} ({found['reason_code']}): {reason.meaning if reason else ''}"
+        if found["reason_code"]
+        else None,
+        "to do": reason.advice if reason and reason.advice else None,
+        "slashed": _slash(found["slash"]),
+        "paid": _paid(payment, found["run"]),
+        "dispute": [f"possible until {format_time(dispute['until'])}:", dispute["command"]]
+        if dispute
+        else ("has a case: muster dispute list" if found["case"] else "the window is closed"),
+    }
+
+
+def _is_known(found: dict[str, Any]) -> bool:
+    from muster.protocol.messages import Reason
+
+    return found["reason_code"] in set(Reason)
+
+
+def _checks(found: dict[str, Any], verdict: Verdict) -> list[str]:
+    from muster.chain.view_parts import lenient_reason
+
+    return checks_of(verdict, lenient_reason(found["reason_code"]))
+
+
+def _slash(slash: dict[str, Any] | None) -> str | None:
+    if slash is None:
+        return None
+    amount = format_tokens(int(slash["amount_wei"]))
+    return f"{amount} tokens, {slash['state']}, {slash['transaction']}"
+
+
+def _paid(payment: dict[str, Any], run: int) -> str:
+    amount = format_tokens(int(payment["amount_wei"]))
+    return {
+        "none": "no: only accepted work is paid",
+        "paid": f"yes, {amount} tokens",
+        "claimable": f"not yet: {amount} tokens, muster rewards claim --run {run}",
+        "pending": f"not yet: {amount} tokens, claimable from {format_time(payment['final_at'])}",
+    }[payment["state"]]
+
+
+def rerun_facts(again: Recomputed) -> dict[str, Any]:
+    """Return what this machine recomputed, for people."""
+    record = again.record
+    reason = f" {record.reason.name}: {again.detail}" if again.detail else ""
+    return {
+        "rerun": f"{record.verdict.name.lower()}{reason}, {record.units} units",
+        "statistics": [str(each) for each in again.statistics],
+    }
+
+
+def rerun_json(again: Recomputed) -> dict[str, Any]:
+    """Return what this machine recomputed, as JSON values."""
+    return {
+        "verdict": again.record.verdict.name.lower(),
+        "reason": again.record.reason.name,
+        "detail": again.detail,
+        "units": again.record.units,
+        "statistics": [
+            {"name": s.name, "worst": s.worst, "limit": s.limit, "passes": s.passes}
+            for s in again.statistics
+        ],
+    }

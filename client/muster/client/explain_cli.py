@@ -1,0 +1,219 @@
+"""`muster explain`: one submission on one page.
+
+Everything is the chain's word but what has not reached it yet: that is the orchestrator's, and the
+page says so. With --rerun the verdict is recomputed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.client.options import (
+    FILE,
+    FOLDER,
+    HOME,
+    chain_options,
+    endpoint,
+    engine_options,
+    json_option,
+)
+from muster.client.printing import print_facts, print_json
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Hash32
+
+if TYPE_CHECKING:
+    from muster.api import BatchEntry, SubmissionState
+    from muster.chain import BatchView, Chain, ChainView, RunView
+    from muster.client.explain import Place
+    from muster.client.rerun import Recomputed
+
+_PLACE = re.compile(r"(\d{1,19}):(\d{1,10})")
+_HASH = re.compile(r"(?:0x)?([0-9a-fA-F]{64})")
+
+
+@click.command()
+@click.argument("submission")
+@click.option("--worker", metavar="ADDRESS", help="SUBMISSION is this worker's STEP:INDEX.")
+@click.option("--run", type=click.IntRange(min=1), help="The run, where a worker is in several.")
+@click.option("--orchestrator", metavar="URL", help="Knows what is not on chain yet.")
+@click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
+@click.option("--relay", multiple=True, metavar="URL", help="Relay for --rerun; repeatable.")
+@click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
+@engine_options
+@json_option
+@chain_options
+def explain(submission: str, as_json: bool, **options: Any) -> None:
+    """Explain a submission: BATCH:POSITION, a file's hash, or STEP:INDEX with --worker.
+
+    Received, committed, checked, verdict and why, paid or why not, and until when and how it can
+    be disputed. --rerun runs the validator's checks on the file here (--orchestrator is needed).
+
+    \b
+    Examples:
+      muster explain 12:3
+      muster explain 7:0 --worker 0x... --orchestrator http://orchestrator:8600
+      muster explain 12:3 --rerun submission.parquet --orchestrator URL --json
+    """
+    import asyncio
+
+    from muster.client.explain import facts_of, rerun_facts, rerun_json
+
+    found, again = asyncio.run(_explain(submission, options))
+    if as_json:
+        print_json(found | ({"rerun": rerun_json(again)} if again else {}))
+        return
+    if found["state"] == "received":
+        print_facts(
+            {
+                "submission": found["file_hash"],
+                "received": "by the orchestrator, which says so; not on chain yet",
+                "next": "it commits a batch every few seconds: ask again",
+            }
+        )
+        return
+    print_facts(facts_of(found) | (rerun_facts(again) if again else {}))
+
+
+async def _explain(
+    submission: str, options: dict[str, Any]
+) -> tuple[dict[str, Any], Recomputed | None]:
+    from muster.chain import Chain
+    from muster.client.explain import ask_money, describe
+    from muster.client.facts import HistoryView
+    from muster.client.rewards import read_view
+
+    if options["file"] is not None and options["orchestrator"] is None:
+        raise ConfigError(
+            "--rerun needs --orchestrator URL", hint="it has the ticket and the run's documents"
+        )
+    async with await Chain.connect(*endpoint(options)) as chain:
+        view = await read_view(chain, HistoryView())
+        place, state = await _find(view, submission, options)
+        if place is None:
+            assert state is not None  # _find
+            return {"state": state.state, "file_hash": _hex(submission)}, None
+        entries = await _entries(place.batch, options["orchestrator"])
+        money = await ask_money(chain, view, place, entries)
+        found = describe(view, place, money, entries)
+        if options["file"] is None:
+            return found, None
+        return found, await _rerun(chain, view, place, entries, options)
+
+
+async def _find(
+    view: ChainView, submission: str, options: dict[str, Any]
+) -> tuple[Place | None, SubmissionState | None]:
+    """Return where a submission is, or how far it has come before the chain."""
+    from muster.client.explain import find_by_hash, find_by_slot, place_at
+
+    if match := _PLACE.fullmatch(submission):
+        numbers = (int(match[1]), int(match[2]))
+        if options["worker"] is None:
+            return place_at(view, *numbers), None
+        place = find_by_slot(view, options["worker"], numbers, options["run"])
+        if place is None:
+            raise ConfigError(
+                f"no outcome of step {numbers[0]}, index {numbers[1]} of that worker is on chain",
+                hint="what is not judged yet is found by its file hash, which the worker logs",
+            )
+        return place, None
+    match = _HASH.fullmatch(submission)
+    if match is None:
+        raise ConfigError(
+            f"not a submission: {submission!r}",
+            hint="BATCH:POSITION, a file's hash of 64 digits, or STEP:INDEX with --worker",
+        )
+    file_hash = Hash32(bytes.fromhex(match[1]))
+    place = find_by_hash(view, file_hash)
+    if place is not None:
+        return place, None
+    return await _ask_where(view, file_hash, options["orchestrator"])
+
+
+async def _ask_where(
+    view: ChainView, file_hash: Hash32, orchestrator: str | None
+) -> tuple[Place | None, SubmissionState | None]:
+    from muster.api import OrchestratorApi
+    from muster.client.explain import place_at
+
+    if orchestrator is None:
+        raise ConfigError(
+            "no outcome of that file is on chain",
+            hint="--orchestrator URL: it knows what was received and is not judged yet",
+        )
+    async with OrchestratorApi(orchestrator) as api:
+        try:
+            state = await api.submission_state(file_hash)
+        except ApiError as error:
+            error.hint = error.hint or "check the hash and --orchestrator"
+            raise
+    if state.batch_id is None or state.position is None:
+        return None, state
+    return place_at(view, state.batch_id, state.position), state
+
+
+async def _entries(batch: BatchView, orchestrator: str | None) -> list[BatchEntry]:
+    """Return a batch's submissions as the orchestrator shows them, checked; none without one."""
+    from muster.api import OrchestratorApi
+    from muster.client.overdue import require_committed
+
+    if orchestrator is None:
+        return []
+    async with OrchestratorApi(orchestrator) as api:
+        entries = (await api.batch(batch.batch_id)).submissions
+    require_committed(batch, [entry.submission for entry in entries], orchestrator)
+    return entries
+
+
+async def _rerun(
+    chain: Chain,
+    view: Any,
+    place: Place,
+    entries: Sequence[BatchEntry],
+    options: dict[str, Any],
+) -> Recomputed:
+    from muster.api import OrchestratorApi
+    from muster.client.doctor.command import load_transformers
+    from muster.client.documents import read_rules
+    from muster.client.rerun import claim_at, read_submission, recompute
+
+    batch = place.batch
+    run = view.runs[batch.run_id]
+    submission = entries[place.position].submission
+    data = read_submission(options["file"], submission.file_hash)
+    claim = claim_at(view, batch, entries, place.position, chain.domain("ContributionLedger"))
+    async with OrchestratorApi(options["orchestrator"]) as api:
+        rules = await read_rules(api, run.config)
+        named = await api.run_info(run.run_id)
+    relays = tuple(options["relay"]) or tuple(named.relays) or (named.origin,)
+    engine = load_transformers(options["threads"] or 1)(
+        options["dtype"] or "float32", options["device"] or "cpu"
+    )
+    await _load(run, submission.policy_version, relays, options, engine)
+    return await recompute(claim, data, rules, engine)
+
+
+async def _load(
+    run: RunView, version: Any, relays: tuple[str, ...], options: dict[str, Any], engine: Any
+) -> None:
+    """Load the policy that the submission claims, if it was ever published."""
+    import asyncio
+
+    from muster.shardcast import Fetcher
+
+    if version not in run.checkpoints:
+        return
+    state_dir: Path = (options["state_dir"] or HOME / "doctor").expanduser()
+    async with Fetcher(relays, state_dir / "policies", attempts=3, wait_s=0) as fetcher:
+        root = run.checkpoints[version].manifest_root
+        folder = await fetcher.fetch(run.run_id, version, root)
+    await asyncio.to_thread(engine.load_policy, folder, version)
+
+
+def _hex(submission: str) -> str:
+    return "0x" + submission.removeprefix("0x").lower()

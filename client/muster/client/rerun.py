@@ -1,0 +1,118 @@
+"""A verdict recomputed on this machine, from a submission's file and what the chain pins.
+
+The same pure checks as a validator's, with the facts of the block that committed the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from muster.client.facts import HistoryView, ticket_terms
+from muster.client.measured import Statistic, measure
+from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
+from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
+from muster.client.validator.slots import KnownBatch, SlotIndex
+from muster.protocol.encoding import file_hash
+from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.messages import OutcomeRecord
+from muster.protocol.rollouts import MAX_FILE_BYTES
+
+if TYPE_CHECKING:
+    from muster.api import BatchEntry
+    from muster.chain import BatchView
+    from muster.inference import InferenceEngine
+    from muster.protocol.eip712 import Domain
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What this machine makes of a submission."""
+
+    record: OutcomeRecord
+    """The outcome it would sign."""
+    detail: str
+    """Where and with which values it is not acceptable; empty when it is."""
+    statistics: list[Statistic]
+    """What checks 6 and 7 measured, if it came to them."""
+
+
+def read_submission(path: Path, expected: bytes) -> bytes:
+    """Return a submission's file; raises ConfigError when it is another."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if file_hash(data) != expected:
+        raise ConfigError(
+            f"{path} is not the submission's file: its hash is 0x{file_hash(data).hex()}",
+            hint=f"the file that was committed has the hash 0x{expected.hex()}",
+        )
+    return data
+
+
+def claim_at(
+    view: HistoryView,
+    batch: BatchView,
+    entries: Sequence[BatchEntry],
+    position: int,
+    domain: Domain,
+) -> Claim:
+    """Return a submission as it stood in its batch, with the chain's facts of that block."""
+    entry = entries[position]
+    submission = entry.submission
+    standing = view.standing(submission.worker, before=batch.block_number)
+    slots = SlotIndex()
+    slots.refresh(
+        KnownBatch(each.batch_id, each.root, tuple(each.records))
+        for each in view.batches.values()
+        if each.run_id == batch.run_id and each.records is not None
+    )
+    worker_id = standing.worker_id if standing else 0
+    slot = (worker_id, submission.step, submission.index)
+    before = [e.submission for e in entries[:position]]
+    is_repeated = any(
+        (e.worker, e.step, e.index) == (submission.worker, submission.step, submission.index)
+        for e in before
+    )
+    is_active = standing is not None and standing.is_active(batch.block_number)
+    holder = (submission.worker, standing.active_from if standing else 0)
+    return Claim(
+        submission=submission,
+        signature=entry.signature,
+        ticket=entry.ticket,
+        ticket_signature=entry.ticket_signature,
+        committed_at=batch.committed_at,
+        terms=ticket_terms(view, batch.run_id, domain, submission.policy_version, holder),
+        worker_id=worker_id,
+        node=standing.node if standing and is_active else None,
+        is_slot_used=slots.is_used(slot, before=batch.batch_id) or is_repeated,
+    )
+
+
+async def recompute(claim: Claim, data: bytes, rules: Rules, engine: InferenceEngine) -> Recomputed:
+    """Return the outcome of a claim; the ticket's policy is loaded."""
+    judgement = await _judge(claim, data, rules, engine)
+    return Recomputed(
+        record=outcome_record(claim, judgement),
+        detail=judgement.finding.detail if judgement.finding else "",
+        statistics=measure(judgement.replays, rules.calibration),
+    )
+
+
+async def _judge(claim: Claim, data: bytes, rules: Rules, engine: InferenceEngine) -> Judgement:
+    if finding := check_claim(claim) or check_file(data):
+        return unread(claim, finding)
+    sampling = rules.recipe.sampling
+    max_rows = sampling.problems_per_submission * sampling.samples_per_problem
+    async with FileDecoder() as decoder:
+        try:
+            rows = await decoder.decode(data, max_rows=max_rows)
+        except EncodingError as error:
+            return unread(claim, unreadable(str(error)))
+    return await asyncio.to_thread(examine, claim, rows, rules, engine)

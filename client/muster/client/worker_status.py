@@ -1,0 +1,304 @@
+"""`muster worker status`: how a worker stands, what it earned, and why there is no work for it.
+
+The chain's word comes first; what only the orchestrator knows (signs of life, work on its way) is
+asked for when it is named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.client.options import FILE, chain_options, endpoint, json_option
+from muster.client.printing import print_facts, print_json
+from muster.client.quantities import format_duration, format_time, format_tokens
+from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.ids import Address, RunId, to_address
+
+if TYPE_CHECKING:
+    from muster.chain import Chain, ChainView, RunView, WorkerView
+    from muster.client.rewards import Earnings
+
+SILENT_S = 60
+"""A node that was not heard of for so long is taken for stopped."""
+SHOWN_REJECTIONS = 3
+"""Latest submissions that were not accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was asked about a worker in a run."""
+
+    run: RunView
+    """The run."""
+    worker: WorkerView
+    """The worker."""
+    earnings: Earnings
+    """What it earned there."""
+    unit_cap: int
+    """Units its stake covers in flight."""
+    required_wei: int
+    """Active stake a worker must hold."""
+    in_flight: int
+    """Units with outcomes that are not final, in all runs."""
+    block: int
+    """The chain's height."""
+    now: int
+    """The chain's time."""
+    beat: dict[str, Any] | None = None
+    """What the orchestrator says about it; None when it was not asked or does not know it."""
+    phase: str | None = None
+    """What the orchestrator says the run is doing."""
+
+
+async def gather_facts(
+    chain: Chain, view: ChainView, run: RunView, worker: WorkerView, orchestrator: str | None
+) -> Facts:
+    """Return what chain and orchestrator say; an orchestrator that is away is named, not fatal."""
+    from muster.client.rewards import find_earnings
+
+    now = await chain.now()
+    window_s = await chain.ledger.challenge_window()
+    beat, phase = await _ask_status(orchestrator, worker.address)
+    return Facts(
+        run=run,
+        worker=worker,
+        earnings=await find_earnings(chain, view, run.run_id, worker.address),
+        unit_cap=await chain.ledger.unit_cap_of(worker.address),
+        required_wei=await chain.workers.required_stake(),
+        in_flight=_in_flight(view, worker, now, window_s),
+        block=await chain.block_number(),
+        now=now,
+        beat=beat,
+        phase=phase,
+    )
+
+
+async def _ask_status(
+    orchestrator: str | None, worker: Address
+) -> tuple[dict[str, Any] | None, str | None]:
+    from muster.api import OrchestratorApi
+
+    if orchestrator is None:
+        return None, None
+    async with OrchestratorApi(orchestrator) as api:
+        try:
+            status = await api.status()
+        except ApiError as error:
+            return None, f"not known: {error}"
+    listed = status.get("workers")
+    workers = listed if isinstance(listed, list) else []
+    mine = [w for w in workers if isinstance(w, dict) and w.get("worker") == worker]
+    return mine[0] if mine else None, str(status.get("phase"))[:100]
+
+
+def _in_flight(view: ChainView, worker: WorkerView, now: int, window_s: int) -> int:
+    return sum(
+        record.units
+        for batch in view.batches.values()
+        if batch.posted_at is not None and now < batch.posted_at + window_s
+        for record in batch.records or ()
+        if record.worker_id == worker.worker_id
+    )
+
+
+def why_no_work(facts: Facts) -> Iterator[str]:
+    """Yield every reason why the worker gets no ticket now, with what to do; none: it may."""
+    yield from _reasons_of_worker(facts)
+    yield from _reasons_of_run(facts)
+    if facts.in_flight >= facts.unit_cap:
+        yield (
+            f"{facts.in_flight:,} units are in flight and the stake covers {facts.unit_cap:,}: "
+            "add stake, or wait until outcomes are final"
+        )
+    seen_at = facts.beat.get("seen_at") if facts.beat else None
+    if facts.beat is not None and not isinstance(seen_at, (int, float)):
+        yield "its node was never heard of: muster worker run starts it"
+    elif isinstance(seen_at, (int, float)) and time.time() - seen_at > SILENT_S:
+        silent = format_duration(time.time() - seen_at)
+        yield f"its node has been silent for {silent}: is muster worker run up?"
+
+
+def _reasons_of_worker(facts: Facts) -> Iterator[str]:
+    worker = facts.worker
+    status = worker.status.lower()
+    if status == "jailed":
+        lacking = facts.required_wei - worker.active_wei
+        first = f"add {format_tokens(lacking)} tokens of stake, then " if lacking > 0 else ""
+        until = format_time(worker.jailed_until)
+        yield f"it is jailed until {until} at least: {first}muster worker rejoin"
+    elif status == "exiting":
+        yield "it is leaving: muster worker rejoin brings it back"
+    elif status == "banned":
+        yield "it is banned for fraud: only a jury that overturns the verdict ends that"
+    elif facts.block < worker.active_from:
+        yield f"it is active from block {worker.active_from}, the chain is at {facts.block}"
+
+
+def _reasons_of_run(facts: Facts) -> Iterator[str]:
+    from muster.client.runs import state_of, units_funded
+
+    run, version = facts.run, facts.run.latest_version
+    state = state_of(run)
+    if state != "open":
+        yield f"the run is {state}" if state != "no policy yet" else "the run has no policy yet"
+    elif version is not None and run.checkpoints[version].block_number < facts.worker.active_from:
+        yield (
+            f"policy {version} is older than the worker, whose seeds could have been chosen: "
+            "it gets tickets from the next version on"
+        )
+    if units_funded(run) == 0:
+        yield "the run cannot pay at the moment: its owner must fund it"
+    if facts.phase in ("finished", "waiting for funds", "paused"):
+        yield f"the orchestrator says: {facts.phase}"
+
+
+def describe(facts: Facts, view: ChainView) -> dict[str, Any]:
+    """Return how a worker stands, as JSON values; amounts in wei as text."""
+    worker, earnings = facts.worker, facts.earnings
+    counts, refused = _outcomes(facts, view)
+    return {
+        "worker": worker.address,
+        "run": facts.run.run_id,
+        "status": worker.status.lower(),
+        "node": worker.node,
+        "active_from_block": worker.active_from,
+        "stake": {
+            "active_wei": str(worker.active_wei),
+            "unbonding_wei": str(worker.unbonding_wei),
+            "slashed_wei": str(worker.slashed_wei),
+            "required_wei": str(facts.required_wei),
+        },
+        "units": {"in_flight": facts.in_flight, "cap": facts.unit_cap},
+        "outcomes": counts,
+        "not_accepted": refused,
+        "earned_wei": str(
+            sum(
+                earnings.amount_wei(part)
+                for part in (earnings.claimable, earnings.pending, earnings.paid)
+            )
+        ),
+        "claimable_wei": str(earnings.amount_wei(earnings.claimable)),
+        "pending_wei": str(earnings.amount_wei(earnings.pending)),
+        "paid_wei": str(earnings.amount_wei(earnings.paid)),
+        "overdue_batches_unseen": list(earnings.unseen),
+        "heartbeat": None
+        if facts.beat is None
+        else {name: facts.beat.get(name) for name in ("seen_at", "state", "policy_version")},
+        "phase": facts.phase,
+        "no_work_because": list(why_no_work(facts)),
+    }
+
+
+def _outcomes(facts: Facts, view: ChainView) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Return how many outcomes of each verdict there are, and the latest that are no acceptance."""
+    counts = {"accepted": 0, "incomplete": 0, "rejected": 0, "fraud": 0}
+    refused = []
+    for batch in view.batches.values():
+        if batch.run_id != facts.run.run_id:
+            continue
+        for position, record in enumerate(batch.records or ()):
+            if record.worker_id != facts.worker.worker_id:
+                continue
+            verdict = record.verdict.name.lower()
+            counts[verdict] += 1
+            if verdict != "accepted":
+                place = f"{batch.batch_id}:{position}"
+                refused.append(
+                    {"submission": place, "verdict": verdict, "reason": record.reason.name}
+                )
+    return counts, refused[: -SHOWN_REJECTIONS - 1 : -1]
+
+
+def facts_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a described worker as names and lines for people."""
+    stake, units, beat = found["stake"], found["units"], found["heartbeat"]
+    unbonding = int(stake["unbonding_wei"])
+    return {
+        "worker": f"{found['worker']}, {found['status']}",
+        "node": found["node"],
+        "stake": f"{format_tokens(int(stake['active_wei']))} tokens, "
+        f"{format_tokens(int(stake['required_wei']))} required"
+        + (f", {format_tokens(unbonding)} unbonding" if unbonding else "")
+        + (f", {format_tokens(int(s))} slashed" if int(s := stake["slashed_wei"]) else ""),
+        "in flight": f"{units['in_flight']:,} of {units['cap']:,} units that the stake covers",
+        "outcomes": ", ".join(f"{count} {name}" for name, count in found["outcomes"].items()),
+        "refused": [
+            f"{each['verdict']} {each['reason']}: muster explain {each['submission']}"
+            for each in found["not_accepted"]
+        ],
+        "earned": f"{format_tokens(int(found['earned_wei']))} tokens: "
+        f"{format_tokens(int(found['paid_wei']))} paid, "
+        f"{format_tokens(int(found['claimable_wei']))} claimable, "
+        f"{format_tokens(int(found['pending_wei']))} not final yet",
+        "heartbeat": _heartbeat(beat) if beat else None,
+        "work": found["no_work_because"] or "nothing known stands in the way",
+    }
+
+
+def _heartbeat(beat: dict[str, Any]) -> str:
+    if not isinstance(beat["seen_at"], (int, float)):
+        return "never"
+    ago = format_duration(max(time.time() - beat["seen_at"], 0))
+    return f"{ago} ago, {beat['state']}, policy {beat['policy_version']}"
+
+
+# Command
+
+
+@click.command("status")
+@click.option("--run", type=click.IntRange(min=1), required=True, help="The run it works for.")
+@click.option("--worker", metavar="ADDRESS", help="The staking wallet.")
+@click.option("--keystore", type=FILE, help="The worker's or its node's; it is not opened.")
+@click.option("--orchestrator", metavar="URL", help="Knows the node's last sign of life.")
+@json_option
+@chain_options
+def status(worker: str | None, keystore: Path | None, as_json: bool, **options: Any) -> None:
+    """Show how a worker stands, what it earned, and why there is no work. Needs no password.
+
+    \b
+    Examples:
+      muster worker status --run 1 --keystore ~/.muster/node.json
+      muster worker status --run 1 --worker 0x... --orchestrator http://orchestrator:8600
+    """
+    import asyncio
+
+    if (worker is None) == (keystore is None):
+        raise ConfigError("whose status?", hint="give --worker ADDRESS or --keystore FILE")
+    found = asyncio.run(_status(worker, keystore, options))
+    if as_json:
+        print_json(found)
+    else:
+        print_facts(facts_of(found))
+
+
+async def _status(
+    worker: str | None, keystore: Path | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    from muster.chain import Chain, ChainView
+    from muster.client.preflight import find_run
+    from muster.client.rewards import read_view
+
+    account = to_address(worker) if worker else _keystore_account(keystore)
+    async with await Chain.connect(*endpoint(options)) as chain:
+        view = await read_view(chain, ChainView())
+        run = find_run(view, RunId(options["run"]))
+        found = view.workers.get(account) or view.worker_by_node.get(account)
+        if found is None:
+            raise ConfigError(
+                f"{account} is neither a worker nor the node of one",
+                hint="register it: muster stake --keystore FILE --node FILE",
+            )
+        return describe(await gather_facts(chain, view, run, found, options["orchestrator"]), view)
+
+
+def _keystore_account(keystore: Path | None) -> Address:
+    from muster.wallet import keystore_address
+
+    assert keystore is not None  # status
+    return keystore_address(keystore)

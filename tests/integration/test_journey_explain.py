@@ -1,0 +1,285 @@
+"""What became of work: accepted, fraudulent, unknown; on real services and contracts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner
+from client_network import (
+    NODES,
+    PARAMETERS,
+    PRICE,
+    WORKERS,
+    Network,
+    eventually,
+    open_network,
+    world,
+)
+
+from muster.chain import ChainView
+from muster.client.doctor import command
+from muster.client.worker.loop import WorkerLoop
+from muster.devnet.cli import muster
+from muster.protocol.errors import ConfigError
+from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict
+from muster.protocol.rollouts import Rollout
+from muster.wallet import save_wallet
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+WINDOW_S = 900
+
+
+class Forger(WorkerLoop):
+    """Claims that every answer is right."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
+
+
+@asynccontextmanager
+async def running(*mains: Any) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(main) for main in mains]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def outcomes(view: ChainView, verdict: Verdict) -> list[tuple[str, OutcomeRecord]]:
+    return [
+        (f"{batch.batch_id}:{position}", record)
+        for batch in view.batches.values()
+        for position, record in enumerate(batch.records or ())
+        if record.verdict is verdict
+    ]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
+    """A network on which one worker was honest, one forged rewards, and both were judged."""
+    folder = tmp_path_factory.mktemp("explain")
+    parameters = PARAMETERS.model_copy(
+        update={"challenge_window_s": WINDOW_S, "unbonding_s": 7200, "change_delay_s": 7200}
+    )
+    async with open_network(folder, parameters) as opened:
+        mains = (opened.worker(0), opened.worker(1, Forger), opened.validator(0))
+        async with running(*mains, opened.validator(1)):
+
+            async def are_judged() -> bool:
+                view = await opened.view()
+                slashed = bool(view.slashes)
+                return bool(outcomes(view, Verdict.ACCEPTED)) and slashed
+
+            await eventually(are_judged, 120)
+        for name, wallet in (("worker", WORKERS[0]), ("node", NODES[0])):
+            save_wallet(folder / f"{name}.json", wallet.key, "s", light=True)
+        yield opened
+
+
+async def run(network: Network, *words: str) -> Any:
+    chain = ["--rpc", network.anvil.rpc_url, "--deployments", str(network.folder / "deployments")]
+    return await asyncio.to_thread(CliRunner().invoke, muster, [*words, *chain])
+
+
+async def explain(network: Network, *words: str) -> Any:
+    result = await run(network, "explain", *words, "--json")
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)
+
+
+def stored(network: Network, record: OutcomeRecord) -> str:
+    files = (network.folder / "files").rglob(f"{record.file_hash.hex()}*")
+    found = [path for path in files if path.suffix != ".json"]
+    assert found, record
+    return str(found[0])
+
+
+@pytest.fixture
+def hash_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        command, "load_transformers", lambda _threads: lambda _dtype, _device: world.HashEngine()
+    )
+
+
+# Accepted
+
+
+async def test_an_accepted_submission_is_found_in_all_three_ways(network: Network) -> None:
+    place, record = outcomes(await network.view(), Verdict.ACCEPTED)[0]
+    slot = f"{record.step}:{record.index}"
+    ways = [
+        (place,),
+        (slot, "--worker", WORKERS[0].address, "--run", "1"),
+        (record.file_hash.hex(),),
+        ("0x" + record.file_hash.hex(), "--orchestrator", network.orchestrator),
+    ]
+    found = [await explain(network, *way) for way in ways]
+    assert all(each["file_hash"] == "0x" + record.file_hash.hex() for each in found)
+    assert {each["verdict"] for each in found} == {"accepted"}
+    assert found[3]["received_at"] is not None
+
+
+async def test_an_accepted_submission_says_when_and_how_it_is_paid_or_disputed(
+    network: Network,
+) -> None:
+    place, record = outcomes(await network.view(), Verdict.ACCEPTED)[0]
+    found = await explain(network, place)
+    assert found["payment"]["state"] == "pending"
+    assert found["payment"]["amount_wei"] == str(record.units * PRICE)
+    assert found["dispute"]["until"] == found["judged"]["at"] + WINDOW_S
+    assert len(found["judged"]["by"]) == 2
+    text = (await run(network, "explain", place)).stdout
+    assert "accepted: paid, and trained on" in text
+    assert text.count("passed") == 7
+    batch, position = place.split(":")
+    assert f"muster dispute open --batch {batch} --position {position} --verdict rejected" in text
+
+
+@pytest.mark.usefixtures("hash_engine")
+async def test_a_rerun_repeats_the_verdict_with_every_statistic(network: Network) -> None:
+    place, record = outcomes(await network.view(), Verdict.ACCEPTED)[0]
+    words = (place, "--orchestrator", network.orchestrator, "--rerun", stored(network, record))
+    found = await explain(network, *words, "--state-dir", str(network.folder / "doctor"))
+    assert found["rerun"]["verdict"] == "accepted"
+    assert found["rerun"]["units"] == record.units
+    assert all(each["passes"] for each in found["rerun"]["statistics"])
+    assert len(found["rerun"]["statistics"]) == 7
+
+
+async def test_a_rerun_of_another_file_is_refused(network: Network, tmp_path: Path) -> None:
+    place, _ = outcomes(await network.view(), Verdict.ACCEPTED)[0]
+    (tmp_path / "other").write_bytes(b"other")
+    words = ("explain", place, "--rerun", str(tmp_path / "other"))
+    assert "--rerun needs --orchestrator" in str((await run(network, *words)).exception)
+    result = await run(network, *words, "--orchestrator", network.orchestrator)
+    assert "is not the submission's file" in str(result.exception)
+
+
+# Fraud
+
+
+async def test_a_fraud_says_which_check_what_it_cost_and_how_to_appeal(network: Network) -> None:
+    place, record = outcomes(await network.view(), Verdict.FRAUD)[0]
+    assert record.reason is Reason.WRONG_REWARD
+    text = (await run(network, "explain", place)).stdout
+    assert "4 FAILED  grades" in text
+    assert "5 -       endings" in text
+    assert "WRONG_REWARD (40): a reward is not what" in text
+    assert "no: only accepted work is paid" in text
+    assert "--verdict accepted --keystore FILE" in text
+    slashed = [s for s in (await network.view()).slashes if s.owner == WORKERS[1].address]
+    assert slashed
+    found = [await explain(network, p) for p, _ in outcomes(await network.view(), Verdict.FRAUD)]
+    assert any(each["slash"] for each in found)
+
+
+@pytest.mark.usefixtures("hash_engine")
+async def test_a_rerun_of_a_fraud_names_the_row(network: Network) -> None:
+    place, record = outcomes(await network.view(), Verdict.FRAUD)[0]
+    words = (place, "--orchestrator", network.orchestrator, "--rerun", stored(network, record))
+    again = (await explain(network, *words, "--state-dir", str(network.folder / "doctor")))["rerun"]
+    assert (again["verdict"], again["reason"]) == ("fraud", "WRONG_REWARD")
+    assert "claims reward 1.0, the verifier says" in again["detail"]
+
+
+# What is not there
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nonsense",), "not a submission: 'nonsense'"),
+        (("99999:0",), "there is no batch 99999"),
+        (("1:99",), "batch 1 has no position 99"),
+        (("00" * 32,), "no outcome of that file is on chain"),
+        (("4000000:0", "--worker", WORKERS[0].address), "no outcome of step 4000000, index 0"),
+        (("1:0", "--worker", "0x" + "11" * 20), "is not registered as a worker"),
+    ],
+)
+async def test_what_cannot_be_found_is_said_with_the_next_step(
+    network: Network, words: tuple[str, ...], says: str
+) -> None:
+    result = await run(network, "explain", *words)
+    assert isinstance(result.exception, ConfigError)
+    assert says in str(result.exception)
+    assert result.exception.hint
+
+
+async def test_a_file_that_the_orchestrator_never_saw_is_unknown(network: Network) -> None:
+    result = await run(network, "explain", "00" * 32, "--orchestrator", network.orchestrator)
+    assert "no submission with this file hash" in str(result.exception)
+
+
+# Status
+
+
+async def status(network: Network, *words: str) -> Any:
+    result = await run(network, "worker", "status", "--run", "1", *words, "--json")
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)
+
+
+async def test_status_of_an_honest_worker_adds_up(network: Network) -> None:
+    view = await network.view()
+    mine = [r for _, r in outcomes(view, Verdict.ACCEPTED) if r.worker_id == 1]
+    found = await status(network, "--worker", WORKERS[0].address)
+    assert found["status"] == "active"
+    assert found["outcomes"]["accepted"] == len(mine)
+    units = sum(record.units for record in mine)
+    assert found["units"]["in_flight"] == units
+    assert found["pending_wei"] == found["earned_wei"] == str(units * PRICE)
+    assert found["no_work_because"] == []
+
+
+async def test_status_knows_worker_and_node_by_their_keystores(network: Network) -> None:
+    for name in ("worker", "node"):
+        keystore = str(network.folder / f"{name}.json")
+        assert (await status(network, "--keystore", keystore))["worker"] == WORKERS[0].address
+
+
+async def test_status_with_an_orchestrator_tells_the_last_sign_of_life(network: Network) -> None:
+    words = ("--worker", WORKERS[0].address, "--orchestrator", network.orchestrator)
+    found = await status(network, *words)
+    assert found["heartbeat"]["seen_at"] > 0
+    assert found["phase"] == "collecting"
+    text = (await run(network, "worker", "status", "--run", "1", *words)).stdout
+    assert "ago, " in text
+
+
+async def test_status_of_a_slashed_worker_says_why_there_is_no_work(network: Network) -> None:
+    found = await status(network, "--worker", WORKERS[1].address)
+    assert found["status"] == "banned"
+    assert "only a jury" in found["no_work_because"][0]
+    assert int(found["stake"]["slashed_wei"]) > 0
+    assert found["not_accepted"][0]["reason"] == "WRONG_REWARD"
+    text = await run(network, "worker", "status", "--run", "1", "--worker", WORKERS[1].address)
+    assert "fraud WRONG_REWARD: muster explain" in text.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "whose status?"),
+        (("--worker", "0x" + "11" * 20), "neither a worker nor the node of one"),
+    ],
+)
+async def test_status_of_nobody_is_refused(
+    network: Network, words: tuple[str, ...], says: str
+) -> None:
+    result = await run(network, "worker", "status", "--run", "1", *words)
+    assert says in str(result.exception)
+
+
+async def test_an_orchestrator_that_is_away_is_named_and_not_fatal(network: Network) -> None:
+    words = ("--worker", WORKERS[0].address, "--orchestrator", "http://127.0.0.1:9")
+    assert "no answer" in (await status(network, *words))["phase"]
