@@ -43,23 +43,42 @@ def wallet() -> None:
 @click.argument("file", type=FILE)
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @click.option("--light", is_flag=True, help="Weak, fast encryption: for development chains only.")
-def wallet_new(file: Path, password_file: Path | None, light: bool) -> None:
-    """Create an account; FILE becomes its encrypted keystore. Prints the address."""
+@json_option
+def wallet_new(file: Path, password_file: Path | None, light: bool, as_json: bool) -> None:
+    """Create an account; FILE becomes its encrypted keystore. Prints the address.
+
+    \b
+    Example:
+      muster wallet new validator.json
+    """
     from muster.wallet import create_wallet, read_password
 
     password = read_password(password_file, confirm=True, what="new keystore")
     created = create_wallet(file, password, light=light)
-    click.echo(created.address)
+    _print_address(created.address, file, as_json)
     click.echo(f"The key is in {file}: back it up, nobody can restore it.", err=True)
 
 
 @wallet.command("show")
 @click.argument("file", type=FILE)
-def wallet_show(file: Path) -> None:
-    """Print the address of a keystore; needs no password."""
+@json_option
+def wallet_show(file: Path, as_json: bool) -> None:
+    """Print the address of a keystore; needs no password.
+
+    \b
+    Example:
+      muster wallet show ~/.muster/worker.json
+    """
     from muster.wallet import keystore_address
 
-    click.echo(keystore_address(file))
+    _print_address(keystore_address(file), file, as_json)
+
+
+def _print_address(address: str, file: Path, as_json: bool) -> None:
+    if as_json:
+        print_json({"address": address, "keystore": str(file)})
+    else:
+        click.echo(address)
 
 
 @click.command()
@@ -216,7 +235,13 @@ def worker() -> None:
 def worker_run(
     config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
 ) -> None:
-    """Lease tickets, generate, sign and upload until stopped; --keystore is the node's."""
+    """Lease tickets, generate, sign and upload until stopped; --keystore is the node's.
+
+    \b
+    Example:
+      muster worker run --run 1 --keystore node.json --worker 0x... --state-dir worker \\
+        --orchestrator http://orchestrator:8600
+    """
     from muster.client.settings import WorkerSettings
     from muster.lifecycle import run_until_stopped
     from muster.settings import load_settings
@@ -247,7 +272,13 @@ def validator() -> None:
 def validator_run(
     config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
 ) -> None:
-    """Judge the run's batches until stopped; --keystore is the validator's."""
+    """Judge the run's batches until stopped; --keystore is the validator's.
+
+    \b
+    Example:
+      muster validator run --run 1 --keystore validator.json --state-dir validator \\
+        --orchestrator http://orchestrator:8600
+    """
     from muster.client.settings import ValidatorSettings
     from muster.lifecycle import run_until_stopped
     from muster.settings import load_settings
@@ -309,6 +340,10 @@ def calibrate(
 
     Writes nothing and fails for a model on which a forger that computed nothing, or a cheat that
     saves most of the work, gets through.
+
+    \b
+    Example:
+      muster calibrate --model model --task-set tasks.jsonl --recipe recipe.toml
     """
     from rich.console import Console
 

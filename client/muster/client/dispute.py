@@ -278,11 +278,16 @@ def dispute() -> None:
     help="What the outcome should be.",
 )
 @yes_option
+@json_option
 @chain_options
 def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Challenge an outcome, with a bond. Prints the case.
 
     Anybody may, until the outcome's challenge window closes. The bond is approved when needed.
+
+    \b
+    Example:
+      muster dispute open --batch 12 --position 3 --verdict accepted --keystore worker.json
     """
     import asyncio
 
@@ -307,8 +312,11 @@ async def _open(key: bytes, options: dict[str, Any]) -> None:
         click.echo(offer.describe(), err=True)
         if not options["yes"]:
             click.confirm("Challenge?", abort=True, err=True)
-        await open_case(chain, proof, offer)
-    click.echo(f"0x{leaf.hex()}")
+        receipt = await open_case(chain, proof, offer)
+    if options["as_json"]:
+        print_json({"case": f"0x{leaf.hex()}", "transaction": receipt.tx_hash})
+    else:
+        click.echo(f"0x{leaf.hex()}")
 
 
 @dispute.command("list")
@@ -316,7 +324,12 @@ async def _open(key: bytes, options: dict[str, Any]) -> None:
 @json_option
 @chain_options
 def dispute_list(**options: Any) -> None:
-    """List cases, oldest first: where they stand, how many jurors committed, the votes."""
+    """List cases, oldest first: where they stand, how many jurors committed, the votes.
+
+    \b
+    Example:
+      muster dispute list --run 1
+    """
     import asyncio
 
     cases = asyncio.run(_list(options))
@@ -341,11 +354,16 @@ async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
 @dispute.command("close")
 @key_options
 @_place_options
+@json_option
 @chain_options
 def dispute_close(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Close a case that all jurors voted on, or whose time is over. Prints the transaction.
 
     Anybody may; validators of the run do it by themselves.
+
+    \b
+    Example:
+      muster dispute close --batch 12 --position 3 --keystore worker.json
     """
     import asyncio
 
@@ -369,4 +387,7 @@ async def _close(key: bytes, options: dict[str, Any]) -> None:
                 hint=_HINTS["CourtNoOpenCase"],
             )
         receipt = await close_case(chain, proof)
-    click.echo(receipt.tx_hash)
+    if options["as_json"]:
+        print_json({"case": f"0x{leaf.hex()}", "transaction": receipt.tx_hash})
+    else:
+        click.echo(receipt.tx_hash)

@@ -211,7 +211,12 @@ def fetch(
 @RUN
 @click.option("--token-file", type=PATH, help="Bearer token that the server demands.")
 def ls(place: str, run_id: int, token_file: Path | None) -> None:
-    """List the versions that a server (URL) or a store (folder) holds, newest first."""
+    """List the versions that a server (URL) or a store (folder) holds, newest first.
+
+    \b
+    Example:
+      muster shardcast ls http://relay:8700
+    """
     import asyncio
 
     from muster.client.relay import read_token
@@ -229,7 +234,12 @@ def ls(place: str, run_id: int, token_file: Path | None) -> None:
 @click.argument("folder", type=PATH)
 @click.option("--root", help="Root that the manifest must have.")
 def verify(folder: Path, root: str | None) -> None:
-    """Hash a fetched folder, or a whole store, again; exit code 1 when anything is damaged."""
+    """Hash a fetched folder, or a whole store, again; exit code 1 when anything is damaged.
+
+    \b
+    Example:
+      muster shardcast verify policies/1/v3
+    """
     from muster.shardcast import ChunkStore
     from muster.shardcast.checks import check_folder, check_store, is_store, read_manifest
 

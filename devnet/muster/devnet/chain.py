@@ -31,7 +31,12 @@ TOKENS = 100_000 * 10**18
 @click.option("--state", type=FILE, help="File that keeps the chain between two starts.")
 @click.pass_context
 def devnet(context: click.Context, port: int, deployments: Path, state: Path | None) -> None:
-    """Start a local chain with the contracts. Its accounts are publicly known test accounts."""
+    """Start a local chain with the contracts. Its accounts are publicly known test accounts.
+
+    \b
+    Example:
+      muster devnet --port 8545 --state chain.json
+    """
     if context.invoked_subcommand is not None:
         return
     from muster.lifecycle import run_until_stopped
@@ -56,10 +61,27 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
 
 @devnet.command()
 @click.argument("keystores", type=FILE, nargs=-1, required=True)
-@click.option("--rpc", metavar="URL", default="http://127.0.0.1:8545", show_default=True)
-@click.option("--deployments", type=FOLDER, default=DEPLOYMENTS, show_default=True)
+@click.option(
+    "--rpc",
+    metavar="URL",
+    default="http://127.0.0.1:8545",
+    show_default=True,
+    help="RPC endpoint.",
+)
+@click.option(
+    "--deployments",
+    type=FOLDER,
+    default=DEPLOYMENTS,
+    show_default=True,
+    help="Folder with the contracts' addresses.",
+)
 def fund(keystores: tuple[Path, ...], rpc: str, deployments: Path) -> None:
-    """Give the accounts of KEYSTORES gas money and tokens. Works on a development chain only."""
+    """Give the accounts of KEYSTORES gas money and tokens. Works on a development chain only.
+
+    \b
+    Example:
+      muster devnet fund worker.json validator.json
+    """
     import asyncio
 
     from muster.wallet import keystore_address

@@ -11,7 +11,18 @@ from typing import NamedTuple
 
 import click
 
-from muster.protocol.errors import MusterError
+from muster.protocol.errors import (
+    ApiError,
+    ChainUnreachable,
+    MusterError,
+    NotYet,
+    PolicyUnavailable,
+    TransactionLost,
+)
+
+REFUSED, LATER, STOPPED = 1, 3, 130
+"""Exit codes, see docs/reference/exit-codes.md; wrong usage is click's 2."""
+_LATER = (ChainUnreachable, NotYet, PolicyUnavailable, TransactionLost)
 
 
 class _Command(NamedTuple):
@@ -47,6 +58,7 @@ COMMANDS = {
         "muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."
     ),
     "audit": _Command("muster.client.audit:audit", "Rebuild and check everything from the chain."),
+    "completion": _Command("muster.devnet.completion:completion", "Make the shell complete words."),
 }
 
 
@@ -74,21 +86,32 @@ def muster() -> None:
     \b
     Start here:
       muster demo            the whole network on this machine, in two minutes
+      muster init            keys, to contribute a computer to a run
       muster audit           what happened, rebuilt from the chain alone
+    \b
+    Exit codes: 0 done, 1 refused or unfit, 2 wrong usage, 3 not now (the same command may do
+    later), 130 stopped.
     """
 
 
+def exit_code(error: MusterError) -> int:
+    """Return 3 for what may succeed later without anybody's doing, 1 for all else."""
+    if isinstance(error, ApiError):
+        return LATER if error.status >= 500 or error.status in (408, 429) else REFUSED
+    return LATER if isinstance(error, _LATER) else REFUSED
+
+
 def main(command: click.Command | None = None) -> None:
-    """Run a command line; a MusterError becomes `error:` and `hint:` lines and exit code 1."""
+    """Run a command line; a MusterError becomes `error:` and `hint:` lines and an exit code."""
     try:
         (command or muster).main(standalone_mode=False)
     except MusterError as error:
-        _fail(str(error), error.hint)
+        _fail(str(error), error.hint, exit_code(error))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        sys.exit(STOPPED)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "muster":
             raise
@@ -97,11 +120,11 @@ def main(command: click.Command | None = None) -> None:
         _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), _os_hint(error))
 
 
-def _fail(message: str, hint: str | None) -> None:
+def _fail(message: str, hint: str | None, code: int = REFUSED) -> None:
     click.echo(f"error: {message}", err=True)
     if hint:
         click.echo(f"hint: {hint}", err=True)
-    sys.exit(1)
+    sys.exit(code)
 
 
 def _os_hint(error: OSError) -> str | None:

@@ -118,6 +118,10 @@ def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Starts a chain, the contracts, an orchestrator, two validators, a trainer, a relay, honest
     workers, one that is killed and comes back, and one that cheats. Writes report.json and
     reward.png. Exits with 1 when a promise is not kept.
+
+    \b
+    Example:
+      muster demo --cheat forged-reward --seed 7 --keep
     """
     chosen = DemoOptions(cheats=cheat, **options)
     report = asyncio.run(_supervised(chosen, as_json))

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
-from muster.devnet.cli import muster
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
@@ -24,98 +22,16 @@ from muster.toploc import Calibration
 from muster.toploc.calibration import Measurement
 from muster.wallet import LIGHT_SCRYPT_N, load_wallet
 
-CHAIN = {"--rpc", "--deployments"}
-PLACE = {"--batch", "--position", "--orchestrator"}
-KEY = {"--keystore", "--password-file"}
-ASK = {"--yes", "--json"}
-NODE = CHAIN | KEY | {
-    "--config",
-    "--run",
-    "--orchestrator",
-    "--state-dir",
-    "--relay",
-    "--poll-s",
-    "--dtype",
-    "--threads",
-    "--device",
-}  # fmt: skip
-FLAGS = {
-    "init": {
-        "--dir",
-        "--password-file",
-        "--node-password-file",
-        "--words-file",
-        "--recover",
-        "--recover-from",
-        "--light",
-        "--json",
-    },
-    "wallet new": {"--password-file", "--light"},
-    "wallet show": set(),
-    "stake": CHAIN
-    | KEY
-    | ASK
-    | {
-        "--node",
-        "--node-password-file",
-        "--amount",
-        "--run",
-        "--faucet",
-    },
-    "unstake": CHAIN | KEY | ASK | {"--amount", "--all"},
-    "node rotate": CHAIN | KEY | ASK | {"--node", "--node-password-file", "--light"},
-    "runs list": CHAIN | {"--all", "--json"},
-    "runs show": CHAIN | {"--json"},
-    "rewards": CHAIN | KEY | {"--run", "--worker", "--orchestrator", "--json"},
-    "worker rejoin": CHAIN | KEY | {"--json"},
-    "worker run": NODE | {"--worker", "--heartbeat-s"},
-    "validator run": NODE | {"--file-patience-s"},
-    "dispute open": CHAIN | KEY | PLACE | {"--verdict", "--yes"},
-    "dispute list": CHAIN | {"--run", "--json"},
-    "dispute close": CHAIN | KEY | PLACE,
-    "calibrate": {
-        "--model",
-        "--task-set",
-        "--recipe",
-        "--out",
-        "--plot",
-        "--engines",
-        "--other",
-        "--profile",
-        "--samples",
-        "--seed",
-    },
-}
-
-
-def command_of(name: str) -> click.Command:
-    first, *rest = name.split()
-    command: Any = muster.get_command(click.Context(muster), first)
-    for word in rest:
-        command = command.commands[word]
-    return command  # type: ignore[no-any-return]
-
 
 def run(*words: str, **options: Any) -> Any:
     command: Any = getattr(cli, words[0])
     return CliRunner().invoke(command, list(words[1:]), **options)
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_flags_are_those_that_are_documented(name: str) -> None:
-    options = [p for p in command_of(name).params if isinstance(p, click.Option)]
-    assert {flag for option in options for flag in option.opts} == FLAGS[name]
-
-
-@pytest.mark.parametrize("name", FLAGS)
-def test_every_flag_and_command_says_what_it_does(name: str) -> None:
-    command = command_of(name)
-    assert command.help
-    assert all(p.help for p in command.params if isinstance(p, click.Option))
-
-
 def test_commands_are_imported_without_heavy_libraries() -> None:
-    program = "import sys, muster.client.cli, muster.client.dispute; print(*sys.modules)"
+    names = ("cli", "dispute", "runs", "rotation", "identity", "explain_cli", "doctor.command")
+    modules = ", ".join(f"muster.client.{name}" for name in names)
+    program = f"import sys, {modules}; print(*sys.modules)"
     output = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout

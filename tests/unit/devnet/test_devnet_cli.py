@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from muster.devnet import cli
 from muster.devnet.cli import COMMANDS, main, muster
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import (
+    ApiError,
+    ChainUnreachable,
+    ConfigError,
+    ContractRevert,
+    MusterError,
+    NotYet,
+    PolicyUnavailable,
+    TransactionLost,
+    WalletError,
+)
 
 HEAVY = ("torch", "transformers", "vllm", "web3", "pyarrow", "matplotlib", "sqlalchemy")
 
@@ -100,3 +114,68 @@ def test_defects_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["muster"])
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("no such run"), 1),
+        (WalletError("wrong password"), 1),
+        (ContractRevert("VaultZeroAmount"), 1),
+        (ApiError("not allowed", status=403, code="forbidden"), 1),
+        (ApiError("busy", status=429, code="slow_down"), 3),
+        (ApiError("away", status=503, code="unreachable"), 3),
+        (ChainUnreachable("no answer"), 3),
+        (TransactionLost("no receipt", tx="0x"), 3),
+        (PolicyUnavailable("no relay"), 3),
+        (NotYet("in an hour"), 3),
+    ],
+)
+def test_exit_codes_tell_not_now_from_not_so(
+    error: MusterError, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "muster", _raise(error))
+    monkeypatch.setattr(sys, "argv", ["muster"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == code
+
+
+def test_exit_codes_are_those_of_the_reference() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/exit-codes.md").read_text()
+    codes = [int(row) for row in re.findall(r"^\| (\d+) \|", page, re.M)]
+    assert codes == [0, cli.REFUSED, click.UsageError("x").exit_code, cli.LATER, cli.STOPPED]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_every_shell(
+    shell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    result = CliRunner().invoke(muster, ["completion", shell])
+    assert result.exit_code == 0, result.output
+    assert "_MUSTER_COMPLETE" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("muster unst", "unstake"),
+        ("muster worker st", "status"),
+        ("muster explain --re", "--rerun"),
+    ],
+)
+def test_a_shell_completes_commands_and_flags(typed: str, expected: str) -> None:
+    words = typed.split()
+    environment = {
+        **os.environ,
+        "_MUSTER_COMPLETE": "bash_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['muster']; "
+         "from muster.devnet.cli import main; main()"],
+        capture_output=True, text=True, timeout=60, env=environment,
+    )  # fmt: skip
+    assert f"plain,{expected}" in done.stdout
