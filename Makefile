@@ -1,4 +1,4 @@
-# `make setup check fmt test test-all demo bench clean`: every verb works on a fresh clone.
+# `make setup check fmt test test-all demo docs bench clean`: every verb works on a fresh clone.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -9,9 +9,9 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := calibration delta forgers gas history index resume shardcast toploc
+BENCHES := asynchrony calibration delta forgers gas history index resume shardcast toploc
 
-.PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo bench $(BENCHES:%=bench-%) clean
+.PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -67,10 +67,17 @@ mutate-contracts: setup
 demo: setup
 	$(BIN)/muster demo $(ARGS)
 
+# Pages that are made of the code.
+docs: setup
+	$(BIN)/python tools/write_reference.py
+
 bench: $(BENCHES:%=bench-%)
 
 bench-gas: setup
 	$(BIN)/python benchmarks/gas.py
+
+bench-asynchrony: setup
+	$(BIN)/python benchmarks/asynchrony.py
 
 bench-calibration: setup
 	$(BIN)/python benchmarks/calibration.py

@@ -75,6 +75,33 @@ class VerifierIdentity(DocumentPart):
     """Keccak-256 over the verifier's source and the versions it rests on."""
 
 
+class FilterRecipe(DocumentPart):
+    """Which accepted rollouts are trained on. Groups without task advantage never are."""
+
+    refill_submissions: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Accepted submissions that a training step may consume beyond its share to replace groups
+    that were left out; 0 for none."""
+    drop_truncated: bool = False
+    """Whether samples that reach the token limit without EOS are left out."""
+    max_mismatch: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Largest distance between a sample's mean surprise and the mean entropy of the policy version
+    that claims to have sampled it, in nats per token; 0 for any."""
+    pool_window: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Groups over which a problem's pass rate is averaged; 0 for no difficulty pools."""
+    pool_min_groups: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Groups of a problem before it can be set aside."""
+    pool_hard: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Problems are set aside as too hard while their pass rate is at most this."""
+    pool_easy: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Problems are set aside as too easy while their pass rate is at least this."""
+
+    @model_validator(mode="after")
+    def _pools_leave_something(self) -> Self:
+        if self.pool_hard >= self.pool_easy:
+            raise ValueError(f"pool_hard {self.pool_hard} must be below pool_easy {self.pool_easy}")
+        return self
+
+
 class Recipe(Document):
     """A run's recipe."""
 
@@ -95,6 +122,8 @@ class Recipe(Document):
     """Who grades, by task type; creating a run fills it in. What is not listed is not pinned."""
     allows_judge: bool = False
     """Whether the task set may hold problems whose grades validators cannot replay."""
+    filters: FilterRecipe = FilterRecipe()
+    """Which rollouts it learns from."""
 
     @model_validator(mode="after")
     def _max_rl_divides_by_a_positive_mean(self) -> Self:

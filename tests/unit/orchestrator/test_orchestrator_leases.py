@@ -10,7 +10,7 @@ from orchestrator_fakes import RUN, Network
 
 from muster.api import Lease, NoWork
 from muster.chain import WorkerStatus
-from muster.orchestrator.services.leases import is_open, next_step
+from muster.orchestrator.services.leases import capacity, next_step
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import PolicyVersion, Step
@@ -41,17 +41,30 @@ def test_next_step_holds_exactly_its_share_of_submissions(
     per_step=st.integers(1, 9),
     level=st.integers(0, 5),
     steps=st.integers(0, 60),
+    used_steps=st.integers(-3, 3),
 )
-def test_tickets_given_out_never_exceed_what_the_async_level_allows(
-    version: int, per_step: int, level: int, steps: int
+def test_capacity_is_what_the_async_level_leaves(
+    version: int, per_step: int, level: int, steps: int, used_steps: int
 ) -> None:
     training = TrainingRecipe(submissions_per_step=per_step, max_async_level=level, steps=steps)
+    used = max(0, version + used_steps) * per_step
     outstanding = 0
-    used = version * per_step
-    while is_open(next_step(used, outstanding, per_step), version, training):
+    while capacity(used, outstanding, version, training):
+        step = next_step(used, outstanding, per_step)
+        # Were it trained on in its step, it would not be too old; and its step exists.
+        assert step - 1 - version <= level
+        assert not steps or step <= steps
         outstanding += 1
-    ahead = level + 1 if steps == 0 else max(0, min(level + 1, steps - version))
-    assert outstanding == ahead * per_step
+    ended = next_step(used, outstanding, per_step)
+    assert ended - 1 - version > level or (steps and ended > steps)
+
+
+async def test_capacity_is_the_same_rule_on_a_hand_counted_case() -> None:
+    training = TrainingRecipe(submissions_per_step=4, max_async_level=2)
+    # Version 5 out: steps 6, 7 and 8 may be collected, 32 submissions since the start in all.
+    assert capacity(20, 0, 5, training) == 12
+    assert capacity(25, 6, 5, training) == 1
+    assert capacity(25, 7, 5, training) == 0
 
 
 async def test_ticket_is_signed_and_anchored_in_the_newest_policy(bench: Bench) -> None:
@@ -207,3 +220,25 @@ async def test_lease_is_refused_when_the_staking_wallet_asks_itself(bench: Bench
     async with bench.api(b"\x08" * 32) as api:
         with pytest.raises(ApiError, match="not the node of any"):
             await api.lease(RUN)
+
+
+async def test_refill_of_a_step_is_leased_beyond_the_async_level(tmp_path: Path) -> None:
+    training = TrainingRecipe(submissions_per_step=1, max_async_level=0)
+    async with open_bench(tmp_path, Network(training=training)) as bench:
+        await bench.run_through()
+        assert await ticket(bench) is None
+        async with bench.api(bench.network.keys.trainer) as api:
+            await api.post_metrics(1, {"stream_from": 0.0, "refill": 1.0})
+        again = await ticket(bench)
+        assert again is not None
+        assert (again.step, again.index) == (1, 1)
+
+
+async def test_refill_that_was_not_needed_is_taken_back(tmp_path: Path) -> None:
+    training = TrainingRecipe(submissions_per_step=1, max_async_level=0)
+    async with open_bench(tmp_path, Network(training=training)) as bench:
+        await bench.run_through()
+        async with bench.api(bench.network.keys.trainer) as api:
+            await api.post_metrics(1, {"stream_from": 0.0, "refill": 1.0})
+            await api.post_metrics(1, {"stream_from": 0.0, "stream_to": 1.0, "refill": 0.0})
+        assert await ticket(bench) is None

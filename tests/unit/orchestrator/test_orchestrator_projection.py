@@ -144,3 +144,33 @@ def test_first_outcome_of_a_file_stands_when_it_was_judged_twice() -> None:
     judged = fed.judged(keccak((0).to_bytes(4, "big")))
     assert judged is not None
     assert (judged.batch_id, judged.verdict) == (1, Verdict.ACCEPTED)
+
+
+@given(
+    refills=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    lost=st.sets(st.integers(0, 4)),
+)
+def test_progress_follows_refills_although_figures_are_lost(
+    refills: list[int], lost: set[int]
+) -> None:
+    fed, emit = projection()
+    needed = sum(TRAINING.submissions_per_step + refill for refill in refills)
+    fresh = [[(Verdict.ACCEPTED, 100)]] * needed
+    feed(fed, events_of(fresh, emit))
+    position = 0
+    for number, refill in enumerate(refills):
+        begun, position = position, position + TRAINING.submissions_per_step + refill
+        if number not in lost or number == len(refills) - 1:
+            fed.note_figures(
+                number + 1, {"stream_from": begun, "stream_to": position, "refill": refill}
+            )
+    assert (fed.progress.step, fed.progress.filled) == (len(refills) + 1, 0)
+    assert fed.trained_submissions == len(refills) * TRAINING.submissions_per_step
+
+
+def test_announced_refill_takes_submissions_out_of_what_is_used() -> None:
+    fed, emit = projection()
+    feed(fed, events_of([[(Verdict.ACCEPTED, 100)]] * TRAINING.submissions_per_step, emit))
+    assert fed.trained_submissions == TRAINING.submissions_per_step
+    fed.note_figures(1, {"stream_from": 0.0, "refill": 1.0})
+    assert (fed.progress.step, fed.trained_submissions) == (1, TRAINING.submissions_per_step - 1)

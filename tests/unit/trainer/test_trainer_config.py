@@ -107,10 +107,14 @@ def test_demo_step_has_512_samples() -> None:
 # A change here changes what operators type: say so in the changelog.
 FLAGS = {
     ("trainer", "run"): (
-        "--anchor-every --config --deployments --device --documents --eval-every --eval-set "
-        "--help --host --keep --keep-checkpoints "
-        "--keystore --micro-batch-tokens --model --orchestrator --password-file --poll-s --port "
-        "--publish-dtype --ready-file --rpc --run --state-dir --steps --store --threads"
+        "--anchor-every --config --deployments --device --documents --dry-run --eval-every "
+        "--eval-samples "
+        "--eval-set --help --host --keep --keep-checkpoints "
+        "--keystore --metrics-host --metrics-port --micro-batch-tokens --model "
+        "--orchestrator --password-file --poll-s --port "
+        "--publish-dtype --ready-file --recipe --rpc --run --state-dir --steps --store "
+        "--task-set --threads "
+        "--wandb-project"
     ),
     ("run", "base-model"): "--eval-set --held-out --help --out --problems --seed --task-set",
     ("run", "create"): (

@@ -310,7 +310,9 @@ async def _die(parts: Parts, *, steps: int) -> None:
 
 
 def _without_time(world: World) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k != "wall_s"} for line in world.lines()]
+    return [
+        {k: v for k, v in line.items() if k not in ("wall_s", "wait_s")} for line in world.lines()
+    ]
 
 
 async def test_records_are_trained_on_exactly_once_over_many_deaths(world: World) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from trainer_fakes import make_recipe
 
-from muster.protocol.encoding import keccak
+from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Address
 from muster.protocol.recipe import Recipe
@@ -17,6 +19,8 @@ from muster.tasks import Problem, TaskSet, identities
 from muster.tasks.sort_digits import make_task_set
 from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
+from muster.trainer.cli import trainer
+from muster.trainer.config import load_recipe
 from muster.trainer.create import RunPlan, _write_documents
 
 ACCOUNT = Address("0x" + "11" * 20)
@@ -106,3 +110,70 @@ def test_malformed_calibration_is_refused(plan: RunPlan) -> None:
 def test_missing_document_is_named(plan: RunPlan) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         _write_documents(replace(plan, task_set=plan.task_set.with_name("none")))
+
+
+TOML = """
+name = "small"
+[sampling]
+problems_per_submission = 2
+samples_per_problem = 4
+temperature = 1.0
+max_new_tokens = 6
+target_lengths = [2, 4]
+[training]
+submissions_per_step = 2
+[filters]
+refill_submissions = 3
+"""
+
+
+def _dry_run(folder: Path, *words: str) -> Result:
+    flags = ["--run", "3", "--keystore", str(folder / "none"), "--orchestrator", "http://x:1"]
+    return CliRunner().invoke(trainer, ["run", *flags, *words], env={})
+
+
+def test_dry_run_prints_the_hash_that_creating_the_run_pins(plan: RunPlan, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(TOML)
+    pinned = _write_documents(replace(plan, recipe=load_recipe(path)))["recipe"]
+    files = ["--recipe", str(path), "--task-set", str(plan.task_set)]
+    result = _dry_run(tmp_path, "--dry-run", "--port", "8899", *files)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["recipe_hash"] == hex0x(pinned)
+    # What is printed is the document that is pinned, field by field.
+    document = json.loads((plan.documents / pinned.hex()).read_bytes())
+    assert found["recipe"] == document
+    assert (found["settings"]["port"], found["settings"]["run"]) == (8899, 3)
+
+
+def test_dry_run_of_another_recipe_has_another_hash(plan: RunPlan, tmp_path: Path) -> None:
+    hashes = []
+    for text in (TOML, TOML.replace("refill_submissions = 3", "refill_submissions = 4")):
+        (tmp_path / "recipe.toml").write_text(text)
+        files = ["--recipe", str(tmp_path / "recipe.toml"), "--task-set", str(plan.task_set)]
+        hashes.append(json.loads(_dry_run(tmp_path, "--dry-run", *files).stdout)["recipe_hash"])
+    assert hashes[0] != hashes[1]
+
+
+def test_dry_run_without_a_recipe_resolves_the_settings_alone(tmp_path: Path) -> None:
+    found = json.loads(_dry_run(tmp_path, "--dry-run").stdout)
+    assert found.keys() == {"settings"}
+    assert found["settings"]["micro_batch_tokens"] == 16_384
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dry-run", "--recipe", "r.toml"], "pinned together with the verifiers"),
+        (["--recipe", "r.toml"], "are for --dry-run"),
+        (["--dry-run", "--recipe", "none.toml", "--task-set", "none"], "cannot read"),
+        (["--dry-run", "--port", "70000"], "setting 'port'"),
+    ],
+)
+def test_dry_run_that_cannot_be_resolved_is_refused(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
+    result = _dry_run(tmp_path, *words)
+    assert result.exit_code != 0
+    assert message in str(result.exception)

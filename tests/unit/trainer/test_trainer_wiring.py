@@ -202,6 +202,7 @@ class FakeEngine:
     answer: str
     asked: list[Request] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
+    eos_token_ids: frozenset[int] = frozenset()
 
     def load_policy(self, _folder: Path, _version: PolicyVersion) -> None:
         self.asked, self.prompts = [], []
@@ -234,7 +235,7 @@ def _task_set(*golds: str | None) -> TaskSet:
 def test_evaluation_is_the_mean_score() -> None:
     engine: Any = FakeEngine("a")
     found = Evaluator(_task_set("a", "b", "a", "c"), engine, make_recipe()).evaluate(Path(), V1)
-    assert (found.policy_version, found.reward, found.problems) == (1, 0.5, 4)
+    assert (found.policy_version, found.reward.value, found.problems) == (1, 0.5, 4)
     assert len({request.seed for request in engine.asked}) == 4
     assert {request.temperature for request in engine.asked} == {1.0}
 
@@ -242,7 +243,7 @@ def test_evaluation_is_the_mean_score() -> None:
 def test_problems_without_verdict_do_not_count_as_wrong() -> None:
     engine: Any = FakeEngine("a")
     found = Evaluator(_task_set("a", None), engine, make_recipe()).evaluate(Path(), V1)
-    assert (found.reward, found.problems) == (1.0, 1)
+    assert (found.reward.value, found.problems, found.ungraded) == (1.0, 1, 1)
 
 
 def test_target_lengths_are_evaluated_in_turn() -> None:

@@ -12,7 +12,7 @@ from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
-from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.recipe import FilterRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
 
 EOS = 1
@@ -38,6 +38,11 @@ def make_recipe(**training: object) -> Recipe:
         ),
         training=TrainingRecipe.model_validate({**values, **training}),
     )
+
+
+def with_filters(recipe: Recipe, **filters: object) -> Recipe:
+    """Return the recipe with these filters."""
+    return recipe.model_copy(update={"filters": FilterRecipe.model_validate(filters)})
 
 
 def make_rollouts(seed: int, version: int = 0, recipe: Recipe | None = None) -> list[Rollout]:

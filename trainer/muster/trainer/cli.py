@@ -45,17 +45,33 @@ def trainer() -> None:
 @click.option("--keep-checkpoints", type=int, help="Newest checkpoints that stay. [default: 2]")
 @click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
 @click.option("--eval-every", type=int, help="Evaluate every so many steps as well.")
+@click.option("--eval-samples", type=int, help="Samples per held-out problem. [default: 1]")
 @click.option("--steps", type=int, help="Stop after so many steps. [default: the recipe's]")
 @click.option("--host", help="Address the origin listens on.")
 @click.option("--port", type=int, help="Port the origin listens on; 0 for any free one.")
 @click.option("--ready-file", type=FILE, help="Receives the origin's URL once it listens.")
+@click.option("--metrics-host", help="Address of the Prometheus endpoint.")
+@click.option("--metrics-port", type=int, help="Its port; without one there is none.")
+@click.option("--wandb-project", help="Log to this Weights & Biases project.")
 @click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
 @click.option("--publish-dtype", help="Published weights: float32 or bfloat16.")
 @click.option("--micro-batch-tokens", type=int, help="Tokens that are computed together.")
 @click.option("--threads", type=int, help="CPU threads of the model. [default: 1]")
 @click.option("--device", help="Where the model computes. [default: cpu]")
-def trainer_run(config: Path | None, **flags: Any) -> None:
+@click.option("--dry-run", is_flag=True, help="Print settings, recipe and its hash, and stop.")
+@click.option("--recipe", type=FILE, help="With --dry-run: the recipe, TOML.")
+@click.option("--task-set", type=FILE, help="With --dry-run: the problems of the run.")
+def trainer_run(
+    config: Path | None,
+    dry_run: bool,
+    recipe: Path | None,
+    task_set: Path | None,
+    **flags: Any,
+) -> None:
     """Train a run until its last step, or until stopped; starts again where it was.
+
+    With --dry-run nothing is started, and neither the chain nor the keystore is touched; the hash
+    is the one that `muster run create` pins for this recipe and these problems.
 
     \b
     Example:
@@ -70,6 +86,16 @@ def trainer_run(config: Path | None, **flags: Any) -> None:
     settings = load_settings(
         TrainerSettings, file=config, flags=flags, env_prefix="MUSTER_TRAINER_"
     )
+    if dry_run:
+        from muster.trainer.dry_run import resolve
+
+        click.echo(json.dumps(resolve(settings, recipe, task_set), indent=2))
+        return
+    if recipe is not None or task_set is not None:
+        raise ConfigError(
+            "--recipe and --task-set are for --dry-run: a run's documents are pinned on chain",
+            hint="leave them out, or add --dry-run",
+        )
     setup_logging("trainer")
     key = open_wallet(settings.keystore, settings.password_file).key
 

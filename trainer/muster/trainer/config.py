@@ -49,6 +49,8 @@ class TrainerSettings(Settings):
     """Task set of held-out problems; evaluated before the first and after the last step."""
     eval_every: Annotated[int, Field(ge=0)] = 0
     """Evaluate every so many steps as well; 0 for not."""
+    eval_samples: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Samples per held-out problem; pass@k is estimated for k up to it."""
     steps: Annotated[int, Field(ge=0)] = 0
     """Stop after so many training steps; 0 for as many as the recipe says."""
     host: str = "127.0.0.1"
@@ -57,6 +59,12 @@ class TrainerSettings(Settings):
     """Port the origin listens on; 0 for any free one."""
     ready_file: Path | None = None
     """File that receives the origin's URL once it listens."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the Prometheus endpoint."""
+    metrics_port: Annotated[int | None, Field(ge=0, le=65535)] = None
+    """Port of the Prometheus endpoint; 0 for any free one, none for no endpoint."""
+    wandb_project: str = ""
+    """Weights & Biases project that figures are logged to; empty for none."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Seconds between looks at the chain."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -104,9 +104,8 @@ def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
     """
     task_set = TaskSet.from_bytes(_read(plan.task_set))
     check_task_set(task_set, allows_judge=plan.recipe.allows_judge)
-    verifiers = identities(problem.task_type for problem in task_set)
     documents = {
-        "recipe": plan.recipe.model_copy(update={"verifiers": verifiers}).to_bytes(),
+        "recipe": pinned_recipe(plan.recipe, task_set).to_bytes(),
         "task_set": task_set.to_bytes(),
         "calibration": _read(plan.calibration),
     }
@@ -121,6 +120,12 @@ def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
     for data in documents.values():
         (plan.documents / keccak(data).hex()).write_bytes(data)
     return {name: keccak(data) for name, data in documents.items()}
+
+
+def pinned_recipe(recipe: Recipe, task_set: TaskSet) -> Recipe:
+    """Return the recipe as a run over these tasks pins it: with who grades them here."""
+    verifiers = identities(problem.task_type for problem in task_set)
+    return recipe.model_copy(update={"verifiers": verifiers})
 
 
 def _check_calibration(calibration: Calibration, plan: RunPlan) -> None:

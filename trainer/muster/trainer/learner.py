@@ -92,7 +92,7 @@ class Learner:
         for i, planned in enumerate(steps):
             self._optimizer_step(planned, sums, is_first=i == 0)
         return sums.figures(
-            reward=sum(rewards) / len(rewards),
+            reward=sum(rewards) / max(1, len(rewards)),
             samples=sum(map(len, kept.samples)),
             dropped=kept.dropped,
             learning_rate=learning_rate,

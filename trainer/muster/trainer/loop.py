@@ -36,10 +36,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from muster.lifecycle import ComputeThread
 from muster.protocol.errors import StorageError
@@ -47,10 +47,13 @@ from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.trainer.buffer import FileBuffer
 from muster.trainer.checkpoint import Checkpoints, Saved, TrainerState
+from muster.trainer.difficulty import DifficultyPools
 from muster.trainer.evaluate import Evaluator
+from muster.trainer.exporting import Export
 from muster.trainer.figures import StepFigures
 from muster.trainer.learner import Learner
 from muster.trainer.metrics import (
+    Durations,
     MetricsLog,
     MetricsPoster,
     evaluation_entry,
@@ -98,6 +101,8 @@ class Parts:
     """Where tensors are computed."""
     evaluator: Evaluator | None = None
     """Measures policies on held-out problems, if there are any."""
+    exports: Sequence[Export] = ()
+    """Who else is told of figures."""
     eval_every: int = 0
     """Evaluate every so many steps, besides first and last; 0 for those two only."""
     clock: Callable[[], float] = time.monotonic
@@ -122,6 +127,7 @@ class Trainer:
         self._version = PolicyVersion(0)
         self._cursor = Cursor()
         self._step_start = 0
+        self._pools = DifficultyPools()
         self._saved = SAVED
 
     async def run(self) -> None:
@@ -152,17 +158,19 @@ class Trainer:
     async def _training_step(self) -> _Made:
         """Consume the next records, improve the policy, and begin to make the result durable."""
         parts = self._parts
-        taken = await parts.stream.next_step(self._cursor, self._version)
+        asked = parts.clock()
+        taken = await parts.stream.next_step(self._cursor, self._version, self._pools)
         began = parts.clock()
         step = Step(self._version + 1)
         figures = await parts.compute.run(parts.learner.step, step, taken.groups)
         version = PolicyVersion(step)
         # Before the save: a line of a step that is taken again is removed at the next start.
-        self._report_step(version, taken, figures, parts.clock() - began)
+        took = Durations(wait_s=began - asked, wall_s=parts.clock() - began)
+        self._report_step(version, taken, figures, took)
         await asyncio.wrap_future(self._saved)
         self._saved = await parts.compute.run(self._save, version, taken)
         self._version, self._cursor = version, taken.end
-        self._step_start = taken.start.position
+        self._step_start, self._pools = taken.start.position, taken.pools
         return _Made(version, taken.start.position, taken.end.position, self._saved)
 
     def _save(self, version: PolicyVersion, taken: StepInput) -> Future[None]:
@@ -179,25 +187,32 @@ class Trainer:
                 cursor=taken.end,
                 step_start=taken.start.position,
                 previous_start=self._step_start,
+                kept={"pools": taken.pools.to_dict()},
             ),
             parts.learner.state(),
         )
 
     def _report_step(
-        self, version: PolicyVersion, taken: StepInput, figures: StepFigures, wall_s: float
+        self, version: PolicyVersion, taken: StepInput, figures: StepFigures, took: Durations
     ) -> None:
-        entry = step_entry(version, taken, figures, wall_s)
-        self._parts.log.append(entry)
-        self._parts.poster.post(version, posted_figures(entry))
+        self._tell(version, step_entry(version, taken, figures, took, self._parts.recipe.filters))
         logger.info(
             "training step",
             extra={
                 "step": version,
-                "reward": round(figures.reward, 4),
+                "reward": round(taken.reward, 4),
                 "tokens": figures.tokens,
-                "wall_s": round(wall_s, 3),
+                "wall_s": round(took.wall_s, 3),
             },
         )
+
+    def _tell(self, step: int, entry: dict[str, Any]) -> None:
+        """Write an entry to the log, and pass its figures on."""
+        self._parts.log.append(entry)
+        figures = posted_figures(entry)
+        self._parts.poster.post(step, figures)
+        for export in self._parts.exports:
+            export.report(figures)
 
     # 1. publish
 
@@ -217,12 +232,9 @@ class Trainer:
             return
         folder = parts.shelf.path(version)
         evaluation = await parts.compute.run(parts.evaluator.evaluate, folder, version)
-        entry = evaluation_entry(evaluation)
-        parts.log.append(entry)
-        parts.poster.post(version, posted_figures(entry))
-        logger.info(
-            "evaluated", extra={"policy_version": version, "reward": round(evaluation.reward, 4)}
-        )
+        self._tell(version, evaluation_entry(evaluation))
+        reward = round(evaluation.reward.value, 4)
+        logger.info("evaluated", extra={"policy_version": version, "reward": reward})
 
     async def _resume(self) -> list[_Made]:
         """Go on from the saved state; returns the versions that may not be on chain yet."""
@@ -235,6 +247,7 @@ class Trainer:
         await parts.compute.run(self._restore, saved)
         self._version, self._cursor = state.version, state.cursor
         self._step_start = state.step_start
+        self._pools = DifficultyPools.from_dict(state.kept.get("pools", {}))
         logger.info(
             "resumed", extra={"policy_version": state.version, "position": state.cursor.position}
         )

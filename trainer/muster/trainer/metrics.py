@@ -1,4 +1,7 @@
-"""The trainer's figures: one JSON line each in the state folder, and posted to be shown."""
+"""The trainer's figures: one JSON line each in the state folder, and posted to be shown.
+
+Their names and units are in `muster.trainer.metric_names`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,20 @@ import contextlib
 import json
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import FilterRecipe
 from muster.trainer.evaluate import Evaluation
 from muster.trainer.figures import StepFigures
+from muster.trainer.metric_names import flat
 from muster.trainer.ports import MetricsSink
-from muster.trainer.stream import StepInput
+from muster.trainer.shares import Share
+from muster.trainer.stream import Shortage, StepInput
 
 logger = logging.getLogger(__name__)
 
@@ -91,14 +99,28 @@ class MetricsPoster:
             await asyncio.wait_for(self._queue.join(), timeout_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Where a training step's time went."""
+
+    wait_s: float
+    """Until its records were there."""
+    wall_s: float
+    """From then until the policy was better."""
+
+
 def step_entry(
-    version: PolicyVersion, taken: StepInput, figures: StepFigures, wall_s: float
+    version: PolicyVersion,
+    taken: StepInput,
+    figures: StepFigures,
+    took: Durations,
+    filters: FilterRecipe,
 ) -> dict[str, Any]:
     """Return the line of a training step; step s makes policy version s."""
-    return {
+    entry: dict[str, Any] = {
         "step": int(version),
         "policy_version": int(version),
-        "reward": figures.reward,
+        "reward": taken.reward,
         "loss": _finite(figures.loss),
         "grad_norm": _finite(figures.grad_norm),
         "entropy": _finite(figures.entropy),
@@ -115,10 +137,22 @@ def step_entry(
         "tokens": figures.tokens,
         "skipped": figures.skipped,
         "dropped": {str(k): n for k, n in sorted((taken.dropped + figures.dropped).items())},
+        "refill": taken.refill,
         "stream_from": taken.start.position,
         "stream_to": taken.end.position,
-        "wall_s": round(wall_s, 4),
+        **_ages(version, taken),
+        "wall_s": round(took.wall_s, 4),
+        "wait_s": round(took.wait_s, 4),
     }
+    if filters.pool_window:
+        entry["pools"] = {str(k): n for k, n in taken.pools.sizes(filters).items()}
+    return entry
+
+
+def _ages(version: PolicyVersion, taken: StepInput) -> dict[str, float]:
+    """Return how many versions behind the step's start the policies were that sampled."""
+    ages = [version - 1 - r.policy_version for group in taken.groups for r in group]
+    return {"age_mean": fmean(ages), "age_max": max(ages)} if ages else {}
 
 
 def _finite(value: float) -> float | None:
@@ -127,21 +161,32 @@ def _finite(value: float) -> float | None:
 
 def evaluation_entry(evaluation: Evaluation) -> dict[str, Any]:
     """Return the line of an evaluation."""
-    return {
-        "eval": {
-            "policy_version": int(evaluation.policy_version),
-            "reward": evaluation.reward,
-            "problems": evaluation.problems,
-        }
+    entry = {
+        "policy_version": int(evaluation.policy_version),
+        **_share("reward", evaluation.reward),
+        "problems": evaluation.problems,
+        "ungraded": evaluation.ungraded,
+        "samples": evaluation.samples,
+        "length": evaluation.length,
+        "truncated": evaluation.truncated,
     }
+    for k, share in evaluation.pass_at.items():
+        entry |= _share(f"pass_at_{k}", share)
+    if evaluation.adherence is not None:
+        entry["length_error"] = evaluation.adherence.error_tokens
+        entry["within_budget"] = evaluation.adherence.within
+    return {"eval": entry}
+
+
+def _share(name: str, share: Share) -> dict[str, float]:
+    return {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+
+
+def shortage_figures(shortage: Shortage) -> dict[str, float]:
+    """Return what the orchestrator must know to lease more work to a step that waits for it."""
+    return {"stream_from": float(shortage.stream_from), "refill": float(shortage.refill)}
 
 
 def posted_figures(entry: dict[str, Any]) -> dict[str, float]:
     """Return an entry's numbers as the orchestrator takes them: flat, names prefixed."""
-    figures: dict[str, float] = {}
-    for name, value in entry.items():
-        if isinstance(value, dict):
-            figures |= {f"{name}_{inner}": float(number) for inner, number in value.items()}
-        elif value is not None:
-            figures[name] = float(value)
-    return figures
+    return flat(entry)

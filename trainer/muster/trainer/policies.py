@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from muster.protocol.errors import StorageError
+from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import PolicyVersion
 
 BASE = PolicyVersion(0)
@@ -169,3 +169,24 @@ def vocab_size(folder: Path) -> int:
     config = json.loads((folder / "config.json").read_text())
     size: int = config.get("vocab_size") or config["text_config"]["vocab_size"]
     return size
+
+
+def eos_token_ids(folder: Path) -> frozenset[int]:
+    """Return the token ids that end a completion, by a model folder's configuration files.
+
+    Raises ConfigError when there are none, or one is outside the vocabulary: a completion of such
+    a model would only ever end at the token limit.
+    """
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            config = json.loads((folder / name).read_text())
+            ids = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+            found.update([ids] if isinstance(ids, int) else ids or [])
+    size = vocab_size(folder)
+    if not found or max(found) >= size:
+        raise ConfigError(
+            f"the model in {folder} has EOS tokens {sorted(found)} and {size} token ids",
+            hint="set eos_token_id in its config.json to a token of its vocabulary",
+        )
+    return frozenset(found)

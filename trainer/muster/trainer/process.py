@@ -6,7 +6,7 @@ import asyncio
 import logging
 import warnings
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,10 +28,11 @@ from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.checkpoint import Checkpoints, Identity
 from muster.trainer.config import TrainerSettings
 from muster.trainer.evaluate import Evaluator
+from muster.trainer.exporting import Export, log_to_wandb, serve_prometheus
 from muster.trainer.learner import Learner
 from muster.trainer.loop import Parts, Trainer
-from muster.trainer.metrics import MetricsLog, MetricsPoster
-from muster.trainer.policies import BASE, PolicyShelf, vocab_size
+from muster.trainer.metrics import MetricsLog, MetricsPoster, shortage_figures
+from muster.trainer.policies import BASE, PolicyShelf, eos_token_ids, vocab_size
 from muster.trainer.publish import Publisher
 from muster.trainer.recovery import catch_up, provide_base_model
 from muster.trainer.stream import StreamReader
@@ -75,6 +76,7 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
         make = _Assembly(settings, run_id, recipe, store, chain, key)
         recent = await anchor.recent_roots(recipe.training.max_async_level)
         parts = await compute.run(make.parts, config, ledger, anchor, recent, api, compute)
+        parts = replace(parts, exports=_exports(settings, recipe, stack))
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(
                 follow(chain, view, poll_s=settings.poll_s, on_change=ledger.on_change)
@@ -82,6 +84,19 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
             await Trainer(parts, steps=settings.steps or recipe.training.steps).run()
             following.cancel()
     logger.info("run complete")
+
+
+def _exports(settings: TrainerSettings, recipe: Recipe, stack: AsyncExitStack) -> list[Export]:
+    """Open what figures are exported to; `stack` closes it."""
+    exports: list[Export] = []
+    if settings.metrics_port is not None:
+        endpoint = serve_prometheus(settings.metrics_host, settings.metrics_port)
+        exports.append(stack.enter_context(endpoint))
+    if settings.wandb_project:
+        name = f"run-{settings.run}"
+        log = log_to_wandb(settings.wandb_project, name, recipe.model_dump(mode="json"))
+        exports.append(stack.enter_context(log))
+    return exports
 
 
 async def _run_config(chain: Chain, run_id: RunId, key: bytes) -> RunConfig:
@@ -160,9 +175,17 @@ class _Assembly:
         )
         self._catch_up(checkpoints, shelf, recent, learner)
         buffer = FileBuffer(settings.state_dir / "files", api, ledger)
+        poster = MetricsPoster(api)
         return Parts(
             recipe=recipe,
-            stream=StreamReader(ledger, buffer, recipe, vocab_size=vocab_size(base)),
+            stream=StreamReader(
+                ledger,
+                buffer,
+                recipe,
+                vocab_size=vocab_size(base),
+                eos=eos_token_ids(base),
+                on_short=lambda shortage: poster.post(shortage.step, shortage_figures(shortage)),
+            ),
             learner=learner,
             shelf=shelf,
             checkpoints=checkpoints,
@@ -176,7 +199,7 @@ class _Assembly:
                 anchor_every=settings.anchor_every,
             ),
             log=MetricsLog(settings.state_dir / "metrics.jsonl"),
-            poster=MetricsPoster(api),
+            poster=poster,
             compute=compute,
             evaluator=self._evaluator(),
             eval_every=settings.eval_every,
@@ -209,7 +232,7 @@ class _Assembly:
             raise ConfigError(f"cannot read {settings.eval_set}: {error.strerror}") from error
         check_task_set(task_set)
         engine = TransformersEngine("float32", threads=settings.threads, device=settings.device)
-        return Evaluator(task_set, engine, self.recipe)
+        return Evaluator(task_set, engine, self.recipe, samples=settings.eval_samples)
 
 
 def _announce(url: str, ready_file: Path | None) -> None:

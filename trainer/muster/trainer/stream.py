@@ -1,8 +1,9 @@
 """The ledger is the dataset, the cursor is the data loader.
 
-Training step s consumes the next `submissions_per_step` usable records of the run's training stream
-(docs/protocol.md section 9), in order, each exactly once. The cursor is saved with the weights, so
-a trainer that dies at any moment goes on where its weights stand.
+Training step s consumes the next records of the run's training stream (docs/protocol.md section 9)
+in order, each exactly once: `submissions_per_step` usable ones, and as many more as it needs to
+replace groups that the filters left out, up to the recipe's `refill_submissions`. The cursor is
+saved with the weights, so a trainer that dies at any moment goes on where its weights stand.
 
 Owns the order and what is usable. Knows neither tensors nor the chain's client.
 """
@@ -11,18 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ApiError, ChainError, EncodingError
-from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.ids import Hash32, PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, decode_rollouts
-from muster.trainer.filters import Drop
+from muster.trainer.difficulty import DifficultyPools
+from muster.trainer.filters import Drop, Group, Sieve
 from muster.trainer.ports import FileSource, Ledger, StreamItem
 
 logger = logging.getLogger(__name__)
@@ -31,9 +35,11 @@ DOWNLOADS = 8
 """Files fetched at the same time."""
 LONGEST_PAUSE_S = 10.0
 """Longest pause between two attempts to get a file."""
+REPEAT_S = 5.0
+"""A step that waits for records says so again after this."""
+LEAST_KEPT = 0.25
+"""Share of groups that is expected to be kept at least, when more are asked for."""
 
-Group = list[Rollout]
-"""The rollouts of one problem."""
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -53,13 +59,79 @@ class StepInput:
     """What one training step consumes."""
 
     groups: list[Group]
-    """Rollouts, group by group, in stream order."""
+    """Rollouts to train on, group by group, in stream order."""
     dropped: Counter[Drop]
-    """Samples of records passed over, by reason."""
+    """Samples that were consumed and left out, by reason."""
     start: Cursor
     """Before."""
     end: Cursor
     """After; becomes the next step's start once the step's weights are safe."""
+    reward: float = 0.0
+    """Mean task reward of all samples that could be read."""
+    refill: int = 0
+    """Records consumed beyond the step's share, stale ones not counted."""
+    pools: DifficultyPools = field(default_factory=DifficultyPools)
+    """The difficulty pools after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A training step waits for more records than its share."""
+
+    step: Step
+    """The step."""
+    stream_from: int
+    """Where in the training stream it began."""
+    refill: int
+    """Records that it will consume beyond its share, as far as can be told."""
+
+
+class _Collection:
+    """What one step has consumed so far, and how much more it wants."""
+
+    def __init__(self, recipe: Recipe, sieve: Sieve) -> None:
+        self.sieve = sieve
+        self.consumed: list[Hash32] = []
+        self._stale = 0
+        self._usable = 0
+        self._share = recipe.training.submissions_per_step
+        self._most = self._share + recipe.filters.refill_submissions
+        self._groups_each = recipe.sampling.problems_per_submission
+
+    def take(self, groups: list[Group]) -> None:
+        """Pass a submission's groups through the sieve."""
+        self._usable += 1
+        for group in groups:
+            self.sieve.take(group)
+
+    def leave(self, item: StreamItem, reason: Drop) -> None:
+        """Leave out a whole record."""
+        self._stale += reason is Drop.STALE
+        self.sieve.dropped[reason] += item.record.rollouts
+        logger.info("record dropped", extra={**_fields(item), "reason": str(reason)})
+
+    @property
+    def wanted(self) -> int:
+        """Submissions that are still certain to be consumed; 0 when the step is full."""
+        return self._wanted(kept_share=1.0)
+
+    @property
+    def refill(self) -> int:
+        """Records consumed beyond the step's share, stale ones not counted."""
+        return max(0, len(self.consumed) - self._stale - self._share)
+
+    def expected_refill(self) -> int:
+        """Return what `refill` will be if groups go on being kept as they were so far."""
+        judged = max(1, self._usable * self._groups_each)
+        wanted = self._wanted(kept_share=max(LEAST_KEPT, len(self.sieve.kept) / judged))
+        return max(0, len(self.consumed) - self._stale + wanted - self._share)
+
+    def _wanted(self, kept_share: float) -> int:
+        if self._usable < self._share:
+            return self._share - self._usable
+        missing = self._share * self._groups_each - len(self.sieve.kept)
+        submissions = math.ceil(max(0, missing) / (self._groups_each * kept_share))
+        return min(submissions, self._most - self._usable)
 
 
 class StreamReader:
@@ -72,25 +144,33 @@ class StreamReader:
         recipe: Recipe,
         *,
         vocab_size: int,
+        eos: frozenset[int] = frozenset(),
+        on_short: Callable[[Shortage], None] = lambda _: None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
+        """`on_short` is told, again and again, while a step waits for more than its share."""
         self._ledger = ledger
         self._files = files
         self._recipe = recipe
         self._vocab_size = vocab_size
+        self._eos = eos
+        self._on_short = on_short
         self._sleep = sleep
         self._downloads = asyncio.Semaphore(DOWNLOADS)
 
-    async def next_step(self, cursor: Cursor, newest: PolicyVersion) -> StepInput:
+    async def next_step(
+        self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools | None = None
+    ) -> StepInput:
         """Return the input of the step that starts from version `newest`; waits until it is there.
 
-        Raises ChainError when the chain no longer has what was consumed before the cursor.
+        `pools` are those after the step before. Raises ChainError when the chain no longer has what
+        was consumed before the cursor.
         """
         while True:
             await self._reach(cursor)
-            taken, consumed = await self._collect(cursor, newest)
-            if self._holds(cursor.position, consumed):
-                return taken
+            found = await self._collect(cursor, newest, pools or DifficultyPools())
+            if self._holds(cursor.position, found.consumed):
+                return _step_input(cursor, found)
             logger.warning("training stream changed while it was read: reading it again")
 
     async def _reach(self, cursor: Cursor) -> None:
@@ -117,40 +197,51 @@ class StreamReader:
         return [item.record.file_hash for item in stream] == consumed
 
     async def _collect(
-        self, cursor: Cursor, newest: PolicyVersion
-    ) -> tuple[StepInput, list[Hash32]]:
-        """Take records in order until the step is full, fetching no more files than it needs.
-
-        Also returns the file hashes of all records consumed, dropped ones included.
-        """
-        training = self._recipe.training
-        consumed: list[Hash32] = []
-        dropped: Counter[Drop] = Counter()
-        submissions: list[list[Group]] = []
+        self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools
+    ) -> _Collection:
+        """Take records in order until the step is full, fetching no more files than it needs."""
+        found = _Collection(self._recipe, Sieve(self._recipe, pools, self._eos))
+        seen = {item.record.file_hash for item in self._ledger.stream()[: cursor.position]}
         ahead: deque[tuple[StreamItem, asyncio.Task[list[Group] | None]]] = deque()
         async with asyncio.TaskGroup() as downloads:
-            while len(submissions) < training.submissions_per_step:
-                if len(submissions) + len(ahead) < training.submissions_per_step:
-                    item = self._item_at(cursor.position + len(consumed))
-                    if item is not None:
-                        consumed.append(item.record.file_hash)
-                        if is_stale(item.record, newest, training.max_async_level):
-                            _note_drop(dropped, item, Drop.STALE)
-                        else:
-                            ahead.append((item, downloads.create_task(self._load(item))))
-                        continue
-                if not ahead:
-                    await self._ledger.changed()
-                    continue
-                item, download = ahead.popleft()
-                groups = await download
-                if groups is None:
-                    _note_drop(dropped, item, Drop.UNREADABLE)
+            while found.wanted:
+                item = self._item_at(cursor.position + len(found.consumed))
+                if item is not None and len(ahead) < found.wanted:
+                    reason = self._reason_against(item.record, newest, seen)
+                    found.consumed.append(item.record.file_hash)
+                    seen.add(item.record.file_hash)
+                    if reason:
+                        found.leave(item, reason)
+                    else:
+                        ahead.append((item, downloads.create_task(self._load(item))))
+                elif ahead:
+                    item, download = ahead.popleft()
+                    groups = await download
+                    if groups is None:
+                        found.leave(item, Drop.UNREADABLE)
+                    else:
+                        found.take(groups)
                 else:
-                    submissions.append(groups)
-        groups_in_order = [group for submission in submissions for group in submission]
-        end = Cursor(cursor.position + len(consumed), consumed[-1])
-        return StepInput(groups_in_order, dropped, cursor, end), consumed
+                    await self._wait_for_records(cursor, newest, found)
+        return found
+
+    def _reason_against(
+        self, record: OutcomeRecord, newest: PolicyVersion, seen: set[Hash32]
+    ) -> Drop | None:
+        if record.file_hash in seen:
+            return Drop.DUPLICATE
+        is_old = is_stale(record, newest, self._recipe.training.max_async_level)
+        return Drop.STALE if is_old else None
+
+    async def _wait_for_records(
+        self, cursor: Cursor, newest: PolicyVersion, found: _Collection
+    ) -> None:
+        refill = found.expected_refill()
+        if refill:
+            self._on_short(Shortage(Step(newest + 1), cursor.position, refill))
+        # What is told may be lost on its way: say it again.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ledger.changed(), REPEAT_S if refill else None)
 
     def _item_at(self, position: int) -> StreamItem | None:
         stream = self._ledger.stream()
@@ -178,6 +269,21 @@ class StreamReader:
                 return None
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _step_input(start: Cursor, found: _Collection) -> StepInput:
+    sieve = found.sieve
+    if not sieve.kept:
+        logger.warning("nothing to train on", extra={"dropped": dict(sieve.dropped)})
+    return StepInput(
+        groups=sieve.kept,
+        dropped=sieve.dropped,
+        start=start,
+        end=Cursor(start.position + len(found.consumed), found.consumed[-1]),
+        reward=sieve.reward,
+        refill=found.refill,
+        pools=sieve.pools,
+    )
 
 
 def is_stale(record: OutcomeRecord, newest: PolicyVersion, max_async_level: int) -> bool:
@@ -220,11 +326,6 @@ def _check_row(
         raise EncodingError(f"row {row} is sample {rollout.sample} of group {rollout.group}")
     if len(rollout.completion_tokens) > max_new_tokens:
         raise EncodingError(f"row {row} has {len(rollout.completion_tokens)} completion tokens")
-
-
-def _note_drop(dropped: Counter[Drop], item: StreamItem, reason: Drop) -> None:
-    dropped[reason] += item.record.rollouts
-    logger.info("record dropped", extra={**_fields(item), "reason": str(reason)})
 
 
 def _fields(item: StreamItem) -> dict[str, object]:

@@ -169,7 +169,12 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
     leases = await _leases(ground, batching)
     nonces = NonceStore(ground.database, ground.group, clock=ground.clock, valid_from=valid_from)
     heartbeats = Heartbeats(ground.database, clock=ground.clock)
-    training = TrainingMetrics(ground.database, ground.files, on_received=ground.wakes.status.set)
+    training = TrainingMetrics(
+        ground.database,
+        ground.files,
+        on_figures=ground.projection.note_figures,
+        on_received=ground.wakes.status.set,
+    )
     for loading in (nonces, heartbeats, training):
         await loading.load()
     return Services(

@@ -1,9 +1,15 @@
 """Leases: who may work on which slot, and for how long.
 
-With K submissions per training step and v the newest policy version, the next rollout step is
-s = (used + outstanding) // K + 1, where *used* counts accepted submissions that training steps
-take and *outstanding* those that are leased, received or committed but not judged. A ticket is
-given out while s - 1 - v <= max_async_level and the run has a step s.
+Admission is paced by capacity, as in AReaL (arXiv 2505.24298, section 4): with K submissions per
+training step, v the newest policy version and eta the recipe's `max_async_level`,
+
+    capacity = (eta + v + 1) * K - used - outstanding
+
+tickets may be given out, so that nothing is generated that would be too old when its turn comes.
+*used* counts accepted submissions that training steps take, less what a step takes beyond its share
+to replace what it left out (the trainer says how many: its refill is new capacity); *outstanding*
+those that are leased, received or committed but not judged. A ticket belongs to rollout step
+(used + outstanding) // K + 1, and a run of S steps has capacity for S steps at most.
 
 A lease whose policy has become too old to be trained on is no longer open: it neither holds back
 others nor is handed out again. Its ticket stays good for an upload until its deadline, as signed.
@@ -45,10 +51,12 @@ def next_step(used: int, outstanding: int, submissions_per_step: int) -> Step:
     return Step((used + outstanding) // submissions_per_step + 1)
 
 
-def is_open(step: Step, version: int, training: TrainingRecipe) -> bool:
-    """Return whether tickets of `step` may be given out while `version` is the newest policy."""
-    exists = training.steps == 0 or step <= training.steps
-    return exists and step - 1 - version <= training.max_async_level
+def capacity(used: int, outstanding: int, version: int, training: TrainingRecipe) -> int:
+    """Return how many tickets may be given out while `version` is the newest policy; 0 for none."""
+    steps = version + 1 + training.max_async_level
+    if training.steps:
+        steps = min(steps, training.steps)
+    return max(0, steps * training.submissions_per_step - used - outstanding)
 
 
 class Withheld(StrEnum):
@@ -100,21 +108,24 @@ class Leases:
             # The beacon must be younger than the worker, or addresses could be ground against it.
             if worker.active_from > checkpoint.block_number:
                 return None
-            step = await self.collecting_step(session)
-            if not is_open(step, checkpoint.version, self._training):
+            used, outstanding = await self._load(session)
+            if not capacity(used, outstanding, checkpoint.version, self._training):
                 return None
             if self._batching.is_unfunded:
                 return Withheld.UNFUNDED
             if not await self._unit_cap.allows(session, worker, self._now()):
                 return Withheld.UNIT_CAP
+            step = next_step(used, outstanding, self._training.submissions_per_step)
             return await self._give(session, worker, checkpoint, step)
 
     async def collecting_step(self, session: AsyncSession) -> Step:
         """Return the rollout step that the next ticket would belong to."""
+        return next_step(*await self._load(session), self._training.submissions_per_step)
+
+    async def _load(self, session: AsyncSession) -> tuple[int, int]:
+        """Return how many submissions are used, and how many outstanding."""
         outstanding = await self._leased(session) + await self._batching.outstanding(session)
-        return next_step(
-            self._projection.trained_submissions, outstanding, self._training.submissions_per_step
-        )
+        return self._projection.trained_submissions, outstanding
 
     async def _held(self, session: AsyncSession, worker: WorkerView) -> SignedTicket | None:
         row: LeaseRow | None = await session.scalar(

@@ -72,14 +72,14 @@ class Progress:
     dropped: int = 0
     """Accepted records that are too old when their turn comes."""
 
-    def add(self, version: PolicyVersion, training: TrainingRecipe) -> None:
-        """Append one accepted record to the stream."""
+    def add(self, version: PolicyVersion, training: TrainingRecipe, refill: int = 0) -> None:
+        """Append one accepted record to the stream; `refill` is the step's, see `note_figures`."""
         # Training step s starts from version s - 1, so that is the newest when the turn comes.
         if self.step - 1 - version > training.max_async_level:
             self.dropped += 1
             return
         self.filled += 1
-        if self.filled == training.submissions_per_step:
+        if self.filled >= training.submissions_per_step + refill:
             self.step, self.filled = Step(self.step + 1), 0
 
 
@@ -106,6 +106,9 @@ class Projection:
         self.run_id = run_id
         self._training = training
         self._derived = _Derived()
+        # What the trainer says of its own steps; kept in a reorg, which does not change it.
+        self._step_at: dict[int, Step] = {}
+        self._refills: dict[Step, int] = {}
         self.rebuild()
 
     @property
@@ -126,9 +129,10 @@ class Projection:
 
     @property
     def trained_submissions(self) -> int:
-        """Accepted submissions that training steps use or will use."""
+        """Accepted submissions that training steps use or will use, each step's refill left out."""
         progress = self._derived.progress
-        return (progress.step - 1) * self._training.submissions_per_step + progress.filled
+        used = max(0, progress.filled - self._refills.get(progress.step, 0))
+        return (progress.step - 1) * self._training.submissions_per_step + used
 
     @property
     def unjudged(self) -> list[BatchView]:
@@ -199,10 +203,29 @@ class Projection:
                 self._add_outcomes(self.batch(event.args["batch_id"]))
         self._follow_stream()
 
+    def note_figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Take from the trainer's figures of a step where in the stream it began, how many records
+        beyond its share it consumes (`refill`), and where the next step begins, once it ended.
+        """
+        before = dict(self._step_at), dict(self._refills)
+        if "stream_from" in figures:
+            self._step_at[int(figures["stream_from"])] = Step(step)
+        if "stream_to" in figures:
+            self._step_at[int(figures["stream_to"])] = Step(step + 1)
+        if "refill" in figures:
+            self._refills[Step(step)] = int(figures["refill"])
+        if before != (self._step_at, self._refills):
+            self._derived.progress, self._derived.streamed = Progress(), 0
+            self._follow_stream()
+
     def _follow_stream(self) -> None:
-        stream = self.run.stream
-        for item in stream[self._derived.streamed :]:
-            self._derived.progress.add(item.record.policy_version, self._training)
+        stream, progress = self.run.stream, self._derived.progress
+        for position in range(self._derived.streamed, len(stream)):
+            version = stream[position].record.policy_version
+            progress.add(version, self._training, self._refills.get(progress.step, 0))
+            begun = self._step_at.get(position + 1)
+            if begun is not None:
+                progress.step, progress.filled = begun, 0
         self._derived.streamed = len(stream)
 
     def rebuild(self) -> None:

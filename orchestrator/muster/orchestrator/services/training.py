@@ -18,10 +18,17 @@ class TrainingMetrics:
     """Figures per step; the same step's are merged."""
 
     def __init__(
-        self, database: Database, files: FileStore, *, on_received: Callable[[], None]
+        self,
+        database: Database,
+        files: FileStore,
+        *,
+        on_figures: Callable[[int, Mapping[str, float]], None],
+        on_received: Callable[[], None],
     ) -> None:
+        """`on_figures` is told of every step's figures, those read at start included."""
         self._database = database
         self._files = files
+        self._on_figures = on_figures
         self._on_received = on_received
         self._figures: dict[int, dict[str, float]] = {}
 
@@ -30,6 +37,7 @@ class TrainingMetrics:
         async with self._database.read() as session:
             for row in await session.scalars(select(MetricsRow).order_by(MetricsRow.step)):
                 self._figures[row.step] = dict(row.figures)
+                self._on_figures(row.step, row.figures)
 
     async def report(self, step: int, figures: Mapping[str, float]) -> None:
         """Keep the figures of a step."""
@@ -38,6 +46,7 @@ class TrainingMetrics:
         async with self._database.write() as session:
             await session.merge(MetricsRow(step=step, figures=merged))
         self._figures[step] = merged
+        self._on_figures(step, figures)
         self._on_received()
 
     def series(self, name: str) -> list[tuple[int, float]]:
