@@ -38,9 +38,9 @@ from muster.trainer.policies import BASE, PolicyShelf
 
 ROOT = Path(__file__).parents[1]
 LEVELS = (0, 1, 2, 4)
-STEPS = 24
-EVERY = 3
-SEEDS = (0, 1, 2)
+STEPS = 32
+EVERY = 4
+SEEDS = (0, 1, 2, 3, 4)
 PROBLEMS = 32
 
 

@@ -1,12 +1,14 @@
 """Which rollouts are trained on; everything left out is counted under a reason.
 
-`Sieve` decides about a step's groups in stream order, from what they say alone; the learner leaves
-out single samples when their log-probabilities are known (`unlikely`). Samples that are left out
-are as if they were not there: advantages are relative to the rest of their group.
+`Sieve` decides about a step's groups in stream order, from what they say alone; a sample that it
+leaves out is as if it were not there, so advantages are relative to the rest of the group. The
+learner leaves out samples whose log-probabilities do not fit (`without_mismatch`), with advantages
+as they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -131,6 +133,26 @@ def keep_informative(groups: Sequence[Sequence[Rollout]], training: TrainingReci
         else:
             kept.dropped[Drop.ZERO_ADVANTAGE] += len(group)
     return kept
+
+
+def without_mismatch(kept: Kept, surprise: Sequence[float], max_mismatch: float) -> Kept:
+    """Return what is left without samples that do not look sampled from the policy they name.
+
+    `surprise` is `Passes.surprise` of all samples in order. Groups keep their advantages.
+    """
+    left, remaining = Kept([], Counter(kept.dropped)), iter(surprise)
+    for group in kept.samples:
+        fits = []
+        for sample, excess in zip(group, remaining, strict=False):
+            if not math.isfinite(excess):
+                left.dropped[Drop.NON_FINITE] += 1
+            elif abs(excess) > max_mismatch:
+                left.dropped[Drop.MISMATCH] += 1
+            else:
+                fits.append(sample)
+        if fits:
+            left.samples.append(fits)
+    return left
 
 
 def _samples(group: Sequence[Rollout], training: TrainingRecipe) -> list[Sample]:

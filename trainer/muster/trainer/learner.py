@@ -22,7 +22,7 @@ from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.accumulation import Given, accumulate
 from muster.trainer.figures import StepFigures, Sums
-from muster.trainer.filters import keep_informative
+from muster.trainer.filters import Kept, keep_informative, without_mismatch
 from muster.trainer.losses import Totals
 from muster.trainer.packing import MicroBatch, Sample
 from muster.trainer.passes import Passes
@@ -82,7 +82,7 @@ class Learner:
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
         """Take the optimiser steps of one training step; the same input gives the same weights."""
-        kept = keep_informative(groups, self._recipe.training)
+        kept = self._without_mismatch(keep_informative(groups, self._recipe.training))
         rewards = [rollout.task_reward for group in groups for rollout in group]
         learning_rate = self._set_learning_rate(step)
         sums = Sums()
@@ -118,6 +118,13 @@ class Learner:
         """Continue from a state as `state` returned it, also in a process before this one."""
         restore_state(self.model, self.optimizer, state)
 
+    def _without_mismatch(self, kept: Kept) -> Kept:
+        limit = self._recipe.filters.max_mismatch
+        if not limit:
+            return kept
+        samples = [sample for group in kept.samples for sample in group]
+        return without_mismatch(kept, self._passes.surprise(samples), limit)
+
     def _set_learning_rate(self, step: Step) -> float:
         training = self._recipe.training
         warm = min(1.0, step / training.warmup_steps) if training.warmup_steps else 1.0
@@ -144,6 +151,7 @@ class Learner:
         )
         objective, longest = self._recipe.training, self._recipe.sampling.max_new_tokens
         self.optimizer.zero_grad(set_to_none=True)
+        is_finite = True
         for i, batch in enumerate(step.batches):
             advantage_B = torch.tensor([step.samples[j].advantage for j in batch.order])
             given = Given(
@@ -155,18 +163,20 @@ class Learner:
             )
             parts, entropy_N = accumulate(self._passes, batch, given, totals, objective, longest)
             sums.add(parts, given.advantage_N, entropy_N, is_first=is_first)
-        self._descend(sums)
+            # A clip has slope 0 where the ratio is nan: the gradient alone would not show it.
+            is_finite &= bool(parts.loss_N.isfinite().all())
+        self._descend(sums, is_finite=is_finite)
 
-    def _descend(self, sums: Sums) -> None:
-        """Take the optimiser step, unless the gradient is not finite."""
+    def _descend(self, sums: Sums, *, is_finite: bool) -> None:
+        """Take the optimiser step, unless the loss or the gradient is not finite."""
         norm = float(
             torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._recipe.training.max_grad_norm
             )
         )
-        if not math.isfinite(norm):
+        if not (is_finite and math.isfinite(norm)):
             sums.skipped += 1
-            logger.error("optimiser step skipped: the gradient is not finite")
+            logger.error("optimiser step skipped: loss or gradient is not finite")
             self.optimizer.zero_grad(set_to_none=True)
             return
         sums.grad_norm = max(sums.grad_norm, norm)

@@ -9,6 +9,7 @@ Axes: N completion tokens of a micro-batch.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,6 +96,22 @@ class Passes:
                 mine = [i for i, s in enumerate(samples) if s.policy_version == version]
                 self._fill(found, mine, samples)
         return [self._joined(batch, [found[i] for i in batch.order]) for batch in batches]
+
+    @torch.no_grad()
+    def surprise(self, samples: Sequence[Sample]) -> list[float]:
+        """Return per sample the mean over its tokens of -log p - entropy, in nats, under the policy
+        version that sampled it: 0 in expectation if that version did; nan where p is no number.
+        """
+        found = [math.nan] * len(samples)
+        for version in sorted({sample.policy_version for sample in samples}):
+            self._freeze(PolicyVersion(version))
+            mine = [i for i, s in enumerate(samples) if s.policy_version == version]
+            for batch in self.pack([samples[i] for i in mine]):
+                logp_N, entropy_N = self._values(self._frozen, batch)
+                parts = torch.split(-(logp_N + entropy_N), batch.row_N.bincount().tolist())
+                for place, excess in zip(batch.order, parts, strict=True):
+                    found[mine[place]] = float(excess.mean())
+        return found
 
     @torch.no_grad()
     def current(self, batch: MicroBatch) -> Tensor:
