@@ -52,6 +52,7 @@ COMMANDS = {
         "muster.client.shardcast_cli:shardcast", "Broadcast large files, verified chunk by chunk."
     ),
     "calibrate": _Command("muster.client.cli:calibrate", "Measure a model's validation limits."),
+    "tasks": _Command("muster.trainer.tasks_cli:tasks", "Prepare the problems of a run."),
     "run": _Command("muster.trainer.cli:run", "Create a training run."),
     "trainer": _Command("muster.trainer.cli:trainer", "Train the policy and publish it."),
     "orchestrator": _Command(

@@ -1,0 +1,170 @@
+"""`muster tasks`: what a run owner does with a task set before a run. stdout is data."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from muster.tasks import TaskSet
+    from muster.trainer.offline_filter import Progress
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+LOG_EVERY_S = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+
+logger = logging.getLogger(__name__)
+
+
+@click.group()
+def tasks() -> None:
+    """Prepare the problems of a run."""
+
+
+@tasks.command("filter")
+@click.option("--set", "task_set", type=FILE, required=True, help="The problems.")
+@click.option("--model", type=FOLDER, required=True, help="Model folder that solves them.")
+@click.option("--recipe", type=FILE, required=True, help="Recipe, TOML: how it is sampled.")
+@click.option(
+    "--passes",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Samples per problem.",
+)
+@click.option(
+    "--keep",
+    default="0.125:0.5",
+    show_default=True,
+    metavar="LOW:HIGH",
+    help="Pass rates that are kept.",
+)
+@click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
+@click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same samples.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 4096),
+    default=32,
+    show_default=True,
+    help="Problems that are sampled together.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Number format of the model.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="CPU threads of the model.",
+)
+@click.option("--device", default="cpu", show_default=True, help="Where it computes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+def tasks_filter(
+    task_set: Path, model: Path, recipe: Path, out: Path, records: Path | None, **options: Any
+) -> None:
+    """Keep the problems that a model solves sometimes. Killed, it goes on where it was.
+
+    \b
+    Example:
+      muster tasks filter --set tasks.jsonl --model ./model --recipe configs/demo.toml \\
+          --passes 8 --keep 0.125:0.5 --out kept.jsonl
+    """
+    from muster.telemetry import setup_logging
+    from muster.trainer.config import load_recipe
+    from muster.trainer.offline_filter import Band, Sampling, kept_set, measure
+
+    band = Band.parse(options["keep"])
+    plan = Sampling(
+        load_recipe(recipe),
+        options["passes"],
+        seed=options["seed"],
+        batch=options["batch"],
+        dtype=options["dtype"],
+    )
+    problems = _read(task_set)
+    setup_logging("tasks")
+
+    from muster.inference.transformers_engine import TransformersEngine
+
+    engine = TransformersEngine(
+        options["dtype"], threads=options["threads"], device=options["device"]
+    )
+    target = records or out.with_name(f"{out.name}.passes.jsonl")
+    with progress() as on_progress:
+        found = measure(problems, engine, model, plan, records=target, on_progress=on_progress)
+    kept = kept_set(problems, found, band)
+    fresh = out.with_name(f".{out.name}.part")
+    fresh.write_bytes(kept.to_bytes())
+    fresh.replace(out)
+    counts = {
+        "problems": len(problems),
+        "kept": len(kept),
+        "too_hard": sum(r.rate is not None and r.rate < band.low for r in found),
+        "too_easy": sum(r.rate is not None and r.rate > band.high for r in found),
+        "undecided": sum(r.rate is None for r in found),
+    }
+    click.echo(json.dumps(counts) if options["as_json"] else _sentence(counts, out))
+
+
+def _sentence(counts: dict[str, int], out: Path) -> str:
+    return (
+        f"{counts['kept']} of {counts['problems']} problems kept in {out}; {counts['too_hard']} "
+        f"too hard, {counts['too_easy']} too easy, {counts['undecided']} could not be graded"
+    )
+
+
+def _read(path: Path) -> TaskSet:
+    from muster.tasks import TaskSet
+
+    try:
+        return TaskSet.from_bytes(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """Show how many problems are done: a bar on a terminal, else lines in the log."""
+    if not sys.stderr.isatty():
+        yield LoggedProgress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+    from rich.progress import Progress as Display
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Display(*columns, console=Console(stderr=True)) as display:
+        task = display.add_task("problems", total=None)
+        yield lambda done, total: display.update(task, completed=done, total=total)
+
+
+class LoggedProgress:
+    """Progress as log lines: the first, the last, and one every so often."""
+
+    def __init__(self, every_s: float = LOG_EVERY_S) -> None:
+        self._every_s = every_s
+        self._due = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Log, if it is time to."""
+        now = time.monotonic()
+        if now >= self._due or done == total:
+            self._due = now + self._every_s
+            logger.info("problems measured", extra={"done": done, "of": total})
