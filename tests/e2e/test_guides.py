@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "guides" / "devnet.md"
+GUIDES = ROOT / "docs" / "guides"
 PORTS = (8545, 8600, 8700, 8800)
 TIMEOUT_S = 400
 
@@ -28,11 +28,16 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path) -> None:
-    blocks = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
+def blocks_of(guide: str) -> list[str]:
+    return re.findall(r"^```sh\n(.*?)^```", (GUIDES / guide).read_text(), re.M | re.S)
+
+
+def run_script(checkout: Path, blocks: list[str]) -> str:
+    """Run shell blocks as one script, and return what it printed; it must succeed."""
     script = "set -euo pipefail\n" + "".join(blocks)
     if taken := [port for port in PORTS if _is_taken(port)]:
         pytest.skip(f"the guide's ports are in use: {taken}")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")}
     shell = subprocess.Popen(
         ["bash", "-c", script],
         cwd=checkout,
@@ -40,15 +45,38 @@ def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")},
+        env={**environment, "HOME": str(checkout / "home")},
     )
     try:
         output, _ = shell.communicate(timeout=TIMEOUT_S)
     finally:
         os.killpg(shell.pid, signal.SIGTERM)
     assert shell.returncode == 0, output[-3000:]
+    return output
+
+
+def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path) -> None:
+    output = run_script(checkout, blocks_of("devnet.md"))
     assert '"step": 2' in output
     assert "claimable_tokens" in output
+
+
+def test_a_newcomer_is_proven_staked_paid_and_leaves(checkout: Path) -> None:
+    """The worker's guide, on the network of the other guide with a run that does not end."""
+    network = blocks_of("devnet.md")
+    until = next(i for i, block in enumerate(network) if "wait $trainer" in block)
+    started = [block.replace("--steps 2", "--steps 100000") for block in network[:until]]
+    # The newcomer is in another folder of the checkout, as on another machine.
+    moved = "ln -s $PWD/contracts ../../contracts; cd ../..; unset MUSTER_PASSWORD\n"
+    output = run_script(checkout, [*started, moved, *blocks_of("worker.md")])
+    assert re.search(r"^fit$", output, re.M), output[-3000:]
+    assert "proof self-proof      accepted:" in output
+    assert "passed  sampling" in output
+    assert "exit code 3: not due yet" in output
+    assert "active_from_block" in output
+    paid = re.search(r"^claimable_tokens +([0-9.]+)$.*^transactions", output, re.M | re.S)
+    assert paid, output[-3000:]
+    assert float(paid[1]) > 0
 
 
 def _is_taken(port: int) -> bool:

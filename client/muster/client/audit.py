@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.client.options import chain_options, endpoint, json_option
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, RunId
 
@@ -46,18 +47,9 @@ WIDTH = 160
 
 @click.command()
 @click.option("--run", type=int, help="Show this run only.")
-@click.option(
-    "--rpc", metavar="URL", default="http://127.0.0.1:8545", show_default=True, help="RPC endpoint."
-)
-@click.option(
-    "--deployments",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("contracts/deployments"),
-    show_default=True,
-    help="Folder with the contracts' addresses.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def audit(run: int | None, rpc: str, deployments: Path, as_json: bool) -> None:
+@json_option
+@chain_options
+def audit(run: int | None, as_json: bool, **options: Any) -> None:
     """Rebuild and check everything from the chain.
 
     \b
@@ -66,7 +58,7 @@ def audit(run: int | None, rpc: str, deployments: Path, as_json: bool) -> None:
     """
     import asyncio
 
-    report = asyncio.run(read_report(rpc, deployments, None if run is None else RunId(run)))
+    report = asyncio.run(read_report(*endpoint(options), None if run is None else RunId(run)))
     if as_json:
         click.echo(json.dumps(report.to_json()))
     else:

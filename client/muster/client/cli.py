@@ -23,6 +23,7 @@ from muster.client.options import (
     key_options,
     node_options,
     open_keystore,
+    process_flags,
     yes_option,
 )
 from muster.client.printing import print_facts, print_json
@@ -32,6 +33,10 @@ from muster.protocol.ids import RunId, to_address
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
+
+
+WORKER_VARIABLES, VALIDATOR_VARIABLES = "MUSTER_WORKER_", "MUSTER_VALIDATOR_"
+"""Prefixes of the environment variables that set what flags do not."""
 
 
 @click.group()
@@ -248,7 +253,10 @@ def worker_run(
     from muster.telemetry import setup_logging
 
     settings = load_settings(
-        WorkerSettings, file=config, flags=_flags(flags), env_prefix="MUSTER_WORKER_"
+        WorkerSettings,
+        file=config,
+        flags=process_flags(flags, WORKER_VARIABLES),
+        env_prefix=WORKER_VARIABLES,
     )
     node = open_keystore(keystore, password_file, "node")
     setup_logging("worker")
@@ -285,7 +293,10 @@ def validator_run(
     from muster.telemetry import setup_logging
 
     settings = load_settings(
-        ValidatorSettings, file=config, flags=_flags(flags), env_prefix="MUSTER_VALIDATOR_"
+        ValidatorSettings,
+        file=config,
+        flags=process_flags(flags, VALIDATOR_VARIABLES),
+        env_prefix=VALIDATOR_VARIABLES,
     )
     account = open_keystore(keystore, password_file, "validator")
     setup_logging("validator")
@@ -367,8 +378,3 @@ def calibrate(
         raise found.refusal
     write_durably(out, found.calibration.to_bytes())
     click.echo(hex0x(found.calibration.hash()))
-
-
-def _flags(flags: dict[str, Any]) -> dict[str, Any]:
-    # An option that may be repeated is an empty tuple when it is not given.
-    return {name: value for name, value in flags.items() if value != ()}

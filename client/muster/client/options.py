@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,8 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DEFAULT_RPC = "http://127.0.0.1:8545"
 DEFAULT_DEPLOYMENTS = Path("contracts/deployments")
+RPC_VARIABLE, DEPLOYMENTS_VARIABLE = "MUSTER_RPC", "MUSTER_DEPLOYMENTS"
+"""Where every command looks for the chain that it is not told."""
 HOME = Path("~/.muster")
 """Where `muster init` puts a contributor's keystores unless told otherwise."""
 PASSWORD_HELP = "Password; else MUSTER_PASSWORD, else ask."
@@ -28,8 +31,10 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 def chain_options(command: F) -> F:
     """Add --rpc and --deployments."""
     for option in (
-        click.option("--deployments", type=FOLDER, help="Folder with the contracts' addresses."),
-        click.option("--rpc", metavar="URL", help=f"RPC endpoint. [default: {DEFAULT_RPC}]"),
+        click.option(
+            "--deployments", type=FOLDER, help="Contracts' addresses; else MUSTER_DEPLOYMENTS."
+        ),
+        click.option("--rpc", metavar="URL", help="RPC endpoint; else MUSTER_RPC, else local."),
     ):
         command = option(command)
     return command
@@ -71,9 +76,28 @@ def node_options(command: F) -> F:
     return chain_options(key_options(command))
 
 
-def endpoint(options: dict[str, Any]) -> tuple[str, Path]:
-    """Return the RPC endpoint and the folder of addresses that the flags mean."""
-    return options["rpc"] or DEFAULT_RPC, options["deployments"] or DEFAULT_DEPLOYMENTS
+def endpoint(
+    options: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+) -> tuple[str, Path]:
+    """Return the RPC endpoint and the folder of addresses: from flags, environment or defaults."""
+    rpc = options["rpc"] or environ.get(RPC_VARIABLE) or DEFAULT_RPC
+    deployments = options["deployments"] or environ.get(DEPLOYMENTS_VARIABLE)
+    return rpc, Path(deployments or DEFAULT_DEPLOYMENTS)
+
+
+def process_flags(
+    flags: Mapping[str, Any], env_prefix: str, environ: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """Return the flags of a process's settings, with the chain from the shared variables.
+
+    The process's own variables (`MUSTER_WORKER_RPC`, say) come before the shared ones.
+    """
+    # An option that may be repeated is an empty tuple when it is not given.
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    for name, variable in (("rpc", RPC_VARIABLE), ("deployments", DEPLOYMENTS_VARIABLE)):
+        if name not in given and variable in environ and env_prefix + name.upper() not in environ:
+            given[name] = environ[variable]
+    return given
 
 
 def open_keystore(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
+from muster.client.options import DEFAULT_DEPLOYMENTS, DEFAULT_RPC, endpoint, process_flags
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
@@ -146,3 +147,28 @@ def test_refused_model_gets_no_calibration_but_its_table(
 def test_other_model_is_refused_without_name_or_folder(pair: str) -> None:
     result = run("calibrate", "--model", "m", "--other", pair)
     assert "is not NAME=FOLDER" in str(result.exception)
+
+
+SHARED = {"MUSTER_RPC": "http://shared", "MUSTER_DEPLOYMENTS": "/shared"}
+
+
+def test_the_chain_comes_from_flags_then_environment_then_defaults() -> None:
+    nothing: dict[str, Any] = {"rpc": None, "deployments": None}
+    given: dict[str, Any] = {"rpc": "http://flag", "deployments": Path("flag")}
+    assert endpoint(given, SHARED) == ("http://flag", Path("flag"))
+    assert endpoint(nothing, SHARED) == ("http://shared", Path("/shared"))
+    assert endpoint(nothing, {}) == (DEFAULT_RPC, DEFAULT_DEPLOYMENTS)
+
+
+def test_a_process_prefers_its_own_variables_to_the_shared_ones() -> None:
+    flags = {"rpc": None, "deployments": None, "relay": (), "run": 3}
+    assert process_flags(flags, "MUSTER_WORKER_", SHARED) == {
+        "run": 3,
+        "rpc": "http://shared",
+        "deployments": "/shared",
+    }
+    own = {**SHARED, "MUSTER_WORKER_RPC": "http://own"}
+    assert "rpc" not in process_flags(flags, "MUSTER_WORKER_", own)
+    assert process_flags({**flags, "rpc": "http://flag"}, "MUSTER_WORKER_", own)["rpc"] == (
+        "http://flag"
+    )

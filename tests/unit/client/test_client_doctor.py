@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 import sys
+import time
 from dataclasses import replace
+from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from client_world import CALIBRATION, RULES, HashEngine, make_ticket
 from muster.client.doctor import machine, network
 from muster.client.doctor.lines import State
 from muster.client.doctor.selfproof import OVERHEAD_BYTES, make_engines, memory_needed, prove
+from muster.client.doctor.standing import examine_chain, examine_run
 from muster.client.measured import measure
 from muster.client.validator.replay import Replay
 from muster.protocol.errors import EngineError
@@ -230,3 +234,90 @@ def test_policies_must_arrive_faster_than_they_are_published(rate: float, state:
     young: Any = SimpleNamespace(checkpoints={0: times[0]})
     if rate:
         assert network.examine_bandwidth(young, network.Relays(manifest, rate)).state is State.OK
+
+
+# Chain
+
+
+class FakeChain:
+    """A chain whose head, and whether it is catching up, are as told."""
+
+    def __init__(self, age_s: float, syncing: object = False) -> None:
+        self.chain_id = 1
+        self.age_s, self.syncing = age_s, syncing
+        self.rpc = self
+
+    async def latest_block(self) -> Any:
+        return SimpleNamespace(number=7, timestamp=int(time.time() - self.age_s))
+
+    async def call(self, method: str) -> object:
+        assert method == "eth_syncing"
+        return self.syncing
+
+
+@pytest.mark.parametrize(
+    ("chain", "state", "says"),
+    [
+        (FakeChain(2), State.OK, "block 7"),
+        (FakeChain(3600), State.WARN, "1 h old"),
+        (FakeChain(2, {"currentBlock": "0x1"}), State.FAIL, "block 7"),
+    ],
+)
+async def test_an_endpoint_that_is_behind_is_named(chain: Any, state: State, says: str) -> None:
+    line = await examine_chain(chain)
+    assert line.state is state
+    assert says in line.figure
+    assert bool(line.advice) == (state is not State.OK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "says"),
+    [
+        ({}, State.OK, "open, pays 0.001 per unit"),
+        ({"paused": True}, State.FAIL, "paused"),
+        ({"closed_at": 5}, State.FAIL, "closed"),
+        ({"latest_version": None}, State.FAIL, "no policy yet"),
+    ],
+)
+def test_a_run_that_takes_no_work_makes_unfit(
+    changes: dict[str, Any], state: State, says: str
+) -> None:
+    lines = examine_run(make_run(**changes))
+    assert (lines[0].state, says in lines[0].figure) == (state, True)
+
+
+def test_a_run_without_money_is_a_warning() -> None:
+    assert examine_run(make_run(available_wei=0))[1].state is State.WARN
+
+
+def make_run(**changes: Any) -> Any:
+    terms = SimpleNamespace(price_per_unit=10**15, fraud_ppm=1, exact_fraud_ppm=1)
+    values: dict[str, Any] = {
+        "paused": False,
+        "closed_at": 0,
+        "latest_version": PolicyVersion(1),
+        "available_wei": 10**18,
+        "config": SimpleNamespace(terms=terms),
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+async def test_a_clock_that_is_off_fails_before_requests_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def answer(_reader: Any, writer: Any) -> None:
+        date = formatdate(time.time(), usegmt=True)
+        writer.write(f"HTTP/1.1 200 OK\r\ndate: {date}\r\ncontent-length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert (await network.examine_clock(url)).state is State.OK
+        monkeypatch.setattr(network, "SKEW_WARN_S", -1)
+        assert (await network.examine_clock(url)).state is State.WARN
+        monkeypatch.setattr(network, "SKEW_FAIL_S", -1)
+        line = await network.examine_clock(url)
+    assert line.state is State.FAIL
+    assert "timedatectl" in line.advice

@@ -472,3 +472,11 @@ async def test_news_from_the_chain_end_an_idle_pause(desk: Desk) -> None:
     task = asyncio.ensure_future(news())
     await run_until(desk.loop, lambda: desk.orchestrator.calls["lease"] >= 2)
     await task
+
+
+async def test_worker_refuses_to_sign_with_its_own_cold_key(desk: Desk) -> None:
+    desk.loop.place = replace(desk.loop.place, worker=address_of(NODE_KEY))
+    desk.view.workers[address_of(NODE_KEY)] = make_account()
+    with pytest.raises(ConfigError, match=r"own \(cold\) key") as caught:
+        desk.loop.require_good_standing()
+    assert "node.json" in (caught.value.hint or "")

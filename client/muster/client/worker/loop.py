@@ -34,10 +34,11 @@ from muster.client.tickets import TicketFault, lease_fault
 from muster.client.worker.generation import build_submission, count_units
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
+from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_together
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ApiError, ConfigError, MusterError, TaskError
+from muster.protocol.errors import ApiError, ConfigError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, encode_rollouts
@@ -298,22 +299,7 @@ class WorkerLoop:
 
     def require_good_standing(self) -> None:
         """Raise MusterError when the chain says that this node may not work."""
-        account = self.place.view.workers.get(self.place.worker)
-        if account is None:
-            raise ConfigError(
-                f"{self.place.worker} is not registered as a worker",
-                hint="stake first: muster stake --keystore FILE --node FILE",
-            )
-        if account.status.lower() != "active":
-            raise MusterError(
-                f"worker {self.place.worker} is {account.status.lower()} and may not work",
-                hint="see why: muster audit",
-            )
-        if account.node != self._node:
-            raise ConfigError(
-                f"worker {self.place.worker} is served by node {account.node}, not {self._node}",
-                hint="give the keystore of that node with --keystore",
-            )
+        require_good_standing(self.place.view, self.place.worker, self._node)
 
     async def _heartbeat(self) -> None:
         while True:

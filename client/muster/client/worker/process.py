@@ -11,6 +11,7 @@ from muster.client.settings import WorkerSettings
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.place import WorkerPlace
+from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import run_together
 from muster.tasks import require_pinned
 from muster.wallet import Wallet
@@ -26,6 +27,8 @@ async def run_worker(
     """Work until cancelled; raises MusterError when the worker cannot or may not work."""
     with SubmissionJournal(settings.state_dir) as journal:
         async with take_seat(settings, node) as seat:
+            # Before the model, which may take minutes to load.
+            require_good_standing(seat.view, settings.worker, node.address)
             config = seat.run.config
             recipe = await fetch_recipe(seat.api, config.recipe_hash)
             # A grade by another verifier may be a fraud.

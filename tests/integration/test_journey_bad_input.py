@@ -1,0 +1,165 @@
+"""Wrong networks, runs, keys and standings: refused with a reason and a next step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner
+from client_network import NODES, TOKEN, WORKERS, Network, open_network
+
+from muster.chain import Chain
+from muster.client.settings import WorkerSettings
+from muster.client.worker.process import run_worker
+from muster.devnet.cli import exit_code, muster
+from muster.protocol.errors import ConfigError, MusterError
+from muster.wallet import Wallet, save_wallet
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+NOBODY = "0x" + "11" * 20
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
+    async with open_network(tmp_path_factory.mktemp("bad")) as opened:
+        yield opened
+
+
+# The worker's process
+
+
+def loads_no_model(_settings: object) -> Any:
+    raise AssertionError("a model was loaded for a worker that may not work")
+
+
+async def start(
+    network: Network, folder: Path, node: Wallet, worker: str, run: int = 1
+) -> MusterError:
+    """Return the error with which a worker's process must end before it loads a model."""
+    settings = WorkerSettings(
+        run=run,
+        orchestrator=network.orchestrator,
+        rpc=network.anvil.rpc_url,
+        deployments=network.folder / "deployments",
+        state_dir=folder,
+        worker=worker,
+    )
+    with pytest.raises(MusterError) as caught:
+        await asyncio.wait_for(run_worker(settings, node, engine_factory=loads_no_model), 30)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("node", "worker", "run", "says"),
+    [
+        (NODES[0], WORKERS[0].address, 9, "there is no run 9"),
+        (NODES[0], NOBODY, 1, "is not registered as a worker"),
+        (NODES[1], WORKERS[0].address, 1, f"is served by node {NODES[0].address}"),
+        (WORKERS[0], WORKERS[0].address, 1, "own (cold) key"),
+    ],
+)
+async def test_a_worker_that_cannot_work_ends_before_a_model_is_loaded(
+    network: Network, tmp_path: Path, node: Wallet, worker: str, run: int, says: str
+) -> None:
+    assert says in str(await start(network, tmp_path, node, worker, run))
+
+
+async def test_a_jailed_worker_is_told_the_way_back(network: Network, tmp_path: Path) -> None:
+    snapshot = await network.owner.rpc.call("evm_snapshot")
+    deployments = network.folder / "deployments"
+    async with await Chain.connect(network.anvil.rpc_url, deployments, key=WORKERS[1].key) as chain:
+        await chain.vault.request_unbond(TOKEN)
+    error = await start(network, tmp_path, NODES[1], WORKERS[1].address)
+    await network.owner.rpc.call("evm_revert", snapshot)
+    assert "is jailed and may not work" in str(error)
+    assert "muster worker rejoin" in (error.hint or "")
+
+
+# Every command that asks the chain
+
+ASKS = [
+    ("runs", "list"),
+    ("runs", "show", "1"),
+    ("worker", "status", "--run", "1", "--worker", NOBODY),
+    ("explain", "1:0"),
+    ("rewards", "--run", "1", "--worker", NOBODY),
+    ("dispute", "list"),
+    ("audit",),
+]
+SIGNS = [
+    ("stake", "--yes"),
+    ("unstake", "--yes"),
+    ("worker", "rejoin"),
+    ("node", "rotate", "--node", "{key}", "--yes"),
+    ("rewards", "claim", "--run", "1"),
+]
+
+
+async def say(tmp_path: Path, words: tuple[str, ...], rpc: str, deployments: Path) -> Any:
+    """Return the error of a command on a network; keys are opened where they are needed."""
+    key = tmp_path / "key.json"
+    if not key.exists():
+        save_wallet(key, WORKERS[0].key, "s", light=True)
+    words = tuple(word.format(key=key) for word in words)
+    signs = ["--keystore", str(key)] if words[0] in ("stake", "unstake", "node") else []
+    if words[1:2] in (("rejoin",), ("claim",)):
+        signs = ["--keystore", str(key)]
+    result = await asyncio.to_thread(
+        CliRunner().invoke,
+        muster,
+        [*words, *signs, "--rpc", rpc, "--deployments", str(deployments)],
+        env={"MUSTER_PASSWORD": "s"},
+    )
+    assert isinstance(result.exception, MusterError), result.output
+    assert result.exception.hint
+    assert "Traceback" not in result.output
+    return result.exception
+
+
+@pytest.mark.parametrize("words", [*ASKS, *SIGNS], ids=" ".join)
+async def test_a_network_without_these_contracts_is_refused(
+    network: Network, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    [file] = (network.folder / "deployments").glob("*.json")
+    (tmp_path / "empty").mkdir()
+    error = await say(tmp_path, words, network.anvil.rpc_url, tmp_path / "empty")
+    assert isinstance(error, ConfigError)
+    assert "no contracts are recorded for chain 31337" in str(error)
+    elsewhere = json.loads(file.read_text())
+    elsewhere["contracts"]["StakeVault"] = NOBODY
+    (tmp_path / "31337.json").write_text(json.dumps(elsewhere))
+    error = await say(tmp_path, words, network.anvil.rpc_url, tmp_path)
+    assert "there is no code at the recorded address of StakeVault" in str(error)
+    assert exit_code(error) == 1
+
+
+@pytest.mark.parametrize("words", [*ASKS, *SIGNS], ids=" ".join)
+async def test_a_chain_that_is_down_is_an_outage(
+    network: Network, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    error = await say(tmp_path, words, "http://127.0.0.1:9", network.folder / "deployments")
+    assert exit_code(error) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("runs", "show", "9"),
+        ("worker", "status", "--run", "9", "--worker", NOBODY),
+        ("rewards", "--run", "9", "--worker", NOBODY),
+        ("dispute", "list", "--run", "9"),
+        ("stake", "--run", "9", "--amount", "1", "--yes"),
+    ],
+    ids=" ".join,
+)
+async def test_an_unknown_run_is_refused(
+    network: Network, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    error = await say(tmp_path, words, network.anvil.rpc_url, network.folder / "deployments")
+    assert "there is no run 9" in str(error)
