@@ -209,7 +209,7 @@ async def _load(
     if version not in run.checkpoints:
         return
     state_dir: Path = (options["state_dir"] or HOME / "doctor").expanduser()
-    async with Fetcher(relays, state_dir / "policies", attempts=3, wait_s=0) as fetcher:
+    async with Fetcher(relays, state_dir / "policies", attempts=3) as fetcher:
         root = run.checkpoints[version].manifest_root
         folder = await fetcher.fetch(run.run_id, version, root)
     await asyncio.to_thread(engine.load_policy, folder, version)

@@ -186,7 +186,7 @@ async def _examine_proof(
     try:
         rules = await read_rules(api, run.config)
         yield Line("proof", "documents", State.OK, _documents(rules))
-        async with Fetcher(relays, asked.state_dir / "policies", attempts=3, wait_s=0) as fetcher:
+        async with Fetcher(relays, asked.state_dir / "policies", attempts=3) as fetcher:
             assert run.latest_version is not None
             root = run.checkpoints[run.latest_version].manifest_root
             folder = await fetcher.fetch(run.run_id, run.latest_version, root)

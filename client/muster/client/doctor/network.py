@@ -25,6 +25,8 @@ SAMPLE_BYTES = 8 << 20
 """Most bytes that measuring one relay takes."""
 TIMEOUT_S = 10.0
 """Who has not answered by then counts as unreachable."""
+RELAY_WAIT_S = 10
+"""A relay may be receiving the newest policy just now: so long it is waited for."""
 SKEW_FAIL_S, SKEW_WARN_S = 30, 5
 """Signed requests from further in the future are refused; older than 60 s too."""
 
@@ -116,7 +118,9 @@ async def examine_relays(
     try:
         for number, url in enumerate(relays):
             name = f"relay {number}" if len(relays) > 1 else "relay"
-            data = await client.manifest(url, run.run_id, run.latest_version, root=root)
+            data = await client.manifest(
+                url, run.run_id, run.latest_version, root=root, wait_s=RELAY_WAIT_S
+            )
             if isinstance(data, Fault):
                 advice = "another relay may do: --relay URL"
                 yield Line(SECTION, name, State.WARN, f"{url}: {data.value}", advice)
