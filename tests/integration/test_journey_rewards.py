@@ -10,21 +10,41 @@ from typing import Any
 from click.testing import CliRunner
 from client_network import PARAMETERS, PRICE, WORKERS, Network, eventually, open_network
 
+from muster.api import OrchestratorApi
 from muster.chain import Anvil
 from muster.devnet.cli import muster
 from muster.wallet import save_wallet
 
 
-async def rewards(network: Network, *words: str) -> Any:
+async def run(network: Network, *words: str) -> str:
     chain = ["--rpc", network.anvil.rpc_url, "--deployments", str(network.folder / "deployments")]
     result = await asyncio.to_thread(
-        CliRunner().invoke,
-        muster,
-        ["rewards", *words, "--run", "1", "--worker", WORKERS[0].address, *chain, "--json"],
-        env={"MUSTER_PASSWORD": "s"},
+        CliRunner().invoke, muster, [*words, *chain], env={"MUSTER_PASSWORD": "s"}
     )
     assert result.exception is None, result.output
-    return json.loads(result.stdout.splitlines()[0])
+    return result.stdout
+
+
+async def rewards(network: Network, *words: str) -> Any:
+    whose = ("--run", "1", "--worker", WORKERS[0].address)
+    return json.loads(await run(network, "rewards", *words, *whose, "--json"))
+
+
+async def explain_waiting(network: Network) -> None:
+    """A submission without outcomes is found by its file's hash, and says what it waits for."""
+    async with OrchestratorApi(network.orchestrator) as api:
+        [entry, *_] = (await api.batch(1)).submissions
+    name = entry.submission.file_hash.hex()
+    text = await run(network, "explain", name, "--orchestrator", network.orchestrator)
+    assert "submission  batch 1, position 0 (run 1)" in text
+    assert "not yet: outcomes are due by" in text
+
+
+async def explain_overdue(network: Network) -> None:
+    text = await run(network, "explain", "1:0", "--orchestrator", network.orchestrator)
+    assert "by nobody in time: it stands as claimed" in text
+    assert "muster rewards claim --run 1" in text
+    assert "the window is closed" in text
 
 
 async def test_overdue_work_is_claimed_once_with_what_the_orchestrator_shows(
@@ -40,12 +60,14 @@ async def test_overdue_work_is_claimed_once_with_what_the_orchestrator_shows(
         await eventually(has_committed, 60)
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
+        await explain_waiting(network)
         due = PARAMETERS.outcome_deadline_s + PARAMETERS.challenge_window_s
         await network.owner.rpc.call("evm_increaseTime", due)
         await network.owner.rpc.call("evm_mine")
         batches = (await network.view()).batches
         mine = sum(batch.units for batch in batches.values())
 
+        await explain_overdue(network)
         blind = await rewards(network)
         assert blind["overdue_batches_unseen"] == list(batches)
         assert blind["claimable_slots"] == 0
