@@ -167,3 +167,25 @@ def test_words_on_a_terminal_are_shown_confirmed_and_restore_the_worker(tmp_path
     assert terminal.close() == 0
     assert address == address_of(key_of_words(" ".join(words)))
     assert load_wallet(tmp_path / "k" / "worker.json", "secret").address == address
+
+
+def test_words_typed_at_a_terminal_restore_the_worker_and_are_not_echoed(tmp_path: Path) -> None:
+    terminal = Terminal("init", "--dir", str(tmp_path / "k"), "--light", "--recover")
+    terminal.expect("Recovery words")
+    terminal.type(WORDS)
+    said = terminal.expect(r"(?s)(.*)worker\s+(0x\w{40})")
+    assert terminal.close() == 0
+    assert said[2] == ADDRESS
+    assert "junk" not in said[1]
+
+
+def test_words_that_are_not_confirmed_leave_nothing(tmp_path: Path) -> None:
+    terminal = Terminal("init", "--dir", str(tmp_path / "k"), "--light")
+    terminal.expect("Press Enter")
+    terminal.type("")
+    for _ in range(3):
+        terminal.expect(r"Word \d+")
+        terminal.type("wrong")
+    terminal.expect("nothing was written")
+    assert terminal.close() == 1
+    assert not (tmp_path / "k").exists()
