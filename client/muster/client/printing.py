@@ -21,12 +21,14 @@ def print_json(value: Any) -> None:
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values, one a line; nothing for a value that is None or empty."""
     width = max((len(name) for name in facts), default=0)
+    rows = []
     for name, value in facts.items():
         if value is None or value == "" or value == []:
             continue
         lines = value if isinstance(value, (list, tuple)) else [value]
-        for number, line in enumerate(lines):
-            click.echo(f"{name if number == 0 else '':{width}}  {line}")
+        rows += [f"{'' if n else name:{width}}  {line}" for n, line in enumerate(lines)]
+    # At once: a reader that has seen enough, such as grep -q, may go after the first line.
+    click.echo("\n".join(rows))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
