@@ -61,6 +61,7 @@ def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path
     assert "claimable_tokens" in output
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_proven_staked_paid_and_leaves(checkout: Path) -> None:
     """The worker's guide, on the network of the other guide with a run that does not end."""
     network = blocks_of("devnet.md")
