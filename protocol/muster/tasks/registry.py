@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity
-from muster.tasks import exact_match
+from muster.tasks import code, exact_match
 from muster.tasks.math import verifier as math
 from muster.tasks.verifier import Verifier
 
@@ -26,6 +26,7 @@ ENTRY_POINT_GROUP = "muster.verifiers"
 
 _BUILT_IN: Mapping[str, Verifier] = {
     "exact_match": exact_match.VERIFIER,
+    "verifiable_code": code.VERIFIER,
     "verifiable_math": math.VERIFIER,
 }
 

@@ -1,0 +1,40 @@
+"""Equality of JSON values, as tests of programs and predictions of outputs mean it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+RELATIVE_TOLERANCE = 1e-9
+"""Of numbers of which one has a fraction: sums in another order differ in the last bits."""
+MAX_DEPTH = 100
+"""Values nest up to this; deeper ones are unequal."""
+
+
+def are_equal(one: Any, other: Any, depth: int = MAX_DEPTH) -> bool:
+    """Return whether two JSON values are equal; true is not 1, and 1 is 1.0."""
+    if not depth:
+        return False
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return _are_equal_numbers(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(are_equal(a, b, depth - 1) for a, b in pairs)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            are_equal(value, other[key], depth - 1) for key, value in one.items()
+        )
+    return bool(one == other)
+
+
+def _are_equal_numbers(one: float, other: float) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    try:
+        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
+    except OverflowError:
+        return False

@@ -1,0 +1,95 @@
+"""Control groups: a cap on memory and processes of a whole run, where this process may set one.
+
+Version 1 (a hierarchy per controller) or version 2. A run's group lives below this process's own,
+so that it stays within whatever holds this process, and is removed when the run ends.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+_MOUNT = Path("/sys/fs/cgroup")
+
+LimitFiles = tuple[tuple[str, str], ...]
+"""Files of a group and what to write to each; "?" at the end of those that may be missing."""
+
+
+@contextmanager
+def memory_group(memory_bytes: int, processes: int) -> Iterator[list[Path]]:
+    """Yield the files that a process writes "0" to in order to join; none without the power."""
+    values = {"memory": str(memory_bytes), "none": "0", "processes": str(processes)}
+    made = [_make(parent, limits, values) for parent, limits in _parents()]
+    groups = [group for group in made if group is not None]
+    try:
+        yield [group / "cgroup.procs" for group in groups]
+    finally:
+        for group in groups:
+            _remove(group)
+
+
+def _make(parent: Path, limits: LimitFiles, values: dict[str, str]) -> Path | None:
+    group = parent / f"muster-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        group.mkdir()
+    except OSError:
+        return None
+    try:
+        for name, kind in limits:
+            if name.endswith("?") and not (group / name[:-1]).exists():
+                continue
+            (group / name.rstrip("?")).write_text(values[kind])
+    except OSError:
+        _remove(group)
+        return None
+    return group
+
+
+def _remove(group: Path) -> None:
+    try:
+        for pid in (group / "cgroup.procs").read_text().split():
+            os.kill(int(pid), 9)
+    except OSError:
+        pass
+    for _ in range(1000):
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            # Killed processes leave the group when the kernel has taken them apart.
+            os.sched_yield()
+        else:
+            return
+
+
+@cache
+def _parents() -> tuple[tuple[Path, LimitFiles], ...]:
+    """Return this process's own groups and the limits that theirs can set."""
+    if os.geteuid() != 0:
+        return ()
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ()
+    own: dict[str, str] = {}
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        own |= dict.fromkeys(names.split(","), path)
+    if (_MOUNT / "cgroup.controllers").exists():
+        limits = (("memory.max", "memory"), ("memory.swap.max?", "none"), ("pids.max", "processes"))
+        return ((_MOUNT / own.get("", "/").lstrip("/"), limits),)
+    found = []
+    if "memory" in own:
+        limits_of_memory = (
+            ("memory.limit_in_bytes", "memory"),
+            ("memory.memsw.limit_in_bytes?", "memory"),
+        )
+        found.append((_MOUNT / "memory" / own["memory"].lstrip("/"), limits_of_memory))
+    if "pids" in own:
+        found.append((_MOUNT / "pids" / own["pids"].lstrip("/"), (("pids.max", "processes"),)))
+    return tuple(found)

@@ -1,0 +1,486 @@
+"""Attacks on the sandbox, played with the real one; skipped, with the reason, without one."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.tasks.sandbox import Job, Limits, Outcome, Sandbox, SandboxUnavailable, TestRun, command
+from muster.tasks.sandbox import sandbox as running
+from muster.tasks.sandbox.command import find_tools
+from muster.tasks.sandbox.seccomp import filter_program
+from muster.tasks.sandbox.self_test import Level, probe, shared_sandbox
+from muster.tasks.sandbox.slots import FIRST_ID, IDS, unused_id
+
+SHORT = Limits(cpu_s=1, wall_s=3.0, total_s=10.0)
+
+
+@pytest.fixture(scope="module")
+def level() -> Level:
+    """Return this machine's level."""
+    found = shared_sandbox()
+    if found.sandbox is None:
+        pytest.skip(found.description)
+    return found
+
+
+@pytest.fixture
+def sandbox(level: Level) -> Any:
+    """Yield the sandbox; nothing of a run is left behind."""
+    yield level.sandbox
+    deadline = time.monotonic() + 10
+    while found := _strangers():
+        assert time.monotonic() < deadline, found
+
+
+def _strangers() -> list[str]:
+    """Return the processes of the sandbox's users."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if FIRST_ID <= folder.stat().st_uid < FIRST_ID + IDS:
+                found += _unless_dead(folder)
+        except OSError:
+            continue
+    return found
+
+
+def _unless_dead(folder: Path) -> list[str]:
+    name, _, rest = (folder / "stat").read_text().rpartition(") ")
+    return [] if rest.startswith("Z") else [name]
+
+
+def run(sandbox: Sandbox, program: str, given: str = "", limits: Limits = SHORT) -> Outcome:
+    return sandbox.run(Job(program, (given,)), limits)
+
+
+def run_one(sandbox: Sandbox, program: str, given: str = "", limits: Limits = SHORT) -> TestRun:
+    test = run(sandbox, program, given, limits).tests[0]
+    assert test is not None
+    return test
+
+
+# What programs may do
+
+
+def test_program_reads_standard_input_and_writes_standard_output(sandbox: Sandbox) -> None:
+    outcome = sandbox.run(Job("print(int(input()) + 1)", ("1", "41", "x")), SHORT)
+    tests = [test for test in outcome.tests if test is not None]
+    assert [test.out for test in tests] == [b"2\n", b"42\n", b""]
+    assert [(test.ended, test.status) for test in tests] == [("exit", 0), ("exit", 0), ("exit", 1)]
+    assert outcome.ended == "exit"
+
+
+def test_function_is_called_with_arguments(sandbox: Sandbox) -> None:
+    job = Job("def f(a, b):\n print('noise')\n return [a + b, (a, b)]", ([1, 2], [3, 4]), "f")
+    outs = [test and test.out for test in sandbox.run(job, SHORT).tests]
+    assert outs == [b"[3, [1, 2]]\n", b"[7, [3, 4]]\n"]
+
+
+def test_method_of_a_solution_is_called(sandbox: Sandbox) -> None:
+    program = "class Solution:\n def double(self, x): return 2 * x"
+    outcome = sandbox.run(Job(program, ([4],), "double"), SHORT)
+    assert outcome.tests[0] is not None
+    assert outcome.tests[0].out == b"8\n"
+
+
+@pytest.mark.parametrize(
+    "program", ["import sys\nsys.exit(0)", "exit()", "quit(0)", "raise SystemExit"]
+)
+def test_ways_to_exit_with_success(sandbox: Sandbox, program: str) -> None:
+    assert run_one(sandbox, f"print(1)\n{program}").status == 0
+
+
+def test_main_guard_runs_and_file_can_be_used(sandbox: Sandbox) -> None:
+    program = "if __name__ == '__main__':\n open('x', 'w').write('5')\n print(open('x').read())"
+    assert run_one(sandbox, program).out == b"5\n"
+
+
+def test_large_input_and_output_pass(sandbox: Sandbox) -> None:
+    given = "x" * 900_000
+    assert run_one(sandbox, "print(input())", given).out == given.encode() + b"\n"
+
+
+def test_input_that_nobody_reads_holds_nothing_up(sandbox: Sandbox) -> None:
+    assert run_one(sandbox, "print(1)", "x" * 900_000).out == b"1\n"
+
+
+def test_chance_and_hashes_are_the_same_every_time(sandbox: Sandbox) -> None:
+    program = "import random\nprint(random.random(), hash('a'), list({'a', 'b', 'c'}))"
+    assert run_one(sandbox, program).out == run_one(sandbox, program).out
+
+
+def test_judge_stops_the_run(sandbox: Sandbox) -> None:
+    seen: list[int] = []
+
+    def judge(number: int, _test: TestRun) -> bool:
+        seen.append(number)
+        return number < 1
+
+    job = Job("import time\nif input() == 'wait': time.sleep(9)", ("", "", "wait", "wait"))
+    outcome = sandbox.run(job, Limits(), judge)
+    assert (seen, outcome.ended, outcome.tests[3]) == ([0, 1], "stopped", None)
+
+
+def test_runs_at_the_same_time_have_different_users(level: Level) -> None:
+    if not level.has_own_user:
+        pytest.skip("only root can change users")
+    with unused_id() as one, unused_id() as other:
+        assert one != other
+        assert {one, other} <= set(range(FIRST_ID, FIRST_ID + IDS))
+
+
+def test_many_runs_at_the_same_time_do_not_disturb_each_other(sandbox: Sandbox) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        outs = list(threads.map(lambda n: run_one(sandbox, f"print({n})").out, range(12)))
+    assert outs == [f"{n}\n".encode() for n in range(12)]
+
+
+# Attacks: each prints "blocked" when it is, and "done" when it succeeds
+
+TRIED = """
+import ctypes
+C = ctypes.CDLL(None)
+try:
+    {}
+    print("done")
+except (Exception, SystemExit) as error:
+    print("blocked")
+"""
+BLOCKED = {
+    "network": "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
+    "network by datagram": "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+    "virtual machine sockets": "import socket; socket.socket(40, socket.SOCK_STREAM)",
+    "abstract sockets": "import socket; socket.socket(socket.AF_UNIX).bind(b'\\0x')",
+    "passwords": "open('/etc/shadow').read()",
+    "users": "open('/etc/passwd').read()",
+    "write to /usr": "open('/usr/x', 'w')",
+    "write to /": "open('/x', 'w')",
+    "write to /dev": "open('/dev/x', 'w')",
+    "shared memory": "open('/dev/shm/x', 'w')",
+    "processes": "import os; os.listdir('/proc')",
+    "root of the first process": "import os; os.listdir('/proc/1/root')",
+    "own descriptors": "import os; os.listdir('/proc/self/fd')",
+    "kernel settings": "import os; os.listdir('/sys')",
+    "homes": "import os; os.listdir('/root') or os.listdir('/home')",
+    "symbolic link out": "import os; os.symlink('/etc/passwd', 'l'); open('l').read()",
+    "link through the parent": "import os; os.symlink('/../../etc', 'd'); os.listdir('d/')",
+    "replace the interpreter": "import os, sys; os.rename(sys.executable, '/tmp/p')",
+    "change root": "import os; os.chroot('/tmp')",
+    "become root": "import os; os.setuid(0)",
+    "kernel log": "open('/dev/kmsg')",
+    "disks": "open('/dev/vda', 'rb')",
+    "terminal": "open('/dev/tty')",
+    "raise limits": "import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))",
+    "more processes": "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (999, 999))",
+    "allocation of 2 GiB": "bytearray(2 << 30)",
+    "large file": "open('x', 'wb').write(bytes(64 << 20))",
+    "sparse file": "import os; f = os.open('x', 65); os.ftruncate(f, 1 << 30)",
+    "many descriptors": "x = [open('/dev/zero') for _ in range(100)]",
+    "memory file": "import os; os.memfd_create('x')",
+    "trace the parent": "import os; assert C.ptrace(16, os.getppid(), 0, 0) == 0",
+    "new namespace": "assert C.unshare(0x10000000) == 0",
+    "mount": "assert C.mount(b'none', b'/tmp', b'tmpfs', 0, 0) == 0",
+    "kernel programs": "assert C.syscall(321, 0, 0, 0) >= 0",
+    "clone3": "assert C.syscall(435, 0, 0) >= 0",
+    "signal the first process": "import os; os.kill(1, 9); open('/x')",
+}
+
+
+@pytest.mark.parametrize("attack", BLOCKED.values(), ids=BLOCKED.keys())
+def test_attack_is_blocked(sandbox: Sandbox, attack: str) -> None:
+    assert run_one(sandbox, TRIED.format(attack)).out == b"blocked\n"
+
+
+def test_environment_of_the_parent_is_not_seen(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_SECRET", "hunter2")
+    out = run_one(sandbox, "import os\nprint(dict(os.environ))").out
+    assert b"hunter2" not in out
+    assert b"PYTHONPATH" not in out
+
+
+def test_files_of_the_host_are_not_seen(sandbox: Sandbox, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    marker.write_text("here")
+    out = run_one(
+        sandbox, f"import os\nprint(os.listdir('/tmp'), os.path.exists({str(marker)!r}))"
+    ).out
+    assert out == b"[] False\n"
+
+
+def test_no_descriptor_is_inherited(sandbox: Sandbox) -> None:
+    program = """
+import os
+for number in range(256):
+    try:
+        os.fstat(number)
+        print(number)
+    except OSError:
+        pass
+"""
+    with open("/dev/zero") as held:
+        os.set_inheritable(held.fileno(), True)
+        assert run_one(sandbox, program).out == b"0\n1\n2\n"
+
+
+def test_parent_on_the_host_cannot_be_signalled(sandbox: Sandbox) -> None:
+    program = (
+        f"import os\ntry:\n os.kill({os.getpid()}, 9)\nexcept OSError as e:\n print('blocked')"
+    )
+    assert run_one(sandbox, program).out == b"blocked\n"
+
+
+@pytest.mark.parametrize("signal", [9, 15, 19])
+def test_signal_to_the_runner_spoils_the_own_result_only(sandbox: Sandbox, signal: int) -> None:
+    program = f"import os, time\nos.kill(os.getppid(), {signal})\ntime.sleep(0.2)\nprint(1)"
+    limits = replace(SHORT, total_s=2.0)
+    with suppress(SandboxUnavailable):  # nothing may be reported at all
+        assert run(sandbox, program, limits=limits).tests == (None,)
+    assert run_one(sandbox, "print(2)").out == b"2\n"
+
+
+def test_fork_bomb_is_contained(sandbox: Sandbox) -> None:
+    program = """
+import os
+count = 0
+try:
+    while True:
+        if not os.fork():
+            os._exit(0) if count > 400 else None
+            while True: pass
+        count += 1
+except OSError:
+    print(count < 20)
+"""
+    assert run_one(sandbox, program).out == b"True\n"
+
+
+def test_forks_that_all_take_memory_are_contained(level: Level, sandbox: Sandbox) -> None:
+    program = """
+import os, time
+reading, writing = os.pipe()
+for _ in range(6):
+    if not os.fork():
+        block = bytearray(b"x") * (300 << 20)
+        os.write(writing, b"x")
+        time.sleep(4)
+        os._exit(0)
+time.sleep(3)
+os.set_blocking(reading, False)
+try:
+    print(len(os.read(reading, 9)))
+except BlockingIOError:
+    print(0)
+"""
+    if not level.has_group_memory:
+        pytest.skip("this process may not make control groups")
+    limits = replace(SHORT, wall_s=20.0, total_s=25.0)
+    try:
+        tests = run(sandbox, program, limits=limits).tests
+    except SandboxUnavailable:
+        return
+    # Of 1.8 GB that were asked for, the group's cap leaves room for two processes.
+    assert tests[0] is None or int(tests[0].out or b"0") <= 2
+
+
+def test_many_files_fill_no_more_than_their_share(sandbox: Sandbox) -> None:
+    program = """
+size = 0
+try:
+    for number in range(1000):
+        size += open(f"/tmp/{number}", "wb").write(bytes(1 << 20))
+except OSError:
+    print(size >> 20)
+"""
+    assert int(run_one(sandbox, program).out) <= 16
+
+
+def test_output_flood_is_cut(sandbox: Sandbox) -> None:
+    test = run_one(sandbox, "while True: print('x' * 10000)")
+    assert (test.ended, len(test.out)) == ("output", SHORT.output_bytes)
+
+
+def test_flood_on_standard_error_is_dropped(sandbox: Sandbox) -> None:
+    program = "import sys\nfor _ in range(300): sys.stderr.write('x' * 100000)\nprint(1)"
+    assert run_one(sandbox, program).out == b"1\n"
+
+
+def test_busy_loop_is_ended_by_its_cpu_time(sandbox: Sandbox) -> None:
+    test = run_one(sandbox, "while True: pass", limits=replace(SHORT, wall_s=60.0, total_s=90.0))
+    assert (test.ended, test.status) in [("signal", -9), ("signal", -24)]
+
+
+def test_sleep_is_ended_by_the_clock(sandbox: Sandbox) -> None:
+    test = run_one(sandbox, "import time\ntime.sleep(60)", limits=replace(SHORT, wall_s=0.3))
+    assert test.ended == "deadline"
+
+
+def test_run_is_ended_by_the_clock(sandbox: Sandbox) -> None:
+    job = Job("import time\ntime.sleep(60)", ("", "", ""))
+    started = time.monotonic()
+    outcome = sandbox.run(job, replace(SHORT, wall_s=60.0, total_s=0.5))
+    assert outcome.ended == "deadline"
+    assert time.monotonic() - started < 10
+
+
+def test_what_a_test_leaves_running_is_gone_before_the_next(sandbox: Sandbox) -> None:
+    program = """
+import os, time
+if input() == "leave":
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            while True:
+                open("alive", "a").write("x")
+                time.sleep(0.01)
+        os._exit(0)
+    while not os.path.exists("alive"):
+        time.sleep(0.01)
+    print("left")
+else:
+    size = os.path.getsize("alive")
+    time.sleep(0.3)
+    print(os.path.getsize("alive") == size)
+"""
+    job = Job(program, ("leave", "look"))
+    outs = [test and test.out for test in sandbox.run(job, SHORT).tests]
+    assert outs == [b"left\n", b"True\n"]
+
+
+def test_zip_bomb_on_standard_input_is_contained(sandbox: Sandbox) -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    bomb = zlib.compress(block * 2048).hex()  # 2 GiB
+    program = """
+import zlib
+try:
+    inner = zlib.decompress(bytes.fromhex(input()))
+    print(len(zlib.decompressobj(-15).decompress(inner)))
+except MemoryError:
+    print("blocked")
+"""
+    limits = replace(SHORT, cpu_s=5, wall_s=30.0, total_s=40.0)
+    assert run_one(sandbox, program, bomb, limits).out == b"blocked\n"
+
+
+def test_crash_of_the_interpreter_is_a_signal(sandbox: Sandbox) -> None:
+    test = run_one(sandbox, "import ctypes\nctypes.string_at(0)")
+    assert (test.ended, test.status) == ("signal", -11)
+
+
+def test_nested_result_does_no_harm(sandbox: Sandbox) -> None:
+    program = "def f():\n x = []\n for _ in range(100000): x = [x]\n return x"
+    test = sandbox.run(Job(program, ([],), "f"), SHORT).tests[0]
+    assert test is not None
+    assert test.status != 0
+
+
+def test_forged_reports_are_ordinary_output(sandbox: Sandbox) -> None:
+    forged = '{"test": 1, "out": "MQ==", "ended": "exit", "status": 0, "cpu_s": 0}'
+    program = f"""
+import os
+for number in [1, *range(3, 64)]:
+    try:
+        os.write(number, b'{forged}\\n')
+    except OSError:
+        pass
+os._exit(3)
+"""
+    outcome = sandbox.run(Job(program, ("", "")), SHORT)
+    assert [test and test.status for test in outcome.tests] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b"x",
+        b"[" * 100000,
+        b'{"test": 0}',
+        b'{"test": true, "out": "", "ended": "exit", "status": 0, "cpu_s": 0}',
+        b'{"test": 0, "out": "!", "ended": "exit", "status": 0, "cpu_s": 0}',
+        b'{"test": 0, "out": "", "ended": "well", "status": 0, "cpu_s": 0}',
+        b'{"test": 0, "out": "", "ended": "exit", "status": "0", "cpu_s": 0}',
+        b'{"test": 0, "out": "", "ended": "exit", "status": 0, "cpu_s": "0"}',
+    ],
+)
+def test_malformed_report_counts_for_nothing(line: bytes) -> None:
+    assert running._parse_report(line)[1] is None
+
+
+def test_file_in_the_place_of_a_device_is_not_shared(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = command._device_number
+    monkeypatch.setattr(
+        command, "_device_number", lambda path: None if path == "/dev/null" else real(path)
+    )
+    program = "import os\nprint(os.path.exists('/dev/null'))\nopen('/dev/zero', 'w').write('x')"
+    assert run_one(sandbox, program).out == b"False\n"
+
+
+def test_regular_file_is_no_device(tmp_path: Path) -> None:
+    (tmp_path / "null").write_text("")
+    assert command._device_number(str(tmp_path / "null")) is None
+    assert command._device_number(str(tmp_path / "none")) is None
+    assert command._device_number("/dev/zero") == (1, 5)
+
+
+# Where there is no sandbox
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    find_tools.cache_clear()
+    found = probe()
+    find_tools.cache_clear()
+    assert found.sandbox is None
+    assert "apt-get install bubblewrap" in found.description
+
+
+def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    find_tools.cache_clear()
+    found = probe()
+    find_tools.cache_clear()
+    assert "needs Linux" in found.reason
+
+
+def test_sandbox_that_does_not_hold_is_refused(
+    level: Level, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weak = tmp_path / "probe.py"
+    weak.write_text("import json\nprint(json.dumps({'open a socket': True, 'see /home': False}))")
+    monkeypatch.setattr("muster.tasks.sandbox.self_test._PROBE", weak)
+    assert probe().reason == "the self-test could open a socket"
+    weak.write_text("print('all well')")
+    assert probe().reason == "the self-test could not be run to its end"
+
+
+def test_sandbox_that_does_not_start_is_refused(
+    level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_bubblewrap", lambda *_: ["/bin/false"])
+    found = probe()
+    assert found.sandbox is None
+    assert "user namespaces" in found.reason
+
+
+def test_filter_ends_with_permission_and_refuses_sockets() -> None:
+    program = filter_program()
+    if program is None:
+        pytest.skip("no filter for this architecture")
+    steps = [program[i : i + 8] for i in range(0, len(program), 8)]
+    assert steps[-1] == b"\x06\x00\x00\x00\x00\x00\xff\x7f"
+    assert all(step[2] + i + 1 < len(steps) for i, step in enumerate(steps[:-1]))
