@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity
-from muster.tasks import code, exact_match
+from muster.tasks import code, exact_match, judge, output_prediction
 from muster.tasks.math import verifier as math
 from muster.tasks.verifier import Verifier
 
@@ -25,7 +25,9 @@ ENTRY_POINT_GROUP = "muster.verifiers"
 """Where packages announce verifiers."""
 
 _BUILT_IN: Mapping[str, Verifier] = {
+    "code_output_prediction": output_prediction.VERIFIER,
     "exact_match": exact_match.VERIFIER,
+    "llm_judgeable_groundtruth_similarity": judge.VERIFIER,
     "verifiable_code": code.VERIFIER,
     "verifiable_math": math.VERIFIER,
 }

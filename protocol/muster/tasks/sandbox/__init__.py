@@ -9,7 +9,8 @@ cap and a deadline. A self-test attacks the sandbox before the first program run
     groups.py    control groups
 """
 
-from muster.tasks.sandbox.sandbox import Job, Limits, Outcome, Sandbox, SandboxUnavailable, TestRun
+from muster.tasks.sandbox.limits import Limits
+from muster.tasks.sandbox.sandbox import Job, Outcome, Sandbox, SandboxUnavailable, TestRun
 from muster.tasks.sandbox.self_test import Level, shared_sandbox
 
 __all__ = [

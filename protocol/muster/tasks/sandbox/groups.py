@@ -83,7 +83,7 @@ def _parents() -> tuple[tuple[Path, LimitFiles], ...]:
     if (_MOUNT / "cgroup.controllers").exists():
         limits = (("memory.max", "memory"), ("memory.swap.max?", "none"), ("pids.max", "processes"))
         return ((_MOUNT / own.get("", "/").lstrip("/"), limits),)
-    found = []
+    found: list[tuple[Path, LimitFiles]] = []
     if "memory" in own:
         limits_of_memory = (
             ("memory.limit_in_bytes", "memory"),

@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 RESULT_FD = 60
 """Where the result of a call is written."""
+STARTED = "started"
+"""What is reported before the program runs."""
 
 
 def main() -> None:
@@ -33,6 +35,7 @@ def main() -> None:
     if "random" in job["program"]:
         import random  # noqa: F401  # once, not in every child
     reports = os.dup(1)
+    _write_line(reports, STARTED)
     for number, given in enumerate(job["inputs"]):
         found = _run_test(job, given, reports)
         _write_line(reports, {"test": number, **found})

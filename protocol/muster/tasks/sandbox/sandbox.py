@@ -25,6 +25,8 @@ from muster.tasks.sandbox.slots import unused_id
 ENDED = frozenset({"exit", "signal", "deadline", "output"})
 """How a test can have ended."""
 _REPORT_BYTES = 256
+_STARTED = b'"started"'
+"""What the runner reports before the program runs."""
 _EXIT_S = 0.5
 """Given to bubblewrap to end by itself."""
 
@@ -136,6 +138,7 @@ class _Run:
         self._job = _job_bytes(job, limits)
         self._data = b""
         self._ended = ""
+        self._is_started = False
 
     def finish(self) -> Outcome:
         """Return the outcome; no process of the run is left."""
@@ -150,7 +153,7 @@ class _Run:
                     self._step(selector)
         finally:
             self._kill()
-        if self._ended == "exit" and self._process.returncode and not any(self._tests):
+        if not self._is_started:
             raise SandboxUnavailable(f"the sandbox ended with status {self._process.returncode}")
         return Outcome(tuple(self._tests), self._ended)
 
@@ -191,6 +194,9 @@ class _Run:
 
     def _take(self, line: bytes) -> None:
         """Note a report; one that is malformed or repeated counts for nothing."""
+        if line == _STARTED:
+            self._is_started = True
+            return
         number, test = _parse_report(line)
         if test is None or not 0 <= number < len(self._tests) or self._tests[number] is not None:
             return

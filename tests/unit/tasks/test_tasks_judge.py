@@ -1,0 +1,106 @@
+"""Judges: off without a package and without a word in the recipe; never proof of fraud."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol.errors import TaskError
+from muster.tasks import Graded, Problem, Undecided, check_task_set, judge, verify
+from muster.tasks.hacks import hacks_for
+from muster.tasks.judge import judge_prompt, load_judge, parse_score
+
+PROBLEM = Problem(
+    problem_id="a",
+    task_type="llm_judgeable_groundtruth_similarity",
+    prompt="Why is the sky blue?",
+    gold_standard_solution="Rayleigh scattering.",
+)
+
+
+class ScriptedJudge:
+    """A judge that replies what it is told to."""
+
+    def __init__(self, reply: str | OSError) -> None:
+        self.reply = reply
+
+    def ask(self, prompt: str) -> str:
+        assert "Why is the sky blue?" in prompt
+        if isinstance(self.reply, OSError):
+            raise self.reply
+        return self.reply
+
+
+def install(monkeypatch: pytest.MonkeyPatch, reply: str | OSError) -> None:
+    monkeypatch.setattr(judge, "installed_judge", lambda: ScriptedJudge(reply))
+
+
+def test_judged_problems_are_not_admitted_by_default() -> None:
+    with pytest.raises(TaskError, match="cannot be replayed"):
+        check_task_set([PROBLEM])
+
+
+def test_without_a_judge_nothing_is_decided() -> None:
+    assert isinstance(verify(PROBLEM, "Scattering."), Undecided)
+
+
+def test_judged_score_is_not_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, '{"score": 85}')
+    found = verify(PROBLEM, "Scattering.")
+    assert found == Graded(0.85)
+    assert isinstance(found, Graded)
+    assert not found.is_repeatable
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "85",
+        '{"score": 101}',
+        '{"score": -1}',
+        '{"score": true}',
+        '{"score": 1, "x": 2}',
+        'Sure! {"score": 100}',
+        '{"score": "100"}',
+        "[" * 5000,
+        '{"score": 1.5}',
+    ],
+)
+def test_malformed_reply_decides_nothing(monkeypatch: pytest.MonkeyPatch, reply: str) -> None:
+    install(monkeypatch, reply)
+    assert isinstance(verify(PROBLEM, "Scattering."), Undecided)
+
+
+def test_silent_judge_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, OSError("no route"))
+    assert verify(PROBLEM, "Scattering.") == Undecided("the judge does not answer: no route")
+
+
+def test_endless_answer_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, '{"score": 100}')
+    assert verify(PROBLEM, "x" * 40_000) == Graded(0.0)
+
+
+@given(st.text(max_size=80))
+def test_answer_cannot_leave_its_marks(answer: str) -> None:
+    prompt = judge_prompt("q", "g", answer)
+    mark = prompt.split("lines ")[1][:64]
+    assert prompt.count(mark) == 3
+    assert mark not in answer
+
+
+@pytest.mark.parametrize("hack", hacks_for(PROBLEM.task_type), ids=lambda hack: hack.name)
+def test_forged_grades_are_no_replies_of_a_judge(hack: object) -> None:
+    assert parse_score(getattr(hack, "completion", "")) is None
+
+
+def test_one_judge_is_loaded_and_several_are_refused() -> None:
+    point = EntryPoint("default", "types:SimpleNamespace", "muster.judges")
+    assert load_judge([]) is None
+    assert load_judge([point]) is not None
+    with pytest.raises(TaskError, match="several judges"):
+        load_judge([point, point])
