@@ -19,6 +19,8 @@ EIP712 = json.loads((generate.VECTORS / "eip712.json").read_text())
 BATCH = json.loads((generate.VECTORS / "batch.json").read_text())
 JURY = json.loads((generate.VECTORS / "jury.json").read_text())
 MERKLE = json.loads((generate.VECTORS / "merkle.json").read_text())
+FOREIGN = {"trl_losses"}
+"""Made by other programs: `generate_trl.py`."""
 
 
 @pytest.mark.parametrize("name", generate.documents())
@@ -28,7 +30,7 @@ def test_vectors_are_unchanged_when_regenerated(name: str) -> None:
 
 
 def test_no_vector_file_is_left_behind() -> None:
-    assert {p.stem for p in generate.VECTORS.iterdir()} == set(generate.documents())
+    assert {p.stem for p in generate.VECTORS.iterdir()} == set(generate.documents()) | FOREIGN
 
 
 def typed_data(vector: dict[str, Any]) -> dict[str, Any]:
