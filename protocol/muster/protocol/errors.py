@@ -19,6 +19,7 @@ MusterError
 ├── PolicyUnavailable (RuntimeError)    no relay delivers a version that matches the chain
 ├── TaskError (ValueError)              a task set or verifier that breaks its contract
 ├── EngineError (RuntimeError)          an inference engine failed
+├── TrainingCollapsed (RuntimeError)    the policy got worse for long, and the run was to stop then
 └── StorageError (OSError)              a disk that is full, a database or folder that is corrupt
 
 Expected outcomes (a rejected submission, a failed check) are values, not exceptions.
@@ -161,6 +162,10 @@ class TaskError(MusterError, ValueError):
 
 class EngineError(MusterError, RuntimeError):
     """An inference engine failed."""
+
+
+class TrainingCollapsed(MusterError, RuntimeError):
+    """Training was told to stop when the policy collapses, and it has."""
 
 
 class StorageError(MusterError, OSError):

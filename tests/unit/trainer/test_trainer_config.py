@@ -111,7 +111,7 @@ FLAGS = {
         "--eval-samples "
         "--eval-set --help --host --keep --keep-checkpoints "
         "--keystore --metrics-host --metrics-port --micro-batch-tokens --model "
-        "--orchestrator --password-file --poll-s --port "
+        "--on-collapse --orchestrator --password-file --poll-s --port "
         "--publish-dtype --ready-file --recipe --rpc --run --state-dir --steps --store "
         "--task-set --threads "
         "--wandb-project"

@@ -98,6 +98,8 @@ class Checkpoints:
         self._folder = folder
         self._identity = identity
         self.keep = keep
+        self.retained: frozenset[PolicyVersion] = frozenset()
+        """Older versions that stay as well."""
         self._ranks = ranks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
@@ -172,6 +174,10 @@ class Checkpoints:
             ) from error
         return tensors
 
+    def folder_of(self, version: PolicyVersion) -> Path:
+        """Return where a step is or would be."""
+        return self._folder / str(version)
+
     def close(self) -> None:
         """Wait for what is being written, and write nothing more."""
         self._thread.shutdown(wait=True)
@@ -198,8 +204,8 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(state.version), ignore_errors=True)
             fresh.rename(self._folder / str(state.version))
             sync(self._folder)
-            for version in self._versions()[self.keep :]:
-                shutil.rmtree(self._folder / str(version), ignore_errors=True)
+            for version in set(self._versions()[self.keep :]) - self.retained:
+                shutil.rmtree(self.folder_of(version), ignore_errors=True)
         except (OSError, RuntimeError, CheckpointException) as error:
             shutil.rmtree(fresh, ignore_errors=True)
             raise _cannot_save(self._folder, error) from error

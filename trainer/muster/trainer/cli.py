@@ -56,6 +56,7 @@ def trainer() -> None:
 @click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
 @click.option("--publish-dtype", help="Published weights: float32 or bfloat16.")
 @click.option("--micro-batch-tokens", type=int, help="Tokens that are computed together.")
+@click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
 @click.option("--threads", type=int, help="CPU threads of the model. [default: 1]")
 @click.option("--device", help="Where the model computes. [default: cpu]")
 @click.option("--dry-run", is_flag=True, help="Print settings, recipe and its hash, and stop.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
@@ -74,10 +74,33 @@ class TrainerSettings(Settings):
     float32."""
     micro_batch_tokens: Annotated[int, Field(ge=1)] = 16_384
     """Tokens that go through the model together; changes memory and speed, not the gradient."""
+    alarm_window: Annotated[int, Field(ge=0, le=1000)] = 8
+    """Training steps whose median is the level that alarms judge; 0 for no alarms."""
+    alarm_grad_growth: Annotated[float, Field(gt=1)] = 1.5
+    """Sign of a collapse, with the next: the gradient norm is so many times its lowest level."""
+    alarm_entropy_rise: Annotated[float, Field(ge=0)] = 0.15
+    """The entropy is above its lowest level by this share of its first."""
+    alarm_reward_fall: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Collapse: the reward is below its highest level by more than this share; 1 for never."""
+    alarm_patience: Annotated[int, Field(ge=1)] = 3
+    """Alarming steps in a row after which something is done."""
+    on_collapse: Literal["log", "stop", "rollback"] = "log"
+    """What is done then: nothing more, end before the step is taken, or go on from the policy and
+    optimiser of one to two windows earlier, as a new version."""
+    rollback_slowdown: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Factor on the learning rate at each rollback."""
+    max_rollbacks: Annotated[int, Field(ge=0)] = 3
+    """Collapses after so many rollbacks end the run."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """CPU threads of the model."""
     device: str = "cpu"
     """Where the model computes, as torch names it."""
+
+    @model_validator(mode="after")
+    def _acts_on_alarms_only(self) -> Self:
+        if self.on_collapse != "log" and not self.alarm_window:
+            raise ValueError(f"on_collapse {self.on_collapse!r} needs an alarm_window above 0")
+        return self
 
 
 def load_recipe(path: Path, *, steps: int | None = None) -> Recipe:

@@ -63,6 +63,8 @@ class Learner:
         """`published` gives a published version's weights, exactly as workers got them."""
         self._recipe = recipe
         self._device = torch.device(device)
+        self.learning_rate_scale = 1.0
+        """Factor on the recipe's learning rate."""
         self.model = _load(model_folder, self._device).train()
         self._passes = Passes(
             self.model,
@@ -128,9 +130,10 @@ class Learner:
     def _set_learning_rate(self, step: Step) -> float:
         training = self._recipe.training
         warm = min(1.0, step / training.warmup_steps) if training.warmup_steps else 1.0
+        rate = training.learning_rate * warm * self.learning_rate_scale
         for group in self.optimizer.param_groups:
-            group["lr"] = training.learning_rate * warm
-        return training.learning_rate * warm
+            group["lr"] = rate
+        return rate
 
     def _planned(self, mini_batches: list[list[Sample]]) -> list[_OptimizerStep]:
         """Pack each optimiser step's samples; a decoupled objective fixes its proximal policy."""

@@ -38,7 +38,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from muster.lifecycle import ComputeThread
@@ -51,6 +51,7 @@ from muster.trainer.difficulty import DifficultyPools
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.exporting import Export
 from muster.trainer.figures import StepFigures
+from muster.trainer.guard import Guard
 from muster.trainer.learner import Learner
 from muster.trainer.metrics import (
     Durations,
@@ -99,6 +100,8 @@ class Parts:
     """Figures on their way to the orchestrator."""
     compute: ComputeThread
     """Where tensors are computed."""
+    guard: Guard = field(default_factory=Guard)
+    """Decides about alarms."""
     evaluator: Evaluator | None = None
     """Measures policies on held-out problems, if there are any."""
     exports: Sequence[Export] = ()
@@ -166,7 +169,9 @@ class Trainer:
         version = PolicyVersion(step)
         # Before the save: a line of a step that is taken again is removed at the next start.
         took = Durations(wait_s=began - asked, wall_s=parts.clock() - began)
-        self._report_step(version, taken, figures, took)
+        back_to = self._report_step(version, taken, figures, took)
+        if back_to is not None:
+            await parts.compute.run(self._roll_back, back_to)
         await asyncio.wrap_future(self._saved)
         self._saved = await parts.compute.run(self._save, version, taken)
         self._version, self._cursor = version, taken.end
@@ -181,21 +186,25 @@ class Trainer:
         oldest = version - parts.recipe.training.max_async_level - parts.checkpoints.keep
         parts.shelf.drop_before(PolicyVersion(oldest))
         parts.buffer.forget_before(self._step_start)
+        parts.checkpoints.retained = frozenset(parts.guard.good)
         return parts.checkpoints.save(
             TrainerState(
                 version=version,
                 cursor=taken.end,
                 step_start=taken.start.position,
                 previous_start=self._step_start,
-                kept={"pools": taken.pools.to_dict()},
+                kept={"pools": taken.pools.to_dict(), "guard": parts.guard.state()},
             ),
             parts.learner.state(),
         )
 
     def _report_step(
         self, version: PolicyVersion, taken: StepInput, figures: StepFigures, took: Durations
-    ) -> None:
-        self._tell(version, step_entry(version, taken, figures, took, self._parts.recipe.filters))
+    ) -> PolicyVersion | None:
+        """Tell of a step; returns the version whose weights it is to get instead of its own."""
+        entry = step_entry(version, taken, figures, took, self._parts.recipe.filters)
+        judgement = self._parts.guard.judge(version, entry)
+        self._tell(version, entry | judgement.entry())
         logger.info(
             "training step",
             extra={
@@ -205,6 +214,14 @@ class Trainer:
                 "wall_s": round(took.wall_s, 3),
             },
         )
+        return judgement.back_to
+
+    def _roll_back(self, version: PolicyVersion) -> None:
+        """Give the learner an earlier version's weights and optimiser, and a smaller rate."""
+        parts = self._parts
+        folder = parts.checkpoints.folder_of(version)
+        parts.learner.restore(parts.checkpoints.read(folder, parts.learner))
+        parts.learner.learning_rate_scale = parts.guard.scale
 
     def _tell(self, step: int, entry: dict[str, Any]) -> None:
         """Write an entry to the log, and pass its figures on."""
@@ -245,6 +262,9 @@ class Trainer:
             return [_Made(self._version, 0, 0)]
         state = saved.state
         await parts.compute.run(self._restore, saved)
+        parts.guard.restore(state.kept.get("guard", {}))
+        parts.learner.learning_rate_scale = parts.guard.scale
+        parts.checkpoints.retained = frozenset(parts.guard.good)
         self._version, self._cursor = state.version, state.cursor
         self._step_start = state.step_start
         self._pools = DifficultyPools.from_dict(state.kept.get("pools", {}))

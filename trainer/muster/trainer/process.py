@@ -29,12 +29,14 @@ from muster.trainer.checkpoint import Checkpoints, Identity
 from muster.trainer.config import TrainerSettings
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.exporting import Export, log_to_wandb, serve_prometheus
+from muster.trainer.guard import Guard
 from muster.trainer.learner import Learner
 from muster.trainer.loop import Parts, Trainer
 from muster.trainer.metrics import MetricsLog, MetricsPoster, shortage_figures
 from muster.trainer.policies import BASE, PolicyShelf, eos_token_ids, vocab_size
 from muster.trainer.publish import Publisher
 from muster.trainer.recovery import catch_up, provide_base_model
+from muster.trainer.stability import AlarmLimits
 from muster.trainer.stream import StreamReader
 
 logger = logging.getLogger(__name__)
@@ -201,6 +203,7 @@ class _Assembly:
             log=MetricsLog(settings.state_dir / "metrics.jsonl"),
             poster=poster,
             compute=compute,
+            guard=_guard(settings),
             evaluator=self._evaluator(),
             eval_every=settings.eval_every,
         )
@@ -233,6 +236,22 @@ class _Assembly:
         check_task_set(task_set)
         engine = TransformersEngine("float32", threads=settings.threads, device=settings.device)
         return Evaluator(task_set, engine, self.recipe, samples=settings.eval_samples)
+
+
+def _guard(settings: TrainerSettings) -> Guard:
+    limits = AlarmLimits(
+        window=settings.alarm_window,
+        grad_growth=settings.alarm_grad_growth,
+        entropy_rise=settings.alarm_entropy_rise,
+        reward_fall=settings.alarm_reward_fall,
+        patience=settings.alarm_patience,
+    )
+    return Guard(
+        limits,
+        action=settings.on_collapse,
+        slowdown=settings.rollback_slowdown,
+        most=settings.max_rollbacks,
+    )
 
 
 def _announce(url: str, ready_file: Path | None) -> None:
