@@ -235,6 +235,17 @@ def test_absurd_ratios_give_finite_gradients(name: str, distance: float) -> None
         assert torch.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("which", ["behaviour_N", "reference_N", "logp_N"])
+def test_nan_is_not_laundered(name: str, which: str) -> None:
+    """clamp and minimum stop the gradient of NaN: the optimiser must still be told."""
+    tokens, objective = _batch(0), _objective(loss=name, kl_coefficient=0.1)
+    broken = getattr(tokens, which).clone()
+    broken[3] = math.nan
+    gradient = _differentiated(replace(tokens, **{which: broken}), objective)[1]
+    assert bool(gradient[3].isnan())
+
+
 # Aggregation: nothing but global counts
 
 

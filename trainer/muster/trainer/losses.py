@@ -111,6 +111,7 @@ def token_loss(tokens: Tokens, objective: ObjectiveRecipe) -> TokenLoss:
         entropy_N = _needed(tokens.entropy_N, "entropy_N", "an entropy bonus")
         loss_N = loss_N - objective.entropy_coefficient * entropy_N
     detached_kl_N = kl_N.detach() if kl_N is not None else None
+    loss_N = _not_laundered(loss_N, tokens.logp_N)
     return TokenLoss(loss_N, drift_N.detach().exp(), clipped_N, detached_kl_N)
 
 
@@ -257,6 +258,15 @@ def _weighted_reinforce(
     ratio_N = log_ratio_N.detach().exp()
     loss_N = -ratio_N.clamp(low, high) * tokens.advantage_N * tokens.logp_N
     return loss_N, (ratio_N < low) | (ratio_N > high)
+
+
+def _not_laundered(loss_N: Tensor, logp_N: Tensor) -> Tensor:
+    """Return the loss with a gradient that is not finite where the loss is not.
+
+    clamp and minimum give NaN no gradient: the optimiser step would be taken, as if without it.
+    """
+    poison_N = torch.zeros_like(loss_N).masked_fill(~torch.isfinite(loss_N), math.nan)
+    return loss_N + logp_N * poison_N
 
 
 def _correction(tokens: Tokens, proximal_N: Tensor, objective: ObjectiveRecipe) -> Tensor:
