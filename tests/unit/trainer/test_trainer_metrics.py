@@ -23,6 +23,7 @@ from muster.trainer.evaluate import Adherence, Evaluation
 from muster.trainer.exporting import PrometheusExport, log_to_wandb, serve_prometheus
 from muster.trainer.figures import StepFigures
 from muster.trainer.filters import Drop
+from muster.trainer.guard import Judgement
 from muster.trainer.metric_names import EVALUATION, PREFIX, STEP, flat, meaning_of
 from muster.trainer.metrics import (
     Durations,
@@ -32,6 +33,7 @@ from muster.trainer.metrics import (
     step_entry,
 )
 from muster.trainer.shares import Share
+from muster.trainer.stability import Alarm
 from muster.trainer.stream import Cursor, Shortage, StepInput
 
 ORCHESTRATOR_NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
@@ -63,7 +65,8 @@ def _evaluation() -> dict[str, Any]:
 
 
 def test_step_entry_has_exactly_the_documented_names() -> None:
-    assert posted_figures(_entry()).keys() == STEP.keys()
+    entry = _entry() | Judgement(Alarm(), back_to=PolicyVersion(1)).entry()
+    assert posted_figures(entry).keys() == STEP.keys()
 
 
 def test_evaluation_entry_has_exactly_the_documented_names() -> None:
