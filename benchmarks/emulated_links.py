@@ -40,6 +40,8 @@ class Link(NamedTuple):
     """Share of packets dropped, at random."""
     queue_s: float = 0.1
     """Packets that would wait longer than this for their link are dropped."""
+    congestion: str = ""
+    """Every node's TCP congestion control, by the kernel's name; empty for the machine's own."""
 
 
 class Network:
@@ -90,6 +92,9 @@ class Network:
                 _run("ip", "-n", name, "address", "add", f"{self.address(node)}/24", "dev", "tun0")
                 _run("ip", "-n", name, "link", "set", "tun0", "up", "mtu", "1500")
                 _run("ip", "-n", name, "link", "set", "lo", "up")
+                if self._link.congestion:
+                    setting = f"net.ipv4.tcp_congestion_control={self._link.congestion}"
+                    _run("ip", "netns", "exec", name, "sysctl", "-qw", setting)
             thread.start()
             yield
         finally:

@@ -1,6 +1,8 @@
 """Broadcast over emulated links: 100 Mbit/s, 50 ms round trip, 1 % loss, real TCP; needs root.
 
-python benchmarks/shardcast_links.py [--mib 16] [--relays 2] [--clients 4]
+python benchmarks/shardcast_links.py [--mib 16] [--relays 2] [--clients 4] [--congestion cubic]
+
+Under random loss the congestion control decides: cubic takes every lost packet for a full queue.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from emulated_links import Link, Network
 from shardcast import KEY, Node
 
 HERE = Path(__file__).parent
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
-def broadcast(mib: int, relays: int, clients: int, link: Link) -> dict[str, float]:
+def broadcast(mib: int, relays: int, clients: int, link: Link) -> dict[str, float | str]:
     """Return how long it took until every client held the file, and what the links allow."""
     network = Network(1 + relays + clients, link)
     with contextlib.ExitStack() as stack:
@@ -55,6 +58,7 @@ def broadcast(mib: int, relays: int, clients: int, link: Link) -> dict[str, floa
             "wall_s": ended_s - started_s,
             "bound_s": bound_s,
             "over_bound": (ended_s - started_s) / bound_s,
+            "congestion": link.congestion or CONGESTION.read_text().strip(),
             "packets_lost": network.dropped / max(1, network.dropped + network.passed),
         }
 
@@ -66,11 +70,12 @@ def main() -> None:
     parser.add_argument("--relays", type=int, default=2)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--loss", type=float, default=0.01)
+    parser.add_argument("--congestion", default="", help="such as cubic; the machine's by default")
     options = parser.parse_args()
     if reason := Network.missing():
         print(f"skipped: {reason}", file=sys.stderr)
         raise SystemExit(77)
-    link = Link(loss=options.loss)
+    link = Link(loss=options.loss, congestion=options.congestion)
     print(json.dumps(broadcast(options.mib, options.relays, options.clients, link)))
 
 

@@ -7,16 +7,35 @@ a moment goes on in the event loop, so that slow readers occupy no thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 SENDERS = 4
 """Fast readers served at the same time; others are served by the event loop alone."""
 THREAD_S = 0.25
 """Longest time a thread spends on one reader."""
+CONGESTION_CONTROL = b"bbr"
+"""What senders use where the kernel lets them: it does not take random loss for a full queue."""
+
+
+class SocketOptions(Protocol):
+    """The part of a socket that asyncio hands out."""
+
+    def setsockopt(self, level: int, option: int, value: bytes, /) -> None:
+        """Set an option."""
+
+
+def prefer_congestion_control(sock: SocketOptions, name: bytes = CONGESTION_CONTROL) -> None:
+    """Use this congestion control for what the socket sends; the machine's own where it cannot."""
+    option = getattr(socket, "TCP_CONGESTION", None)  # Linux and FreeBSD
+    if option is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, name)
 
 
 class Sender:

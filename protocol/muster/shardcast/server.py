@@ -26,7 +26,7 @@ from muster.shardcast.chunks import Region
 from muster.shardcast.limits import RequestRates, ServerLimits
 from muster.shardcast.manifest import parse_digest
 from muster.shardcast.metrics import ShardMetrics
-from muster.shardcast.send import Sender
+from muster.shardcast.send import Sender, prefer_congestion_control
 from muster.shardcast.store import ChunkStore
 
 logger = logging.getLogger(__name__)
@@ -340,6 +340,7 @@ class _LimitedServer(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
+        prefer_congestion_control(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
         address = str(peer[0]) if peer else ""
         self._addresses[handler] = address
