@@ -4,6 +4,7 @@
 
 The hop is curl from a server that does nothing but sendfile, the peer shardcast 0.3.2. Every
 repetition starts fresh processes, warms them up with 1 MiB, and interleaves all contestants.
+Takes five to ten minutes and 16 GiB of disk; --sizes 64 512 half of that and 4 GiB.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import shutil
 import statistics
 import subprocess
@@ -26,11 +28,20 @@ from report import machine, write
 
 HERE = Path(__file__).parent
 PEER = HERE / ".envs" / "shardcast" / "bin" / "python"
-PEER_VERSION = "0.3.2"
+PEER_NAME = "shardcast 0.3.2, 2 relays, 2 clients"
 KEY = "00" * 31 + "01"
-LONGEST_S = 400.0
+LONGEST_S = 120.0
+"""A contestant that is silent for longer than this has given up."""
+PEER_FAILURES = 1
+"""Further tries for the peer: now and then one of its clients waits for ever."""
+MIB_OF_MANY = 512
+"""Files above this are broadcast three times at most: they cost a minute each."""
 TREES = {"2 relays, 2 clients": (2, 2), "3 layers of 7": (2, 4)}
 """Relays and clients below one origin; every client knows every relay."""
+
+
+class Silent(Exception):
+    """A node ended, or said nothing for too long; the message says which."""
 
 
 class Run(NamedTuple):
@@ -51,8 +62,9 @@ class Node:
         self.name = name
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True,
+            bufsize=0,
         )  # fmt: skip
+        self._heard = b""
         self._url: str | None = None
 
     @property
@@ -64,15 +76,18 @@ class Node:
     def tell(self, line: str) -> None:
         """Write one line to it."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
+        self._process.stdin.write(f"{line}\n".encode())
 
     def hear(self) -> dict[str, Any]:
-        """Return what it says next."""
+        """Return what it says next; raises Silent."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"error: the {self.name} ended")
+        while b"\n" not in self._heard:
+            if not select.select([self._process.stdout], [], [], LONGEST_S)[0]:
+                raise Silent(f"the {self.name} said nothing for {LONGEST_S:.0f} s")
+            if not (more := self._process.stdout.read(4096)):
+                raise Silent(f"the {self.name} ended")
+            self._heard += more
+        line, _, self._heard = self._heard.partition(b"\n")
         heard: dict[str, Any] = json.loads(line)
         return heard
 
@@ -185,31 +200,61 @@ def sources(size_mib: int, folder: Path | None) -> Iterator[tuple[Path, Path]]:
 
 
 def measure(size_mib: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return every contestant's runs for one size."""
+    """Return every contestant's runs for one size, and why the peer lacks some."""
     hops: list[tuple[float, float]] = []
     copies: list[float] = []
     runs: dict[str, list[Run]] = {}
+    absent: dict[str, str] = {}
     loads: list[float] = []
+    repeat = options.repeat if size_mib <= MIB_OF_MANY else min(3, options.repeat)
     with sources(size_mib, options.folder) as (source, warm):
-        for repetition in range(options.repeat):
+        for repetition in range(repeat):
+            say(f"{size_mib} MiB, {repetition + 1} of {repeat}")
             loads.append(os.getloadavg()[0])
             copies.append(copy(source))
             for name, tree in TREES.items():
                 hops.append(plain_hop(source))
-                runs.setdefault(f"muster, {name}", []).append(
-                    broadcast("muster", source, warm, tree)
-                )
-            is_peers = repetition < options.peer_repeat and size_mib <= options.peer_most
-            if is_peers and PEER.exists():
-                name = f"shardcast {PEER_VERSION}, 2 relays, 2 clients"
-                runs.setdefault(name, []).append(broadcast("peer", source, warm, (2, 2)))
+                run = broadcast("muster", source, warm, tree)
+                runs.setdefault(f"muster, {name}", []).append(run)
+                say(f"  hop {hops[-1][0]:.2f} s; {name} {run.wall_s:.2f} s")
+            is_peers = len(runs.get(PEER_NAME, ())) < options.peer_repeat
+            if is_peers and repetition < options.peer_repeat + PEER_FAILURES:
+                _measure_peer(size_mib, options.peer_most, source, warm, runs, absent)
     return {
         "cp_s": copies,
         "hop_s": [wall for wall, _ in hops],
         "hop_cpu_s": [cpu for _, cpu in hops],
         "load": loads,
         "runs": {name: [run._asdict() for run in found] for name, found in runs.items()},
+        "absent": absent,
     }
+
+
+def _measure_peer(
+    size_mib: int,
+    most_mib: int,
+    source: Path,
+    warm: Path,
+    runs: dict[str, list[Run]],
+    absent: dict[str, str],
+) -> None:
+    """Add the peer's run, or why there is none."""
+    if not PEER.exists():
+        absent[PEER_NAME] = "not installed: make bench-shardcast installs it"
+    elif size_mib > most_mib:
+        absent[PEER_NAME] = f"given no more than {most_mib} MiB (--peer-most)"
+    else:
+        try:
+            runs.setdefault(PEER_NAME, []).append(broadcast("peer", source, warm, (2, 2)))
+            say(f"  {PEER_NAME} {runs[PEER_NAME][-1].wall_s:.2f} s")
+        except Silent as silent:
+            absent[PEER_NAME] = str(silent)
+            say(f"  {PEER_NAME}: {silent}")
+
+
+def say(line: str) -> None:
+    """Show how far the benchmark is."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def show(size_mib: int, found: dict[str, Any]) -> None:
@@ -221,6 +266,8 @@ def show(size_mib: int, found: dict[str, Any]) -> None:
     cpu_s = statistics.median(found["hop_cpu_s"])
     print(f"  {'plain hop (curl)':<42} {hop_s:>9.2f} {1:>7.2f} {cpu_s:>7.2f}"
           f" {'':>8} {len(found['hop_s']):>5}")  # fmt: skip
+    for name, reason in found["absent"].items():
+        print(f"  {name:<42} {reason}")
     for name, runs in found["runs"].items():
         wall_s = statistics.median(run["wall_s"] for run in runs)
         cpu_s = statistics.median(sum(run["cpu_s"].values()) for run in runs)
@@ -241,7 +288,7 @@ def main() -> None:
     """Measure, print, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 512, 2048], help="MiB")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--peer-repeat", type=int, default=1)
     parser.add_argument("--peer-most", type=int, default=512, help="MiB the peer is given")
     parser.add_argument("--folder", type=Path, help="where files lie; a temporary one by default")
