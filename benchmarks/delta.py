@@ -32,7 +32,7 @@ from delta_steps import Setting, build_model, train
 from report import machine, print_table, write
 
 from muster.shardcast.delta import States, apply_delta, write_delta
-from muster.shardcast.delta_kernel import load_library
+from muster.shardcast.delta_kernel import load_kernel
 from muster.shardcast.digests import state_hash
 
 SETTINGS = [Setting(1e-6, 1), Setting(3e-7, 1), Setting(1e-6, 8), Setting(3e-7, 8)]
@@ -47,7 +47,7 @@ Files = dict[str, Path]
 
 def main() -> None:
     """Measure every setting; print the table and write the figures."""
-    if load_library() is None:
+    if load_kernel() is None:
         raise SystemExit("error: no compiled kernel\nhint: install a C compiler, then make setup")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -7,8 +7,6 @@ installed; calls release the GIL.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from muster.protocol.compiled import load_library
 from muster.shardcast.delta_block import (
     BLOCK_FLOATS,
     CODED,
@@ -27,8 +26,6 @@ from muster.shardcast.delta_block import (
     encode_block,
     malformed,
 )
-
-logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "native"
 
@@ -110,22 +107,15 @@ class CompiledCodec:
 
 def make_codec() -> BlockCodec:
     """Return a codec for one thread."""
-    library = load_library()
+    library = load_kernel()
     return CompiledCodec(library) if library else NumpyCodec()
 
 
 @cache
-def load_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
+def load_kernel(folder: Path = FOLDER) -> ctypes.CDLL | None:
     """Return the kernel in a folder, or None: not compiled, or not from the sources there."""
-    path = folder / "delta.so"
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        logger.warning("deltas are computed in numpy, slowly: no compiled kernel (%s)", error)
-        return None
-    digest = (ctypes.c_char * 65).in_dll(library, "muster_delta_source").value.decode()
-    if digest != source_digest(folder) or sys.byteorder != "little":
-        logger.warning("deltas are computed in numpy, slowly: %s is stale, reinstall", path)
+    library = load_library(folder / "delta.so", "muster_delta_source", what="deltas")
+    if library is None or sys.byteorder != "little":
         return None
     address, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     encode, decode = library.muster_delta_encode, library.muster_delta_decode
@@ -134,9 +124,3 @@ def load_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
     decode.argtypes = [address, size, number, number, address, size, address, address]
     decode.restype = number
     return library
-
-
-def source_digest(folder: Path) -> str:
-    """Return what identifies the C sources in `folder`, as the build hook computes it."""
-    sources = sorted(folder.glob("*.[ch]"))
-    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()

@@ -7,19 +7,18 @@ Knows no algorithm.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
 from pathlib import Path
 
 import numpy as np
 
+from muster.protocol.compiled import load_library, source_of
 from muster.protocol.errors import ProofError
 from muster.toploc.chunks import Chunks
 from muster.toploc.results import ChunkResult
 
-logger = logging.getLogger(__name__)
-
 FOLDER = Path(__file__).parent / "native"
+SOURCE_SYMBOL = "muster_toploc_source"
+"""Where the library says which sources it was compiled from."""
 
 _OK = 0
 _NO_MEMORY = 2
@@ -45,8 +44,7 @@ class Kernel:
     @property
     def source(self) -> str:
         """Digest of the C sources that the library was compiled from."""
-        text = ctypes.c_char.in_dll(self._library, "muster_toploc_source")
-        return ctypes.string_at(ctypes.addressof(text)).decode()
+        return source_of(self._library, SOURCE_SYMBOL)
 
     def build(self, chunks: Chunks) -> list[bytes]:
         """Return every chunk's proof; raises ProofError."""
@@ -84,19 +82,5 @@ class Kernel:
 
 def load(folder: Path = FOLDER) -> Kernel | None:
     """Return the kernel in a folder, or None: not compiled, or not from the sources there."""
-    library = folder / "proofs.so"
-    try:
-        kernel = Kernel(library)
-    except OSError as error:
-        logger.warning("proofs are computed in numpy, slowly: no compiled kernel (%s)", error)
-        return None
-    if kernel.source != source_digest(folder):
-        logger.warning("proofs are computed in numpy, slowly: %s is stale, reinstall", library)
-        return None
-    return kernel
-
-
-def source_digest(folder: Path) -> str:
-    """Return what identifies the C sources in `folder`, as the build hook computes it."""
-    sources = sorted(folder.glob("*.[ch]"))
-    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
+    path = folder / "proofs.so"
+    return Kernel(path) if load_library(path, SOURCE_SYMBOL, what="proofs") else None

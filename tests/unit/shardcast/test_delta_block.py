@@ -15,12 +15,12 @@ from muster.shardcast.delta_kernel import (
     BlockCodec,
     CompiledCodec,
     NumpyCodec,
-    load_library,
+    load_kernel,
 )
 
 BF16 = FORMATS["BF16"]
 CODECS: list[Callable[[], BlockCodec]] = [NumpyCodec]
-if (library := load_library()) is not None:
+if (library := load_kernel()) is not None:
     CODECS.append(lambda: CompiledCodec(library))
 
 

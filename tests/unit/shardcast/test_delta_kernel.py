@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from muster.shardcast import delta_kernel
-from muster.shardcast.delta_kernel import CompiledCodec, NumpyCodec, load_library, make_codec
+from muster.shardcast.delta_kernel import CompiledCodec, NumpyCodec, load_kernel, make_codec
 
-needs_kernel = pytest.mark.skipif(load_library() is None, reason="no compiled kernel")
+needs_kernel = pytest.mark.skipif(load_kernel() is None, reason="no compiled kernel")
 
 
 @needs_kernel
@@ -22,8 +22,8 @@ def test_compiled_codec_is_in_use() -> None:
 def test_numpy_is_used_where_no_kernel_was_compiled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = load_library(tmp_path)
-    monkeypatch.setattr(delta_kernel, "load_library", lambda: library)
+    library = load_kernel(tmp_path)
+    monkeypatch.setattr(delta_kernel, "load_kernel", lambda: library)
     assert isinstance(make_codec(), NumpyCodec)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "no compiled kernel" in caplog.text
@@ -37,6 +37,6 @@ def test_kernel_of_other_sources_is_not_used(
     shutil.copytree(delta_kernel.FOLDER, tmp_path / "changed")
     with (tmp_path / "changed" / "delta.c").open("a") as source:
         source.write("/* changed */\n")
-    assert load_library(tmp_path / "same") is not None
-    assert load_library(tmp_path / "changed") is None
+    assert load_kernel(tmp_path / "same") is not None
+    assert load_kernel(tmp_path / "changed") is None
     assert "is stale" in caplog.text
