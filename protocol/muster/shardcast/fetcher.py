@@ -7,36 +7,42 @@
  4. pull the other chunks in parallel, each verified by its hash; blame and avoid relays that lie
  5. check the state hash of the files on disk, then rename the folder to its final name
 
-Layout of the cache: `<run>/v<version>/` with the files, `<run>/v<version>.manifest` beside it.
-Several processes may share it.
+The folder that all this ends in is `muster.shardcast.cache`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
 import logging
-import os
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, DeltaError, EncodingError, PolicyUnavailable
+from muster.protocol.errors import ConfigError, DeltaError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.shardcast.chunks import VerifyingSink, storage_error, temporary_name
+from muster.shardcast.cache import (
+    copy_from_neighbours,
+    delta_path,
+    drop_old,
+    holds_parent,
+    install,
+    is_intact,
+    only_process,
+    part_path,
+    require_state,
+    version_folder,
+)
+from muster.shardcast.chunks import VerifyingSink
 from muster.shardcast.delta_fetch import (
     delta_as_file,
     is_shorter_by_delta,
     parent_of,
     rebuild,
 )
-from muster.shardcast.digests import file_digest, joined_digest
 from muster.shardcast.download import Fault, ShardClient, in_thread
 from muster.shardcast.manifest import DELTA, ChunkSpan, Manifest
 from muster.shardcast.part import PartFolder, PartSink, discard, group_by_digest
@@ -50,13 +56,9 @@ MAX_PARENTS = 16
 """Manifests of versions that deltas start from, remembered by root."""
 HEDGE_S = 0.05
 """A relay that has not answered within this gets company from the next one."""
-LOCK_POLL_S = 0.02
-"""How often to look whether another process has finished fetching the same version."""
 
 Progress = Callable[[int, int], object]
 """Hears how many bytes are held and verified, and of how many."""
-
-_VERSION_FOLDER = re.compile(r"v(0|[1-9][0-9]{0,9})")
 
 
 class Fetcher:
@@ -158,7 +160,7 @@ class Fetcher:
         an earlier fetch left behind, and answers at once for a version this object has fetched
         before. Raises PolicyUnavailable when no relay delivers, StorageError when the disk refuses.
         """
-        folder = self._cache / str(int(run_id)) / f"v{int(version)}"
+        folder = version_folder(self._cache, run_id, version)
         async with self._locks.setdefault(folder, asyncio.Lock()):
             if self._verified.get(folder) != root or not folder.is_dir():
                 await self._fetch(folder, run_id, version, root, progress or _silent)
@@ -174,19 +176,19 @@ class Fetcher:
         progress: Progress,
     ) -> None:
         started_s = time.monotonic()
-        async with _only_process(folder):
-            if await _is_intact(folder, root):
+        async with only_process(folder):
+            if await is_intact(folder, root):
                 return
             transfer = self._transfer(run_id, version)
             manifest = await self._fetch_manifest(
                 transfer, run_id, version, root, wait_s=self._wait_s
             )
-            part = PartFolder(_part_path(folder), manifest)
+            part = PartFolder(part_path(folder), manifest)
             if not await self._rebuild(part, folder, progress):
                 await self._fill(part, folder, transfer, progress)
-                await _require_state(part)
-            await in_thread(_install, part, folder)
-            await in_thread(_drop_old, folder, self._keep)
+                await require_state(part)
+            await in_thread(install, part, folder)
+            await in_thread(drop_old, folder, self._keep)
         logger.info(
             "policy fetched",
             extra={
@@ -203,10 +205,10 @@ class Fetcher:
         False when the files have to be fetched: they take fewer, or the other way failed.
         """
         manifest = part.manifest
-        held = functools.partial(_holds_parent, folder)
+        held = functools.partial(holds_parent, folder)
         if not await is_shorter_by_delta(manifest, self._parent_manifest, held):
             return False
-        delta = PartFolder(_delta_path(folder), delta_as_file(manifest))
+        delta = PartFolder(delta_path(folder), delta_as_file(manifest))
         parent_folder = folder
         try:
             parent = await self._parent_manifest(manifest)
@@ -326,7 +328,7 @@ class Fetcher:
             for file, spans in part.manifest.spans_by_file():
                 held.update(await in_thread(part.held, file, spans))
         lacking = group_by_digest(span for span in part.manifest.spans() if span not in held)
-        lacking = await in_thread(_copy_from_neighbours, part, lacking, folder)
+        lacking = await in_thread(copy_from_neighbours, part, lacking, folder)
         left = sum(len(places) * places[0].size for places in lacking)
         part.require_room(left)
         total = part.manifest.total_bytes
@@ -346,157 +348,3 @@ class Fetcher:
 
 def _silent(_held_bytes: int, _total_bytes: int) -> None:
     """Show no progress."""
-
-
-@asynccontextmanager
-async def _only_process(folder: Path) -> AsyncIterator[None]:
-    """Exclude other processes that fetch the same version; ends with the process, however."""
-    path = folder.with_name(f".{folder.name}.lock")
-    fd = await _locked(path)
-    try:
-        yield
-    finally:
-        os.close(fd)
-
-
-async def _locked(path: Path) -> int:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-            try:
-                await _wait_for_lock(fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            if os.fstat(fd).st_nlink:
-                return fd
-            os.close(fd)  # deleted with its version while we waited
-    except OSError as error:
-        raise storage_error(error, f"lock {path}") from error
-
-
-async def _wait_for_lock(fd: int) -> None:
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            await asyncio.sleep(LOCK_POLL_S)
-
-
-def _manifest_path(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.manifest")
-
-
-def _part_path(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.part")
-
-
-def _delta_path(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.delta")
-
-
-def _holds_parent(folder: Path, manifest: Manifest) -> bool:
-    """Tell whether the version that a delta starts from is cached beside `folder`."""
-    parent, root = parent_of(manifest)
-    neighbour = folder.with_name(f"v{int(parent)}")
-    cached = _read_manifest(neighbour) if neighbour.is_dir() else None
-    return cached is not None and cached.root() == root
-
-
-def _read_manifest(folder: Path) -> Manifest | None:
-    try:
-        return Manifest.from_bytes(_manifest_path(folder).read_bytes())
-    except (OSError, EncodingError):
-        return None
-
-
-async def _is_intact(folder: Path, root: Hash32) -> bool:
-    """Tell whether the folder holds the version whole; if not, keep what is good for resuming."""
-    if not folder.is_dir():
-        return False
-    manifest = _read_manifest(folder)
-    if manifest is None or keccak(manifest.to_bytes()) != root:
-        await in_thread(discard, folder)
-        return False
-    names = {path.name for path in folder.iterdir()}
-    if names == {file.name for file in manifest.files} and await _has_state(folder, manifest):
-        return True
-    logger.warning("cached policy was damaged", extra={"folder": folder.name})
-    await in_thread(discard, _part_path(folder))
-    folder.rename(_part_path(folder))
-    return False
-
-
-async def _has_state(folder: Path, manifest: Manifest) -> bool:
-    """Tell whether the files, read back from the disk, have the manifest's state hash."""
-    try:
-        digests = {
-            file.name: await in_thread(file_digest, folder / file.name) for file in manifest.files
-        }
-    except OSError:
-        return False
-    return joined_digest(digests) == manifest.state_hash
-
-
-async def _require_state(part: PartFolder) -> None:
-    """Raise PolicyUnavailable unless the files have the published state hash.
-
-    Every chunk has been verified, so this only tells whether the manifest contradicts itself: where
-    its chunks are the state hash's own blocks, nothing is read again.
-    """
-    derived = part.manifest.derived_state_hash()
-    if derived == part.manifest.state_hash:
-        return
-    if derived is not None or not await _has_state(part.path, part.manifest):
-        await in_thread(discard, part.path)
-        raise PolicyUnavailable(
-            f"the files of version {part.manifest.version} do not have the published state hash",
-            hint="the trainer published a manifest that contradicts itself, or the disk is failing",
-        )
-
-
-def _copy_from_neighbours(
-    part: PartFolder, lacking: list[list[ChunkSpan]], folder: Path
-) -> list[list[ChunkSpan]]:
-    """Fill chunks that another cached version has too; returns those that none has."""
-    held: dict[Hash32, tuple[Path, int]] = {}
-    for neighbour, _ in _cached_versions(folder.parent):
-        manifest = _read_manifest(neighbour)
-        for span in manifest.spans() if manifest else ():
-            held[span.digest] = (neighbour / span.name, span.offset)
-    return [
-        places
-        for places in lacking
-        if places[0].digest not in held or not part.fill_from(places, *held[places[0].digest])
-    ]
-
-
-def _install(part: PartFolder, folder: Path) -> None:
-    """Give the finished folder its name; its manifest comes first, so none is ever without."""
-    try:
-        fresh = folder.with_name(temporary_name())
-        fresh.write_bytes(part.manifest.to_bytes())
-        fresh.rename(_manifest_path(folder))
-        part.path.rename(folder)
-    except OSError as error:
-        raise storage_error(error, f"install {folder}") from error
-
-
-def _drop_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest versions; never the one just fetched."""
-    old = [path for path, _ in _cached_versions(folder.parent)[keep:] if path != folder]
-    for path in old:
-        trash = path.with_name(temporary_name())
-        path.rename(trash)
-        lock = path.with_name(f".{path.name}.lock")
-        for leftover in (trash, _manifest_path(path), _delta_path(path), lock):
-            discard(leftover)
-
-
-def _cached_versions(run_folder: Path) -> list[tuple[Path, int]]:
-    """Return the version folders of a run, newest first."""
-    found = [(path, _VERSION_FOLDER.fullmatch(path.name)) for path in run_folder.iterdir()]
-    versions = [(path, int(match[1])) for path, match in found if match and path.is_dir()]
-    return sorted(versions, key=lambda item: item[1], reverse=True)
