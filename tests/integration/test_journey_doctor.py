@@ -13,6 +13,7 @@ from client_network import NODES, TOKEN, WORKERS, Network, open_network, world
 
 from muster.chain import Chain
 from muster.client.doctor import machine
+from muster.client.doctor import network as doctor_network
 from muster.client.doctor.command import Examination, examine
 from muster.client.doctor.lines import Line, State, is_fit, to_json
 from muster.inference import Completion, InferenceEngine, Request
@@ -194,18 +195,23 @@ async def test_a_full_disk_makes_unfit(asked: Examination, monkeypatch: pytest.M
 
 
 async def test_a_policy_that_is_not_the_chains_is_never_loaded(
-    asked: Examination, network: Network
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = [path for path in (network.folder / "origin").rglob("*") if path.is_file()]
-    kept = {path: path.read_bytes() for path in chunks}
-    try:
-        for path in chunks:
-            if "policy 0" in kept[path].decode(errors="ignore"):
+    monkeypatch.setattr(doctor_network, "RELAY_WAIT_S", 0)
+    # A network of its own: an origin whose files were changed stops serving them for good.
+    async with open_network(tmp_path) as spoilt:
+        for path in (tmp_path / "origin").rglob("*"):
+            if path.is_file() and path.read_bytes() == b"policy 0":
                 path.write_bytes(b"policy 7")
-        lines = await look(asked)
-    finally:
-        for path, data in kept.items():
-            path.write_bytes(data)
+        lines = await look(
+            Examination(
+                run=spoilt.run_id,
+                rpc=spoilt.anvil.rpc_url,
+                deployments=tmp_path / "deployments",
+                orchestrator=spoilt.orchestrator,
+                state_dir=tmp_path / "doctor",
+            )
+        )
     assert not is_fit(lines)
     assert find(lines, "bandwidth").state is State.FAIL
     assert not [line for line in lines if line.name == "self-proof"]

@@ -24,6 +24,9 @@ HOME = Path("~/.muster")
 """Where `muster init` puts a contributor's keystores unless told otherwise."""
 PASSWORD_HELP = "Password; else MUSTER_PASSWORD, else ask."
 
+DTYPES = ("float32", "bfloat16")
+"""Number formats that engines compute in."""
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
@@ -54,8 +57,14 @@ def engine_options(command: F) -> F:
     """Add what an inference engine is made of."""
     for option in (
         click.option("--device", help="Where the model computes. [default: cpu]"),
-        click.option("--threads", type=int, help="CPU threads of the model. [default: 1]"),
-        click.option("--dtype", help="Arithmetic of the model. [default: float32]"),
+        click.option(
+            "--threads",
+            type=click.IntRange(1, 256),
+            help="CPU threads of the model. [default: 1]",
+        ),
+        click.option(
+            "--dtype", type=click.Choice(DTYPES), help="Arithmetic of the model. [default: float32]"
+        ),
     ):
         command = option(command)
     return command

@@ -95,9 +95,23 @@ def transformers_engine(settings: NodeSettings) -> InferenceEngine:
     """Return the engine that runs any Hugging Face causal language model."""
     from muster.inference.transformers_engine import TransformersEngine
 
+    require_device(settings.device)
     return TransformersEngine(
         dtype=settings.dtype, threads=settings.threads, device=settings.device
     )
+
+
+def require_device(device: str) -> None:
+    """Raise ConfigError when torch cannot compute on a device, as it is named to torch."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"torch cannot compute on {device!r}: {str(error).splitlines()[0]}",
+            hint="cpu works everywhere; cuda needs NVIDIA's driver and a torch built for it",
+        ) from error
 
 
 async def load_engine(factory: EngineFactory, settings: NodeSettings) -> InferenceEngine:

@@ -89,9 +89,9 @@ def muster() -> None:
       muster demo            the whole network on this machine, in two minutes
       muster init            keys, to contribute a computer to a run
       muster audit           what happened, rebuilt from the chain alone
-    \b
-    Exit codes: 0 done, 1 refused or unfit, 2 wrong usage, 3 not now (the same command may do
-    later), 130 stopped.
+
+    Exit codes: 0 done, 1 refused or unfit, 2 wrong usage, 3 not now: the same command may do later,
+    130 stopped.
     """
 
 

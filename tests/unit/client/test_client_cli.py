@@ -15,6 +15,7 @@ from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
 from muster.client.options import DEFAULT_DEPLOYMENTS, DEFAULT_RPC, endpoint, process_flags
+from muster.client.seat import require_device
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
@@ -172,3 +173,24 @@ def test_a_process_prefers_its_own_variables_to_the_shared_ones() -> None:
     assert process_flags({**flags, "rpc": "http://flag"}, "MUSTER_WORKER_", own)["rpc"] == (
         "http://flag"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--dtype", "float64"),
+        ("--threads", "0"),
+        ("--threads", "1000"),
+    ],
+)
+def test_an_engine_that_there_is_not_is_wrong_usage(words: tuple[str, ...]) -> None:
+    result = run("worker", "run", "--keystore", "k", *words)
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_device_that_torch_does_not_have_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"torch cannot compute on '{device}'") as caught:
+        require_device(device)
+    assert "cpu works everywhere" in (caught.value.hint or "")
+    require_device("cpu")

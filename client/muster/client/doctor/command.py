@@ -69,8 +69,10 @@ def load_transformers(threads: int) -> Callable[[str, str], InferenceEngine]:
     """Return what makes engines of a number format and a device."""
 
     def load(dtype: str, device: str) -> InferenceEngine:
+        from muster.client.seat import require_device
         from muster.inference.transformers_engine import TransformersEngine
 
+        require_device(device)
         return TransformersEngine(
             "bfloat16" if dtype == "bfloat16" else "float32", threads=threads, device=device
         )
