@@ -1,6 +1,7 @@
 """The flag set of every command is frozen: scripts and guides depend on it.
 
-A change that is meant goes into flags.json too, and into the changelog.
+A change that is meant goes into flags.json too (`python tests/unit/devnet/test_devnet_flags.py`
+writes it), and into the changelog.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import pytest
 
 from muster.devnet.cli import muster
 
-FROZEN: dict[str, list[str]] = json.loads((Path(__file__).parent / "flags.json").read_text())
+FILE = Path(__file__).parent / "flags.json"
+FROZEN: dict[str, list[str]] = json.loads(FILE.read_text())
 SCREEN_LINES = 40
 """A help text that fits a terminal of 80 x 40."""
 OTHERS = ("run ", "trainer ", "orchestrator ")
@@ -79,3 +81,8 @@ def test_examples_use_flags_that_exist(name: str) -> None:
         if line.strip().startswith(f"muster {name}"):
             used = {word for word in line.split("|")[0].split() if word.startswith("--")}
             assert used <= set(flags_of(COMMANDS[name])), line
+
+
+if __name__ == "__main__":
+    rows = [f"  {json.dumps(n)}: {json.dumps(flags_of(COMMANDS[n]))}" for n in sorted(COMMANDS)]
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
