@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,27 @@ def test_intellect_2_presets_have_the_report_s_figures(
     assert (training.kl_coefficient, training.entropy_coefficient) == (0.001, 1e-4)
     assert (training.learning_rate, training.warmup_steps) == (3e-7, 25)
     assert (training.max_grad_norm, training.length_alpha) == (0.1, 0.0003)
+
+
+@pytest.mark.parametrize("name", ["short", "long"])
+def test_every_figure_of_a_preset_has_a_source(name: str) -> None:
+    lines = (CONFIGS / f"intellect2-{name}.toml").read_text().splitlines()
+    figures = [line for line in lines if re.match(r"^[a-z_]+ = ", line) and "name =" not in line]
+    assert len(figures) > 25
+    unsourced = [f for f in figures if not re.search(r"# (report|code|ours|TOPLOC)", f)]
+    assert unsourced == []
+
+
+@pytest.mark.parametrize("name", ["short", "long"])
+def test_presets_go_on_until_groups_have_advantages(name: str) -> None:
+    recipe = load_recipe(CONFIGS / f"intellect2-{name}.toml")
+    training, filters = recipe.training, recipe.filters
+    assert (training.loss, training.aggregation, training.advantage) == (
+        "two_sided",
+        "token",
+        "std",
+    )
+    assert filters.refill_submissions == training.submissions_per_step
 
 
 def test_demo_step_has_512_samples() -> None:

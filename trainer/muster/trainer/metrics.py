@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from muster.protocol.errors import MusterError
+from muster.protocol.errors import MusterError, StorageError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import FilterRecipe
 from muster.trainer.evaluate import Evaluation
@@ -46,10 +46,17 @@ class MetricsLog:
             fresh.replace(self._path)
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Write one line."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps(entry, allow_nan=False) + "\n")
+        """Write one line; raises StorageError when it cannot be written whole."""
+        line = json.dumps(entry, allow_nan=False) + "\n"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(line)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {self._path}: {error.strerror}",
+                hint="free some space and start the trainer again: the step is taken again",
+            ) from error
 
     def evaluated(self) -> set[int]:
         """Return the versions that were evaluated."""
