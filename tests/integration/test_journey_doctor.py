@@ -176,6 +176,10 @@ async def test_a_jailed_worker_is_unfit_and_told_the_way_back(
         ({"rpc": "http://127.0.0.1:9"}, "connection", "127.0.0.1:9"),
         ({"orchestrator": "http://127.0.0.1:9"}, "orchestrator", "no answer"),
         ({"relays": ("http://127.0.0.1:9",)}, "ports", "no connection to 127.0.0.1:9"),
+        ({"relays": ("http://[::1",)}, "ports", "no connection to http://[::1"),
+        ({"relays": ("http://127.0.0.1:99999",)}, "ports", "no connection to 127.0.0.1:99999"),
+        ({"relays": ("nonsense",)}, "bandwidth", "no relay delivers"),
+        ({"relays": ("http://\x1b[31mred",)}, "bandwidth", "no relay delivers"),
     ],
 )
 async def test_what_is_not_there_makes_unfit_with_a_reason(

@@ -13,6 +13,11 @@ from typing import Any
 import click
 
 
+def printable(text: str) -> str:
+    """Return a text without control characters: strangers' words must not drive the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def print_json(value: Any) -> None:
     """Print one line of JSON."""
     click.echo(json.dumps(value))
@@ -28,13 +33,13 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         lines = value if isinstance(value, (list, tuple)) else [value]
         rows += [f"{'' if n else name:{width}}  {line}" for n, line in enumerate(lines)]
     # At once: a reader that has seen enough, such as grep -q, may go after the first line.
-    click.echo("\n".join(rows))
+    click.echo(printable("\n".join(rows)))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under their columns' names."""
     if not sys.stdout.isatty():
-        click.echo("\n".join(plain_table(columns, rows)))
+        click.echo(printable("\n".join(plain_table(columns, rows))))
         return
     from rich.console import Console
     from rich.table import Table
@@ -43,8 +48,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    Console().print(table, markup=False)
+        table.add_row(*map(printable, row))
+    Console(markup=False, highlight=False).print(table)
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

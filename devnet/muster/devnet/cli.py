@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import click
 
+from muster.client.printing import printable
 from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
@@ -122,9 +123,9 @@ def main(command: click.Command | None = None) -> None:
 
 
 def _fail(message: str, hint: str | None, code: int = REFUSED) -> None:
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {printable(message)}", err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"hint: {printable(hint)}", err=True)
     sys.exit(code)
 
 

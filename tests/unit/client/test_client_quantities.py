@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
 
-from muster.client.printing import plain_table, print_facts
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.client.printing import plain_table, print_facts, print_table, printable
 from muster.client.quantities import (
     format_coins,
     format_duration,
@@ -54,3 +58,21 @@ def test_a_table_keeps_its_columns_when_it_is_piped() -> None:
 def test_facts_leave_out_what_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     print_facts({"one": 1, "none": None, "many": ["a", "b"]})
     assert capsys.readouterr().out == "one   1\nmany  a\n      b\n"
+
+
+def test_a_table_on_a_terminal_shows_every_cell_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    print_table(["name", "value"], [("[bold]x[/bold]", "\x1b[31m7")])
+    shown = capsys.readouterr().out
+    assert "[bold]x[/bold]" in shown
+    assert "\x1b[31m7" not in shown
+
+
+@given(st.text())
+def test_strangers_words_do_not_drive_the_terminal(text: str) -> None:
+    shown = printable(text)
+    assert len(shown) == len(text)
+    assert all(c.isprintable() or c in "\n\ufffd" for c in shown)
+    assert printable(shown) == shown

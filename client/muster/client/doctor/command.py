@@ -22,7 +22,7 @@ from muster.client.options import (
     engine_options,
     json_option,
 )
-from muster.client.printing import print_json
+from muster.client.printing import print_json, printable
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import Address, to_address
 
@@ -325,9 +325,9 @@ async def _collect(asked: Examination, shows: bool) -> list[Line]:
 
 def _print_line(line: Line) -> None:
     mark = click.style(f"{MARKS[line.state]:4}", fg=COLOURS[line.state])
-    click.echo(f"{mark}  {f'{line.section} {line.name}':20}  {line.figure}")
+    click.echo(f"{mark}  {f'{line.section} {line.name}':20}  {printable(line.figure)}")
     if line.advice:
-        click.echo(f"{'':28}-> {line.advice}")
+        click.echo(f"{'':28}-> {printable(line.advice)}")
 
 
 def _print_verdict(lines: list[Line]) -> None:

@@ -16,15 +16,18 @@ from muster.chain import RunView
 from muster.client.doctor.lines import Line, State, failed
 from muster.client.quantities import format_duration, format_size
 from muster.protocol.eip712 import Domain
-from muster.protocol.errors import ApiError, EncodingError
+from muster.protocol.errors import ApiError
 from muster.shardcast import Manifest
 from muster.shardcast.download import Fault, ShardClient
 
 SECTION = "network"
+OTHER_RELAY = "another relay may do: --relay URL"
 SAMPLE_BYTES = 8 << 20
 """Most bytes that measuring one relay takes."""
 TIMEOUT_S = 10.0
 """Who has not answered by then counts as unreachable."""
+MAX_RELAYS = 16
+"""So many of the relays that an orchestrator names are asked."""
 RELAY_WAIT_S = 10
 """A relay may be receiving the newest policy just now: so long it is waited for."""
 SKEW_FAIL_S, SKEW_WARN_S = 30, 5
@@ -44,7 +47,7 @@ class Relays:
 async def examine_ports(urls: Sequence[str]) -> Line:
     """Return whether every address answers; nothing needs to reach this machine."""
     results = await asyncio.gather(*(_reaches(url) for url in urls))
-    closed = [urlsplit(url).netloc for url, open_ in zip(urls, results, strict=True) if not open_]
+    closed = [_host(url) for url, is_open in zip(urls, results, strict=True) if not is_open]
     if closed:
         return Line(
             SECTION,
@@ -57,13 +60,22 @@ async def examine_ports(urls: Sequence[str]) -> Line:
     return Line(SECTION, "ports", State.OK, figure)
 
 
-async def _reaches(url: str) -> bool:
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+def _host(url: str) -> str:
     try:
+        return urlsplit(url).netloc or url
+    except ValueError:
+        return url
+
+
+async def _reaches(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        if parts.hostname is None:
+            return False
         async with asyncio.timeout(TIMEOUT_S):
             _, writer = await asyncio.open_connection(parts.hostname, port)
-    except (OSError, TimeoutError, UnicodeError):
+    except (OSError, TimeoutError, ValueError):  # ValueError: a URL or host name that is none
         return False
     writer.close()
     return True
@@ -82,7 +94,7 @@ async def examine_orchestrator(
         figure = f"it serves another run: account {found.orchestrator}, chain {found.chain_id}"
         advice = "check --orchestrator, --rpc and --deployments"
         return Line(SECTION, "orchestrator", State.FAIL, figure, advice), ()
-    relays = tuple(found.relays) or ((found.origin,) if found.origin else ())
+    relays = tuple(found.relays[:MAX_RELAYS]) or ((found.origin,) if found.origin else ())
     figure = f"collects step {found.step}, policy {found.policy_version}, {len(relays)} relays"
     return Line(SECTION, "orchestrator", State.OK, figure), relays
 
@@ -118,18 +130,19 @@ async def examine_relays(
     try:
         for number, url in enumerate(relays):
             name = f"relay {number}" if len(relays) > 1 else "relay"
-            data = await client.manifest(
-                url, run.run_id, run.latest_version, root=root, wait_s=RELAY_WAIT_S
-            )
-            if isinstance(data, Fault):
-                advice = "another relay may do: --relay URL"
-                yield Line(SECTION, name, State.WARN, f"{url}: {data.value}", advice)
-                continue
             try:
+                data = await client.manifest(
+                    url, run.run_id, run.latest_version, root=root, wait_s=RELAY_WAIT_S
+                )
+                if isinstance(data, Fault):
+                    yield Line(SECTION, name, State.WARN, f"{url}: {data.value}", OTHER_RELAY)
+                    continue
                 learnt.manifest = Manifest.from_bytes(data)
                 rate = await _rate(url, learnt.manifest)
-            except (httpx.HTTPError, httpx.InvalidURL, EncodingError, ValueError) as error:
-                yield Line(SECTION, name, State.WARN, f"{url}: {error}", "try another relay")
+            # ValueError: a URL that is none; of Muster's own errors, ConfigError is one too.
+            except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+                why = str(error) or type(error).__name__
+                yield Line(SECTION, name, State.WARN, f"{url}: {why}", OTHER_RELAY)
                 continue
             learnt.bytes_per_s = max(learnt.bytes_per_s, rate)
             yield Line(SECTION, name, State.OK, f"{url}: {format_size(rate)}/s")
