@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner, Result
 from client_network import NODES, TOKEN, WORKERS, Network, open_network, world
 
 from muster.chain import Chain
-from muster.client.doctor import machine
+from muster.client.doctor import command, machine
 from muster.client.doctor import network as doctor_network
 from muster.client.doctor.command import Examination, examine
 from muster.client.doctor.lines import Line, State, is_fit, to_json
+from muster.devnet.cli import muster
 from muster.inference import Completion, InferenceEngine, Request
 from muster.protocol.ids import to_address
 from muster.protocol.recipe import ProofRecipe
@@ -233,3 +237,36 @@ async def test_the_examination_holds_no_key_and_sends_nothing(
         await network.owner.rpc.call("eth_getTransactionCount", wallet.address, "latest")
         for wallet in WORKERS
     ]
+
+
+async def doctor(asked: Examination, *words: str) -> Result:
+    chain = ("--rpc", asked.rpc, "--deployments", str(asked.deployments))
+    flags = ("--run", str(asked.run), "--state-dir", str(asked.state_dir), *chain)
+    return await asyncio.to_thread(CliRunner().invoke, muster, ["doctor", *flags, *words])
+
+
+async def test_the_command_says_fit_and_ends_with_0(
+    asked: Examination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "load_transformers", lambda _threads: load)
+    assert asked.orchestrator is not None
+    result = await doctor(asked, "--orchestrator", asked.orchestrator)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == "fit"
+    partly = await doctor(asked)
+    assert "fit, as far as it was examined: no self-proof" in partly.stdout
+
+
+async def test_the_command_says_unfit_why_and_ends_with_1(
+    asked: Examination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "load_transformers", lambda _threads: lambda *_: Greedy())
+    assert asked.orchestrator is not None
+    result = await doctor(asked, "--orchestrator", asked.orchestrator)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "unfit: proof self-proof"
+    report = await doctor(asked, "--orchestrator", asked.orchestrator, "--json")
+    assert report.exit_code == 1
+    found = json.loads(report.stdout)
+    assert found["fit"] is False
+    assert "SAMPLER_MISMATCH" in found["why"][0]
