@@ -128,7 +128,7 @@ async def test_an_open_case_holds_stake_back_for_a_while_and_says_so(stage: Stag
     await scenario.pass_time(PARAMETERS.unbonding_s + 1)
     early = await stage.error(*words)
     assert isinstance(early, NotYet)
-    assert "held back by 1 open cases (muster dispute list)" in str(early)
+    assert "held back by 1 open case (muster dispute list)" in str(early)
     await scenario.pass_time(PARAMETERS.unbonding_s)
     assert (await stage.json(*words))["action"] == "withdrawn"
 

@@ -70,7 +70,8 @@ class Leaving:
         """Return what holds unbonding stake back beyond its date; empty when nothing does."""
         stake, parts = self.stake, []
         if stake.open_cases:
-            parts.append(f"{stake.open_cases} open cases (muster dispute list)")
+            cases = "case" if stake.open_cases == 1 else "cases"
+            parts.append(f"{stake.open_cases} open {cases} (muster dispute list)")
         if stake.held_until > max(self.now, stake.withdrawable_at):
             parts.append(f"work in flight until {format_time(stake.held_until)}")
         return " and ".join(parts)

@@ -84,8 +84,9 @@ async def examine_worker(chain: Chain, worker: Address) -> AsyncIterator[Line]:
         yield Line("worker", "stake", State.OK, f"{figure}, covers {cap:,} units in flight")
     if record.status is WorkerStatus.ACTIVE:
         block = await chain.block_number()
-        waits = max(record.active_from - block, 0)
-        yield Line("worker", "registration", State.OK, f"active, in {waits} blocks")
+        waits = f", gets tickets from block {record.active_from}"
+        figure = "active" + (waits if block < record.active_from else "")
+        yield Line("worker", "registration", State.OK, figure)
         return
     until = f" until {format_time(record.jailed_until)}" if record.jailed_until else ""
     advice = "muster worker rejoin, once its time is over"
