@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := asynchrony calibration delta forgers gas history index resume shardcast toploc
+BENCHES := asynchrony calibration delta forgers gas history index resume shardcast tasks toploc
 
 .PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo docs bench $(BENCHES:%=bench-%) clean
 
@@ -91,6 +91,9 @@ bench-resume: setup
 
 bench-history: setup
 	$(BIN)/python benchmarks/history.py
+
+bench-tasks: setup
+	$(BIN)/python benchmarks/tasks.py
 
 bench-toploc: setup benchmarks/.envs/toploc/.installed
 	$(BIN)/python benchmarks/toploc.py

@@ -139,6 +139,7 @@ class _Run:
         self._data = b""
         self._ended = ""
         self._is_started = False
+        self._inside: list[int] = []
 
     def finish(self) -> Outcome:
         """Return the outcome; no process of the run is left."""
@@ -196,6 +197,7 @@ class _Run:
         """Note a report; one that is malformed or repeated counts for nothing."""
         if line == _STARTED:
             self._is_started = True
+            self._inside = _children(self._process.pid)
             return
         number, test = _parse_report(line)
         if test is None or not 0 <= number < len(self._tests) or self._tests[number] is not None:
@@ -207,7 +209,7 @@ class _Run:
     def _kill(self) -> None:
         """End all processes of the run, first those inside, so that bubblewrap reaps them."""
         if self._ended != "exit":
-            for child in _children(self._process.pid):
+            for child in self._inside or _children(self._process.pid):
                 with suppress(OSError):
                     os.kill(child, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -215,6 +217,10 @@ class _Run:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        for child in self._inside:
+            # bubblewrap leaves them to the first process, which this one is in some containers.
+            with suppress(ChildProcessError):
+                os.waitpid(child, 0)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
