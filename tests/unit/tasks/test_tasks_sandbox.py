@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from muster.tasks.sandbox import Job, Limits, Outcome, Sandbox, TestRun, command
+from muster.tasks.sandbox import Job, Limits, Outcome, Sandbox, TestRun, command, groups
 from muster.tasks.sandbox import sandbox as running
 from muster.tasks.sandbox.command import find_tools
+from muster.tasks.sandbox.groups import memory_group
 from muster.tasks.sandbox.seccomp import filter_program
 from muster.tasks.sandbox.self_test import Level, probe, shared_sandbox
 from muster.tasks.sandbox.slots import FIRST_ID, IDS, unused_id
@@ -286,6 +287,19 @@ except BlockingIOError:
     tests = run(sandbox, program, limits=limits).tests
     # Of 1.8 GB that were asked for, the group's cap leaves room for two processes.
     assert tests[0] is None or int(tests[0].out or b"0") <= 2
+
+
+def test_groups_are_removed_and_those_of_the_dead_swept(level: Level, tmp_path: Path) -> None:
+    if not level.has_group_memory:
+        pytest.skip("this process may not make control groups")
+    with memory_group(1 << 28, 8) as files:
+        assert files
+        assert all(file.exists() for file in files)
+    assert not any(file.parent.exists() for file in files)
+    for name in ("muster-999999999-ab", f"muster-{os.getpid()}-ab", "other"):
+        (tmp_path / name).mkdir()
+    groups._sweep(tmp_path)
+    assert {left.name for left in tmp_path.iterdir()} == {f"muster-{os.getpid()}-ab", "other"}
 
 
 def test_many_files_fill_no_more_than_their_share(sandbox: Sandbox) -> None:

@@ -6,14 +6,21 @@ so that it stays within whatever holds this process, and is removed when the run
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 _MOUNT = Path("/sys/fs/cgroup")
+_REMOVAL_S = 5.0
+"""How long a group's processes may take to end after they are killed."""
 
 LimitFiles = tuple[tuple[str, str], ...]
 """Files of a group and what to write to each; "?" at the end of those that may be missing."""
@@ -50,26 +57,42 @@ def _make(parent: Path, limits: LimitFiles, values: dict[str, str]) -> Path | No
 
 
 def _remove(group: Path) -> None:
-    try:
-        for pid in (group / "cgroup.procs").read_text().split():
-            os.kill(int(pid), 9)
-    except OSError:
-        pass
-    for _ in range(1000):
+    deadline = time.monotonic() + _REMOVAL_S
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            for pid in (group / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
         try:
             group.rmdir()
         except FileNotFoundError:
             return
         except OSError:
             # Killed processes leave the group when the kernel has taken them apart.
-            os.sched_yield()
+            time.sleep(0.001)
         else:
             return
+    logger.warning("control group left behind", extra={"group": str(group)})
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the empty groups of processes that were killed before they could."""
+    for group in parent.glob("muster-*-*"):
+        pid = group.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with suppress(OSError):
+                group.rmdir()
 
 
 @cache
 def _parents() -> tuple[tuple[Path, LimitFiles], ...]:
-    """Return this process's own groups and the limits that theirs can set."""
+    """Return this process's own groups and the limits that theirs can set, swept once."""
+    found = _own_groups()
+    for parent, _ in found:
+        _sweep(parent)
+    return found
+
+
+def _own_groups() -> tuple[tuple[Path, LimitFiles], ...]:
     if os.geteuid() != 0:
         return ()
     try:
