@@ -2,7 +2,7 @@
 
 Every loss has parameters of its own; what a document leaves out is filled in for the loss it names,
 so that the document pinned on chain says all of them. A parameter that the chosen loss would ignore
-must keep its default. The formulas are in docs/training.md.
+must keep its default. The formulas are in docs/losses.md.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from trainer_fakes import make_recipe, make_rollouts, with_reward
 from muster.protocol.errors import TrainingCollapsed
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.base_model import build_base_model
-from muster.trainer.figures import StepFigures
 from muster.trainer.guard import Guard
 from muster.trainer.stability import AlarmLimits
 
@@ -40,6 +39,11 @@ def test_collapse_goes_back_to_the_older_good_version_at_a_smaller_rate() -> Non
     guard = Guard(QUICK, action="rollback", slowdown=0.25)
     assert _judged(guard, [0.5] * 6 + [0.0] * 2) == [None] * 7 + [4]
     assert (guard.scale, guard.good) == (0.25, (4,))
+
+
+def test_early_collapse_goes_back_to_the_base_model() -> None:
+    guard = Guard(QUICK, action="rollback")
+    assert _judged(guard, [0.5] * 2 + [0.0] * 2) == [None] * 3 + [0]
 
 
 def test_rollbacks_switched_on_late_wait_for_a_good_version() -> None:
@@ -77,11 +81,11 @@ def test_guard_goes_on_from_its_saved_state() -> None:
 
 
 def _collapsing_world(folder: Path, model: Path) -> World:
-    """Four good steps, two without any reward, three good ones."""
+    """Six good steps, two without any reward, two good ones."""
     world = World(folder, model, make_recipe(max_async_level=20))
-    for seed in range(18):
+    for seed in range(20):
         rollouts = make_rollouts(seed)
-        world.feed.submit(with_reward(rollouts, 0.0) if 8 <= seed < 12 else rollouts)
+        world.feed.submit(with_reward(rollouts, 0.0) if 12 <= seed < 16 else rollouts)
     return world
 
 
@@ -93,20 +97,20 @@ async def test_rollback_makes_a_new_version_with_old_weights(
     tmp_path: Path, model_folder: Path
 ) -> None:
     world = _collapsing_world(tmp_path / "w", model_folder)
-    await world.train(7, guard=_rolling_back())
-    assert world.anchor.sent == list(range(8))
-    assert torch.equal(world.weights(6), world.weights(2))
-    assert not torch.equal(world.weights(5), world.weights(2))
-    assert not torch.equal(world.weights(7), world.weights(6))
+    await world.train(9, guard=_rolling_back())
+    assert world.anchor.sent == list(range(10))
+    assert torch.equal(world.weights(8), world.weights(4))
+    assert not torch.equal(world.weights(7), world.weights(4))
+    assert not torch.equal(world.weights(9), world.weights(8))
     lines = [line for line in world.lines() if "step" in line]
-    assert [line.get("rolled_back_to") for line in lines] == [None] * 5 + [2, None]
-    assert lines[6]["learning_rate"] == pytest.approx(lines[4]["learning_rate"] / 2)
-    manifest = world.store.manifest(1, PolicyVersion(6))  # type: ignore[arg-type]
+    assert [line.get("rolled_back_to") for line in lines] == [None] * 7 + [4, None]
+    assert lines[8]["learning_rate"] == pytest.approx(lines[6]["learning_rate"] / 2)
+    manifest = world.store.manifest(1, PolicyVersion(8))  # type: ignore[arg-type]
     assert manifest is not None
-    assert (manifest.stream_from, manifest.stream_to) == (10, 12)
+    assert (manifest.stream_from, manifest.stream_to) == (14, 16)
 
 
-@pytest.mark.parametrize("stop", [4, 5, 6, 7])
+@pytest.mark.parametrize("stop", [4, 7, 8])
 async def test_rollback_is_the_same_after_a_restart(
     tmp_path: Path, model_folder: Path, stop: int
 ) -> None:
@@ -126,34 +130,48 @@ async def test_collapse_ends_the_run_before_the_step_is_saved(
     for _ in range(2):
         with pytest.raises(ExceptionGroup) as caught:
             await world.train(9, guard=Guard(QUICK, action="stop"))
-        assert caught.group_contains(TrainingCollapsed, match="at step 6")
-        assert 6 not in world.anchor.sent
+        assert caught.group_contains(TrainingCollapsed, match="at step 8")
+        assert 8 not in world.anchor.sent
 
 
 # A real one
 
 
-def _figures(folder: Path, model: Path, learning_rate: float, guard: Guard) -> list[StepFigures]:
-    """Train for real, on the policy's own samples, until the guard does something."""
-    recipe = practice_recipe(learning_rate=learning_rate)
-    seen = []
-    for version, figures in enumerate(Practice(model, folder, recipe, seed=1).steps(40), 1):
-        seen.append(figures)
+def _rewards(folder: Path, model: Path, rate: float, guard: Guard) -> tuple[list[float], list[int]]:
+    """Train for real on the policy's own samples; return rewards and steps sent back."""
+    practice = Practice(model, folder, practice_recipe(learning_rate=rate), seed=1)
+    learner, saved = practice.learner, {}
+    saved[0] = {name: value.clone() for name, value in learner.state().items()}
+    rewards, sent_back = [], []
+    for number, figures in enumerate(practice.steps(60), 1):
+        version = PolicyVersion(number)
+        rewards.append(figures.reward)
+        saved[number] = {name: value.clone() for name, value in learner.state().items()}
         entry = {"reward": figures.reward, "grad_norm": figures.grad_norm}
-        if (
-            guard.judge(PolicyVersion(version), entry | {"entropy": figures.entropy}).back_to
-            is not None
-        ):
-            break
-    return seen
+        back_to = guard.judge(version, entry | {"entropy": figures.entropy}).back_to
+        if back_to is not None:
+            sent_back.append(number)
+            learner.restore(saved[back_to])
+            learner.learning_rate_scale = guard.scale
+            practice.shelf.write(version, learner.weights())
+    return rewards, sent_back
 
 
-def test_large_learning_rate_collapses_and_is_caught(tmp_path: Path) -> None:
+def test_run_that_collapses_is_saved_by_a_rollback(tmp_path: Path) -> None:
     model = tmp_path / "model"
     build_base_model(model, seed=0)
-    bad = _figures(tmp_path / "bad", model, 5e-3, Guard(action="rollback"))
-    assert len(bad) < 20
-    assert max(f.reward for f in bad[:4]) > 0.2 > 0.1 > bad[-1].reward
-    good = _figures(tmp_path / "good", model, 7e-4, Guard(action="rollback"))
-    assert len(good) == 40
-    assert good[-1].reward > 0.7
+    lost, _ = _rewards(tmp_path / "lost", model, 3e-3, Guard())
+    saved, sent_back = _rewards(tmp_path / "saved", model, 3e-3, Guard(action="rollback"))
+    assert max(lost[:5]) > 0.2 > max(lost[-5:])
+    assert sent_back
+    assert sent_back[0] < 25
+    assert lost[: sent_back[0]] == saved[: sent_back[0]]
+    assert min(saved[-5:]) > 0.5
+
+
+def test_run_that_learns_is_left_alone(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    build_base_model(model, seed=0)
+    rewards, sent_back = _rewards(tmp_path / "run", model, 7e-4, Guard(action="rollback"))
+    assert sent_back == []
+    assert min(rewards[-5:]) > 0.7

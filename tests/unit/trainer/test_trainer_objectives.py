@@ -1,6 +1,6 @@
 """Every objective through a real model: packing, optimiser steps, the policies it is relative to.
 
-Each test is a defect of the code that INTELLECT-2 ran (docs/training.md lists them), turned around.
+Each test is a defect of the code that INTELLECT-2 ran (docs/losses.md lists them), turned around.
 """
 
 from __future__ import annotations

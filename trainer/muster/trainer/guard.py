@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from muster.protocol.errors import TrainingCollapsed
 from muster.protocol.ids import PolicyVersion
+from muster.trainer.policies import BASE
 from muster.trainer.stability import Alarm, AlarmLimits, CollapseWatch
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ class Guard:
         self.scale = 1.0
         """Factor on the learning rate."""
         self.good: tuple[PolicyVersion, ...] = ()
-        """Versions without alarm whose checkpoints must stay, the oldest first; at most two."""
+        """Versions to go back to, whose checkpoints must stay, the oldest first: at most two. The
+        base model at first; later versions without alarm."""
 
     def judge(self, version: PolicyVersion, entry: Mapping[str, Any]) -> Judgement:
         """Return what follows from the figures of the step that makes `version`.
@@ -83,9 +85,7 @@ class Guard:
             logger.warning(
                 "training alarm", extra={"step": int(version), **Judgement(alarm).entry()}
             )
-        elif self._action == "rollback" and version % max(1, self._limits.window) == 0:
-            # A level reaches back one window: the older of two was well before any sign.
-            self.good = (*self.good, version)[-2:]
+        self._note_good(version, alarm)
         if not alarm.is_due or self._action == "log":
             return Judgement(alarm)
         if self._action == "stop" or self._rollbacks >= self._most:
@@ -109,6 +109,15 @@ class Guard:
             self._rollbacks = int(state["rollbacks"])
             self.scale = float(state["scale"])
             self.good = tuple(PolicyVersion(version) for version in state["good"])
+
+    def _note_good(self, version: PolicyVersion, alarm: Alarm) -> None:
+        if self._action != "rollback" or not self._limits.window:
+            return
+        if version == 1:
+            self.good = (BASE,)
+        if version % self._limits.window == 0 and self._watch.is_settled and not alarm.is_on:
+            # A level reaches back one window: the older of two was well before any sign.
+            self.good = (*self.good, version)[-2:]
 
     def _roll_back(self, version: PolicyVersion) -> PolicyVersion:
         target, *_ = self.good = self.good[:1]

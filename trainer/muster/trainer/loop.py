@@ -61,7 +61,7 @@ from muster.trainer.metrics import (
     posted_figures,
     step_entry,
 )
-from muster.trainer.policies import PolicyShelf
+from muster.trainer.policies import BASE, PolicyShelf
 from muster.trainer.publish import Publisher
 from muster.trainer.stream import Cursor, StepInput, StreamReader
 
@@ -219,8 +219,12 @@ class Trainer:
     def _roll_back(self, version: PolicyVersion) -> None:
         """Give the learner an earlier version's weights and optimiser, and a smaller rate."""
         parts = self._parts
-        folder = parts.checkpoints.folder_of(version)
-        parts.learner.restore(parts.checkpoints.read(folder, parts.learner))
+        if version == BASE:
+            state = {f"model.{name}": value for name, value in parts.shelf.weights(BASE).items()}
+        else:
+            folder = parts.checkpoints.folder_of(version)
+            state = parts.checkpoints.read(folder, parts.learner)
+        parts.learner.restore(state)
         parts.learner.learning_rate_scale = parts.guard.scale
 
     def _tell(self, step: int, entry: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ token, with ratio rho = exp(logp - anchor logp), advantage A and stop-gradient s
 
 The anchor is the behaviour policy, or with a decoupled objective the proximal one; then the policy
 loss is multiplied by sg(proximal / behaviour), bounded. KL to the reference, squared log-ratio and
-entropy are added. Sources, and where this departs from them: docs/training.md.
+entropy are added. Sources, and where this departs from them: docs/losses.md.
 
 `total` sums them up with weights made of the optimiser step's *global* counts, so that packing,
 micro-batches and ranks cannot change the gradient.

@@ -60,6 +60,12 @@ class CollapseWatch:
         self._limits = limits
         self._norms, self._entropies, self._rewards = _Level(), _Level(), _Level()
         self._steps = 0
+        self._seen = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has seen two windows: before, a level has hardly been compared with any."""
+        return self._seen >= 2 * self._limits.window
 
     def observe(self, *, reward: float, grad_norm: float, entropy: float) -> Alarm:
         """Return what is known after a step.
@@ -70,6 +76,7 @@ class CollapseWatch:
         limits = self._limits
         if not limits.window:
             return Alarm()
+        self._seen += 1
         self._rewards.add(reward, limits.window)
         if grad_norm > 0:
             self._norms.add(grad_norm, limits.window)
@@ -81,17 +88,21 @@ class CollapseWatch:
     def forget(self) -> None:
         """Start anew: the policy is another one."""
         self._norms, self._entropies, self._rewards = _Level(), _Level(), _Level()
-        self._steps = 0
+        self._steps = self._seen = 0
 
     def state(self) -> dict[str, Any]:
         """Return what it remembers, as plain values."""
         levels = (self._norms, self._entropies, self._rewards)
-        return {"steps": self._steps, "levels": [level.state() for level in levels]}
+        return {
+            "steps": self._steps,
+            "seen": self._seen,
+            "levels": [level.state() for level in levels],
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._norms, self._entropies, self._rewards = map(_Level.of, state["levels"])
-        self._steps = int(state["steps"])
+        self._steps, self._seen = int(state["steps"]), int(state["seen"])
 
     def _judged(self) -> Alarm:
         limits, norm, entropy, reward = self._limits, self._norms, self._entropies, self._rewards
