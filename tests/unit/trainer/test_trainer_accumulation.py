@@ -16,6 +16,7 @@ from muster.trainer.accumulation import Given, accumulate
 from muster.trainer.losses import Totals, is_token_level
 from muster.trainer.packing import Sample
 from muster.trainer.passes import Passes
+from muster.trainer.persistence import named_weights
 
 VARIANTS: dict[str, Mapping[str, Any]] = {
     **{name: {"loss": name} for name in get_args(LossName)},
@@ -32,7 +33,9 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
 def _gradient(folder: Path, objective: ObjectiveRecipe, *, is_own: bool) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder).train()
     frozen = AutoModelForCausalLM.from_pretrained(folder)
-    passes = Passes(model, frozen, lambda *_: None, temperature=1.0, micro_batch_tokens=1000)
+    passes = Passes(
+        model, frozen, lambda _: named_weights(frozen), temperature=1.0, micro_batch_tokens=1000
+    )
     samples = [
         Sample((3, 4), tuple(5 + (i * j) % 7 for j in range(3 + i)), 1.0, 0) for i in range(4)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.trainer.logprob import head_of, token_logprobs
 from muster.trainer.packing import Sample, pack
 from muster.trainer.passes import Passes
+from muster.trainer.persistence import load_weights, named_weights
 from muster.trainer.precision import ComputeType
 
 
@@ -30,26 +30,25 @@ class World:
     def __init__(self, folder: Path, *, budget: int = 1000, dtype: ComputeType = "float32") -> None:
         self.base = AutoModelForCausalLM.from_pretrained(folder)
         self.trained = copy.deepcopy(self.base).train()
-        self.loads: list[int] = []
+        self.asked: list[int] = []
         self.passes = Passes(
             self.trained,
             copy.deepcopy(self.base),
-            self._load,
+            self._published,
             temperature=0.8,
             micro_batch_tokens=budget,
             compute_dtype=dtype,
         )
 
-    def _load(self, model: Any, version: PolicyVersion) -> None:
-        self.loads.append(version)
-        with torch.no_grad():
-            for own, weight in zip(model.parameters(), self.base.parameters(), strict=True):
-                own.copy_(weight * (1 + version / 50))
+    def _published(self, version: PolicyVersion) -> dict[str, torch.Tensor]:
+        self.asked.append(version)
+        weights = named_weights(self.base)
+        return {name: weight * (1 + version / 50) for name, weight in weights.items()}
 
     def logprobs(self, sample: Sample) -> torch.Tensor:
         """The log-probabilities under the sample's version, computed alone in a padded row."""
         model = copy.deepcopy(self.base)
-        self._load(model, PolicyVersion(sample.policy_version))
+        load_weights(model, self._published(PolicyVersion(sample.policy_version)))
         (batch,) = pack([sample], 1000, is_padded=True)
         with torch.no_grad():
             return token_logprobs(batch.hidden(model), head_of(model), batch.targets_N, 0.8)[0]
@@ -81,15 +80,15 @@ def test_no_pass_is_made_for_the_policy_in_training_itself(model_folder: Path) -
     assert not found.requires_grad
 
 
-def test_a_version_is_loaded_once_until_another_is_needed(model_folder: Path) -> None:
-    world, samples = World(model_folder), _samples(2, 2)
-    batches = world.passes.pack(samples)
-    for _ in range(3):
-        world.passes.behaviour(samples, batches)
-    assert world.loads == [2]
-    world.passes.reference(batches[0])
-    world.passes.behaviour(samples, batches)
-    assert world.loads == [2, 0, 2]
+def test_policies_take_turns_in_one_model(model_folder: Path) -> None:
+    world, (sample, *_) = World(model_folder), _samples(2)
+    batches = world.passes.pack([sample])
+    for _ in range(2):
+        (found,) = world.passes.behaviour([sample], batches)
+        assert found is not None
+        torch.testing.assert_close(found, world.logprobs(sample), rtol=1e-5, atol=1e-5)
+        base = world.passes.reference(batches[0])
+        assert torch.equal(base, world.passes.current(batches[0]))
 
 
 def _backward(world: World, samples: list[Sample]) -> torch.Tensor:

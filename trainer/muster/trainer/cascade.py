@@ -16,6 +16,7 @@ Axes: S positions of the row, H heads, E head size; tensors here are [1, H, S, E
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -78,54 +79,49 @@ class _PerSequence:
         return tensor.float() if tensor.dtype in _HALF else tensor
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        _, heads, width, size = query.shape
-        out = query.new_empty(1, width, heads, size).transpose(1, 2)
-        lse = query.new_empty(1, width, heads).transpose(1, 2)
-        for s in self._layout.segments():
-            out[:, :, s], lse[:, :, s] = self._part(query, key, value, s, s)
+        lengths = [s.stop - s.start for s in self._layout.segments()]
+        pieces = zip(*(torch.split(t, lengths, dim=2) for t in (query, key, value)), strict=True)
+        parts = [self._part(*piece, is_causal=True) for piece in pieces]
+        out, lse = (
+            torch.cat([part[i].transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
+            for i in range(2)
+        )
         for prompt, own in self._layout.groups():
             if own.start < own.stop:
-                part = self._part(query, key, value, own, prompt)
+                asked = key[:, :, prompt], value[:, :, prompt]
+                part = self._part(query[:, :, own], *asked, is_causal=False)
                 _merge(out[:, :, own], lse[:, :, own], *part)
         return out, lse
 
     def backward(self, gradient: Tensor, inputs: Triple, out: Tensor, lse: Tensor) -> Triple:
-        found = tuple(torch.empty_like(t.transpose(1, 2)).transpose(1, 2) for t in inputs)
+        lengths = [s.stop - s.start for s in self._layout.segments()]
         saved = (gradient, *inputs, out, lse)
-        for s in self._layout.segments():
-            for whole, part in zip(found, self._part_backward(saved, s, s), strict=True):
-                whole[:, :, s] = part
+        pieces = zip(*(torch.split(t, lengths, dim=2) for t in saved), strict=True)
+        parts = [self._part_backward(piece, is_causal=True) for piece in pieces]
+        found = [
+            torch.cat([part[i].transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
+            for i in range(3)
+        ]
         for prompt, own in self._layout.groups():
             if own.start < own.stop:
-                parts = self._part_backward(saved, own, prompt)
-                for whole, part, s in zip(found, parts, (own, prompt, prompt), strict=True):
+                places = (own, own, prompt, prompt, own, own)
+                piece = [t[:, :, s] for t, s in zip(saved, places, strict=True)]
+                added = self._part_backward(piece, is_causal=False)
+                for whole, part, s in zip(found, added, (own, prompt, prompt), strict=True):
                     whole[:, :, s] += part
         return found[0], found[1], found[2]
 
     def _part(
-        self, query: Tensor, key: Tensor, value: Tensor, asking: slice, asked: slice
+        self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool
     ) -> tuple[Tensor, Tensor]:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query[:, :, asking],
-            key[:, :, asked],
-            value[:, :, asked],
-            is_causal=asking == asked,
-            scale=self._scale,
+        part: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, is_causal=is_causal, scale=self._scale
         )
-        return out, lse
+        return part
 
-    def _part_backward(self, saved: tuple[Tensor, ...], asking: slice, asked: slice) -> Triple:
-        gradient, query, key, value, out, lse = saved
+    def _part_backward(self, piece: Sequence[Tensor], *, is_causal: bool) -> Triple:
         parts: Triple = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient[:, :, asking],
-            query[:, :, asking],
-            key[:, :, asked],
-            value[:, :, asked],
-            out[:, :, asking],
-            lse[:, :, asking],
-            0.0,
-            asking == asked,
-            scale=self._scale,
+            *piece, 0.0, is_causal, scale=self._scale
         )
         return parts
 

@@ -69,7 +69,7 @@ class Learner:
         self._passes = Passes(
             self.model,
             _load(model_folder, self._device),
-            lambda frozen, version: load_weights(frozen, published(version)),
+            published,
             temperature=recipe.sampling.temperature,
             micro_batch_tokens=micro_batch_tokens,
             compute_dtype=compute_dtype,
@@ -80,6 +80,7 @@ class Learner:
             lr=training.learning_rate,
             betas=(training.adam_beta1, training.adam_beta2),
             weight_decay=training.weight_decay,
+            fused=True,
         )
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-CHUNK_LOGITS = 1 << 25
-"""Logits of a chunk: 64 MiB in bfloat16."""
+CHUNK_LOGITS = 1 << 26
+"""Logits of a chunk: 128 MiB in bfloat16. The product that adds to the weight's gradient reads and
+writes all of it, so chunks of few tokens are slow."""
 BLOCK_LOGITS = 1 << 20
 """Logits that are in float32 at a time: 4 MiB, which caches hold."""
 
@@ -144,12 +145,13 @@ class _OnePass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        factor = gradients[0]
-        if not bool(factor == 1):
-            for made in ctx.gradients:
-                if made is not None:
-                    made.mul_(factor)
-        return *ctx.gradients, None, None, None, None
+        # Not kept here: autograd takes over a tensor that nobody else holds, and copies others.
+        made, ctx.gradients = ctx.gradients, None
+        if not bool(gradients[0] == 1):
+            for gradient in made:
+                if gradient is not None:
+                    gradient.mul_(gradients[0])
+        return *made, None, None, None, None
 
 
 def _slopes(objective: Objective, block: _Block, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,8 +169,11 @@ class _Block:
 
     logp_R: Tensor
     entropy_R: Tensor
-    p_RV: Tensor
-    logp_RV: Tensor
+    shifted_RV: Tensor
+    """Logits over the temperature, minus the largest of the row."""
+    exp_RV: Tensor
+    """exp of them; the probabilities times `sum_R`."""
+    sum_R: Tensor
     slope_RV: Tensor | None
     """d logits / d raw logits of a softcap."""
 
@@ -239,11 +244,12 @@ def _block(raw_RV: Tensor, head: Head, targets_R: Tensor, temperature: float) ->
         logits_RV, slope_RV = tanh_RV * (head.softcap / temperature), 1 - tanh_RV**2
     elif head.scale != temperature:
         logits_RV = logits_RV * (head.scale / temperature)
-    logp_RV = torch.log_softmax(logits_RV, dim=-1)
-    p_RV = logp_RV.exp()
-    entropy_R = -torch.linalg.vecdot(p_RV, logp_RV)
-    logp_R = logp_RV.gather(1, targets_R[:, None]).squeeze(1)
-    return _Block(logp_R, entropy_R, p_RV, logp_RV, slope_RV)
+    shifted_RV = logits_RV - logits_RV.amax(dim=1, keepdim=True)
+    exp_RV = shifted_RV.exp()
+    sum_R = exp_RV.sum(dim=1)
+    entropy_R = sum_R.log() - torch.linalg.vecdot(exp_RV, shifted_RV) / sum_R
+    logp_R = shifted_RV.gather(1, targets_R[:, None]).squeeze(1) - sum_R.log()
+    return _Block(logp_R, entropy_R, shifted_RV, exp_RV, sum_R, slope_RV)
 
 
 def _raw_gradient(
@@ -255,16 +261,18 @@ def _raw_gradient(
 ) -> Tensor:
     """Return the gradient of the loss with respect to `hidden @ weight.T + bias`, [R, V].
 
-    With z the logits over T: d logp / dz = onehot - p and d H / dz = -p * (log p + H). Overwrites
+    With z the logits over T: d logp / dz = onehot - p and d H / dz = -p * (log p + H), where
+    log p = shifted - log(sum). Overwrites
     the block.
     """
     factor = head.scale / temperature
-    logp_slope_R, entropy_slope_R = (slope[:, None] * factor for slope in slopes)
-    gradient_RV = block.p_RV
+    logp_slope_R, entropy_slope_R = (slope * factor for slope in slopes)
+    gradient_RV = block.exp_RV
     if entropy_slope_R.any():
-        surprise_RV = block.logp_RV.add_(block.entropy_R[:, None]).mul_(entropy_slope_R)
-        gradient_RV.mul_(surprise_RV.add_(logp_slope_R).neg_())
+        constant_R = logp_slope_R + entropy_slope_R * (block.entropy_R - block.sum_R.log())
+        weight_RV = block.shifted_RV.mul_(entropy_slope_R[:, None]).add_(constant_R[:, None])
+        gradient_RV.mul_(weight_RV.div_(-block.sum_R[:, None]))
     else:
-        gradient_RV.mul_(-logp_slope_R)
-    gradient_RV.scatter_add_(1, targets_R[:, None], logp_slope_R)
+        gradient_RV.mul_(-(logp_slope_R / block.sum_R)[:, None])
+    gradient_RV.scatter_add_(1, targets_R[:, None], logp_slope_R[:, None])
     return gradient_RV if block.slope_RV is None else gradient_RV.mul_(block.slope_RV)

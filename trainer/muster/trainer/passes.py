@@ -21,6 +21,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.trainer.attention import NAME, switch_off_dropout, understands_packing
 from muster.trainer.logprob import Objective, head_of, token_logprobs, token_objective
 from muster.trainer.packing import MicroBatch, Sample, pack
+from muster.trainer.persistence import Weights, load_weights, named_weights
 from muster.trainer.precision import ComputeCopy, ComputeType, shorten
 
 logger = logging.getLogger(__name__)
@@ -36,13 +37,13 @@ class Passes:
         self,
         trained: Any,
         frozen: Any,
-        load: Callable[[Any, PolicyVersion], None],
+        published: Callable[[PolicyVersion], Weights],
         *,
         temperature: float,
         micro_batch_tokens: int,
         compute_dtype: ComputeType = "float32",
     ) -> None:
-        """`load` puts a published version's weights into `frozen`, a model like `trained`."""
+        """`frozen` is a model like `trained`; published versions' weights are put into it."""
         for model in (trained, frozen):
             switch_off_dropout(model)
         self.is_packed = understands_packing(trained)
@@ -51,7 +52,7 @@ class Passes:
         logger.info("samples share rows" if self.is_packed else "samples are padded to rows")
         self._computing = ComputeCopy(trained, compute_dtype)
         self._frozen = shorten(frozen, getattr(torch, compute_dtype)).eval().requires_grad_(False)
-        self._load = load
+        self._published = published
         self._loaded: PolicyVersion | None = None
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
@@ -91,8 +92,8 @@ class Passes:
         """
         found: list[Tensor | None] = [None] * len(samples)
         for version in sorted({sample.policy_version for sample in samples}):
-            self._freeze(PolicyVersion(version))
-            if not self._is_current():
+            if not self._is_current(PolicyVersion(version)):
+                self._freeze(PolicyVersion(version))
                 mine = [i for i, s in enumerate(samples) if s.policy_version == version]
                 self._fill(found, mine, samples)
         return [self._joined(batch, [found[i] for i in batch.order]) for batch in batches]
@@ -146,13 +147,18 @@ class Passes:
     def _freeze(self, version: PolicyVersion) -> None:
         if self._loaded != version:
             self._loaded = None
-            self._load(self._frozen, version)
+            load_weights(self._frozen, self._published(version))
             self._loaded = version
 
-    def _is_current(self) -> bool:
-        pairs = zip(self._frozen.parameters(), self._computing.model.parameters(), strict=True)
+    def _is_current(self, version: PolicyVersion) -> bool:
+        """Tell whether a version has the weights that compute now, in the compute format."""
+        own, weights = named_weights(self._computing.model), self._published(version)
         # Ranks would have to agree about their shards; they compute the pass instead.
-        return all(not isinstance(own, DTensor) and torch.equal(f, own) for f, own in pairs)
+        return own.keys() == weights.keys() and all(
+            not isinstance(value, DTensor)
+            and torch.equal(weights[name].to(value.device, value.dtype), value)
+            for name, value in own.items()
+        )
 
     def _values(self, model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         hidden_ND = batch.hidden(model)

@@ -1,0 +1,97 @@
+"""Sampling by the transformers engine against TRL's generation.
+
+    make bench-inference
+
+Completion tokens per CPU second, one thread, float32: `TransformersEngine.generate`, proofs and
+verifiable sampling included, against the generation of TRL's GRPOTrainer. Same model (Qwen3,
+4 x 256, 3.28 M parameters), 4 prompts x 8 samples per call, the same lognormal lengths: ours by each
+request's limit, TRL's by a logits processor that ends rows at their lengths. Each measurement is a
+process of its own, both sides in turn: one call to warm up, two counted. Medians of the rounds.
+
+Writes results/inference.json. The share of proofs is in results/toploc.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import machine, print_table, write
+from trl_work import LONGEST, TRL, build_model, draw_step, measured_apart
+
+from muster.inference.engine import Request
+from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import ProofRecipe
+
+OURS = [sys.executable, str(Path(__file__))]
+ROUNDS = 3
+STEPS = 3
+"""Calls per measurement; the first warms up."""
+MAX_ROWS = {"all at once": 256, "16 rows": 16}
+"""Ours with room for all samples, and with slots that finished rows leave to the next samples."""
+
+
+def measure_ours(request: dict[str, Any]) -> None:
+    """Generate the request's steps and print CPU seconds and tokens of each."""
+    engine = TransformersEngine("float32", max_rows=request["max_rows"])
+    engine.load_policy(Path(request["model"]), PolicyVersion(0))
+    seconds, tokens = [], []
+    for step in request["work"]:
+        rows = [row for group in step for row in group]
+        asked = [
+            Request(tuple(row["prompt"]), seed, 1.0, len(row["completion"]))
+            for seed, row in enumerate(rows)
+        ]
+        started = time.process_time()
+        made = engine.generate(asked, proof=ProofRecipe())
+        seconds.append(time.process_time() - started)
+        tokens.append(sum(len(completion.tokens) for completion in made))
+    print(json.dumps({"step_s": seconds, "tokens": tokens}))
+
+
+def main() -> None:
+    """Measure both sides in turn, print it, write it."""
+    found: dict[str, list[float]] = {name: [] for name in (*MAX_ROWS, "trl")}
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        model = build_model(scratch / "model")
+        for round_ in range(ROUNDS):
+            work = [draw_step(100 * round_ + i, is_fixed=False) for i in range(STEPS)]
+            request = {"what": "sample", "model": str(model), "dtype": "float32", "work": work}
+            answer = measured_apart(TRL, {**request, "micro": 8, "longest": LONGEST}, scratch)
+            tokens = sum(len(row["completion"]) for s in work[1:] for g in s for row in g)
+            found["trl"].append(tokens / sum(answer["step_s"][1:]))
+            for name, rows in MAX_ROWS.items():
+                answer = measured_apart(OURS, {**request, "max_rows": rows}, scratch)
+                found[name].append(sum(answer["tokens"][1:]) / sum(answer["step_s"][1:]))
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    print_table(
+        "completion tokens per CPU second, Qwen3 4 x 256, 4 prompts x 8, lognormal, float32",
+        ["side", "tokens / CPU s", "over TRL"],
+        [
+            [name, f"{value:,.0f}", f"{value / medians['trl']:.2f}"]
+            for name, value in medians.items()
+        ],
+    )
+    metrics = {
+        "sampling_ratio": medians["all at once"] / medians["trl"],
+        "sampling_ratio_16_rows": medians["16 rows"] / medians["trl"],
+    }
+    detail = {"tokens_per_cpu_s": found, "load": os.getloadavg()}
+    write("inference", metrics, detail, measured_on=machine())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if len(sys.argv) > 1:
+        measure_ours(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    else:
+        main()
