@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import DynamicCache
 
 from muster.inference.batches import distinct, pad_left
 from muster.inference.engine import Completion, Request
 from muster.inference.forward import Forward, to_rows
+from muster.inference.growing_cache import growing_cache
 from muster.inference.sampler import Sampler
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import IncrementalBuilder
@@ -70,7 +70,7 @@ class _Context:
     def __init__(self, forward: Forward, prompts: Sequence[Sequence[int]], longest: int) -> None:
         self._forward = forward
         self._prompts, self._prompt_of_R = distinct(prompts)
-        self._cache = DynamicCache(config=forward.model.config)
+        self._cache = growing_cache(forward.model.config)
         self._longest = longest
         self._mask_RL: npt.NDArray[np.int64] | None = None
         self._next_R = np.array([len(prompt) for prompt in prompts])
