@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := asynchrony calibration delta forgers gas history index resume shardcast tasks toploc
+BENCHES := asynchrony calibration delta forgers gas history index inference resume shardcast tasks toploc trainer
 
 .PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo docs bench $(BENCHES:%=bench-%) clean
 
@@ -123,6 +123,12 @@ benchmarks/.envs/shardcast/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check shardcast==0.3.2
 	@touch $@
+
+bench-trainer: setup benchmarks/.envs/trl/.installed
+	$(BIN)/python benchmarks/trainer.py
+
+bench-inference: setup benchmarks/.envs/trl/.installed
+	$(BIN)/python benchmarks/inference.py
 
 # What the trainer's losses and speed are compared with. torch first: see docs/decisions/0002.
 benchmarks/.envs/trl/.installed:

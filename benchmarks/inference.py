@@ -4,9 +4,10 @@
 
 Completion tokens per CPU second, one thread, float32: `TransformersEngine.generate`, proofs and
 verifiable sampling included, against the generation of TRL's GRPOTrainer. Same model (Qwen3,
-4 x 256, 3.28 M parameters), 4 prompts x 8 samples per call, the same lognormal lengths: ours by each
-request's limit, TRL's by a logits processor that ends rows at their lengths. Each measurement is a
-process of its own, both sides in turn: one call to warm up, two counted. Medians of the rounds.
+4 x 256, 3.28 M parameters), 4 prompts x 8 samples per call, the same lognormal lengths: ours by
+each request's limit, TRL's by a logits processor that ends rows at their lengths. Each side is a
+process of its own; they take their calls in turn, one to warm up, five counted. Ratios are of
+medians.
 
 Writes results/inference.json. The share of proofs is in results/toploc.json.
 """
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 from report import machine, print_table, write
-from trl_work import LONGEST, TRL, build_model, draw_step, measured_apart
+from trl_work import LONGEST, TRL, Side, build_model, draw_step
 
 from muster.inference.engine import Request
 from muster.inference.transformers_engine import TransformersEngine
@@ -32,29 +33,29 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 
 OURS = [sys.executable, str(Path(__file__))]
-ROUNDS = 3
-STEPS = 3
-"""Calls per measurement; the first warms up."""
+STEPS = 6
+"""Calls of each side; the first warms up."""
 MAX_ROWS = {"all at once": 256, "16 rows": 16}
 """Ours with room for all samples, and with slots that finished rows leave to the next samples."""
 
 
 def measure_ours(request: dict[str, Any]) -> None:
-    """Generate the request's steps and print CPU seconds and tokens of each."""
+    """Generate a step for every line of input and print its CPU seconds."""
     engine = TransformersEngine("float32", max_rows=request["max_rows"])
     engine.load_policy(Path(request["model"]), PolicyVersion(0))
-    seconds, tokens = [], []
     for step in request["work"]:
         rows = [row for group in step for row in group]
         asked = [
             Request(tuple(row["prompt"]), seed, 1.0, len(row["completion"]))
             for seed, row in enumerate(rows)
         ]
+        sys.stdin.readline()
         started = time.process_time()
         made = engine.generate(asked, proof=ProofRecipe())
-        seconds.append(time.process_time() - started)
-        tokens.append(sum(len(completion.tokens) for completion in made))
-    print(json.dumps({"step_s": seconds, "tokens": tokens}))
+        seconds = time.process_time() - started
+        # A random model ends a few completions early: the time counts per token of the work.
+        share = sum(len(c.tokens) for c in made) / sum(len(row["completion"]) for row in rows)
+        print(f"step_s {seconds / share}", flush=True)
 
 
 def main() -> None:
@@ -63,15 +64,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         model = build_model(scratch / "model")
-        for round_ in range(ROUNDS):
-            work = [draw_step(100 * round_ + i, is_fixed=False) for i in range(STEPS)]
-            request = {"what": "sample", "model": str(model), "dtype": "float32", "work": work}
-            answer = measured_apart(TRL, {**request, "micro": 8, "longest": LONGEST}, scratch)
-            tokens = sum(len(row["completion"]) for s in work[1:] for g in s for row in g)
-            found["trl"].append(tokens / sum(answer["step_s"][1:]))
-            for name, rows in MAX_ROWS.items():
-                answer = measured_apart(OURS, {**request, "max_rows": rows}, scratch)
-                found[name].append(sum(answer["tokens"][1:]) / sum(answer["step_s"][1:]))
+        work = [draw_step(step, is_fixed=False) for step in range(STEPS)]
+        request = {"what": "sample", "model": str(model), "dtype": "float32", "work": work}
+        sides = {"trl": Side(TRL, {**request, "micro": 8, "longest": LONGEST}, scratch / "trl")}
+        for name, rows in MAX_ROWS.items():
+            sides[name] = Side(OURS, {**request, "max_rows": rows}, scratch / f"ours{rows}")
+        for i, step in enumerate(work):
+            for side, process in sides.items():
+                rate = sum(len(row["completion"]) for g in step for row in g) / process.step()
+                if i:
+                    found[side].append(rate)
+        for process in sides.values():
+            process.close()
     medians = {name: statistics.median(values) for name, values in found.items()}
     print_table(
         "completion tokens per CPU second, Qwen3 4 x 256, 4 prompts x 8, lognormal, float32",

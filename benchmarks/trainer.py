@@ -5,8 +5,8 @@
  1. Trained tokens (prompt and completion of every sample) per CPU second of whole optimiser steps,
     one thread: `Learner.step` against `GRPOTrainer`, on the same model and the same completions.
     Ours counts filter, advantages, packing, both passes, clip and AdamW; TRL's side leaves
-    generation, rewards and advantages out. Each measurement is a process of its own, both sides in
-    turn: one step to warm up, two counted. Medians of the rounds.
+    generation, rewards and advantages out. Each side is a process of its own; they take their steps
+    in turn, one to warm up, five counted. Ratios are of medians.
  2. CPU seconds and extra memory of the log-probabilities of 2,048 tokens at width 1024 and a
     vocabulary of 151,936, forward and backward, bfloat16, see `logprob_memory.py`.
 
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from report import machine, print_table, write
-from trl_work import GROUP, LONGEST, PROMPTS, TRL, build_model, draw_step, measured_apart
+from trl_work import GROUP, LONGEST, PROMPTS, TRL, Side, build_model, draw_step, measured_apart
 
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
@@ -37,8 +37,9 @@ HERE = Path(__file__).parent
 OURS = [sys.executable, str(Path(__file__))]
 LOGPROB = [sys.executable, str(HERE / "logprob_memory.py")]
 ROUNDS = 3
-STEPS = 3
-"""The first warms up."""
+"""Of the log-probabilities."""
+STEPS = 6
+"""Of each side, in turn; the first warms up."""
 SETTINGS = {
     "lognormal, float32": {"dtype": "float32", "is_fixed": False},
     "lognormal, bfloat16": {"dtype": "bfloat16", "is_fixed": False},
@@ -96,74 +97,68 @@ def rollouts(step: list[list[dict[str, list[int]]]], version: int) -> list[list[
     ]
 
 
+STALE = 1_000_000
+"""Versions from here on are other policies than the one in training."""
+
+
 def measure_ours(request: dict[str, Any]) -> None:
-    """Take the request's steps, then all but the first again with samples of another policy, whose
-    log-probabilities take a pass of their own; print CPU seconds of each.
+    """Take a step for every line of input and print its CPU seconds: with samples of the policy
+    itself, or of another, whose log-probabilities take a pass of their own.
     """
     torch.set_num_threads(1)
     learner: Learner
-    stale = 1_000_000
 
     def published(version: PolicyVersion) -> Any:
         weights = learner.weights()
-        if version < stale:
+        if version < STALE:
             return weights
         return {name: weight + 1e-4 for name, weight in weights.items()}
 
     learner = Learner(
         Path(request["model"]), recipe(), published=published, compute_dtype=request["dtype"]
     )
-    seconds = []
-    work = request["work"]
-    for i, (step, first) in enumerate([*((s, 1) for s in work), *((s, stale) for s in work[1:])]):
-        groups = rollouts(step, version=first + i)
+    for i, step in enumerate(request["work"]):
+        sys.stdin.readline()
+        groups = rollouts(step, version=i + 1 + STALE * request["is_stale"])
         started = time.process_time()
         figures = learner.step(Step(i + 1), groups)
-        seconds.append(time.process_time() - started)
+        print(f"step_s {time.process_time() - started}", flush=True)
         assert figures.samples == PROMPTS * GROUP
         assert not figures.skipped
-    print(json.dumps({"step_s": seconds[: len(work)], "stale_s": seconds[len(work) :]}))
 
 
-def tokens_per_second(seconds: list[float], work: list[Any]) -> float:
-    """Return trained tokens per CPU second over all steps but the first, which took these."""
-    tokens = sum(
-        len(row["prompt"]) + len(row["completion"])
-        for step in work[1:]
-        for group in step
-        for row in group
-    )
-    return float(tokens / sum(seconds))
+def tokens(step: list[list[dict[str, list[int]]]]) -> int:
+    """Return the tokens of all samples of a step, prompts included."""
+    return sum(len(row["prompt"]) + len(row["completion"]) for group in step for row in group)
 
 
 def measure_training(scratch: Path) -> dict[str, dict[str, list[float]]]:
-    """Return tokens per CPU second by setting and side, a value per round."""
+    """Return tokens per CPU second by setting and side, a value per step."""
     model = build_model(scratch / "model")
-    found: dict[str, dict[str, list[float]]] = {
-        name: {"ours": [], "ours, behaviour pass": [], "trl": []} for name in SETTINGS
-    }
-    for round_ in range(ROUNDS):
-        for name, setting in SETTINGS.items():
-            work = [
-                draw_step(100 * round_ + step, is_fixed=bool(setting["is_fixed"]))
-                for step in range(STEPS)
-            ]
-            request = {
-                "what": "train",
-                "model": str(model),
-                "dtype": setting["dtype"],
-                "work": work,
-                "micro": MICRO,
-                "longest": LONGEST,
-            }
-            ours = measured_apart(OURS, request, scratch)
-            trl = measured_apart(TRL, request, scratch)
-            for side, seconds in {
-                "ours": ours["step_s"][1:],
-                "ours, behaviour pass": ours["stale_s"],
-                "trl": trl["step_s"][1:],
-            }.items():
-                found[name][side].append(tokens_per_second(seconds, work))
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, setting in SETTINGS.items():
+        work = [draw_step(step, is_fixed=bool(setting["is_fixed"])) for step in range(STEPS)]
+        request = {
+            "what": "train",
+            "model": str(model),
+            "dtype": setting["dtype"],
+            "work": work,
+            "micro": MICRO,
+            "longest": LONGEST,
+        }
+        sides = {
+            "ours": Side(OURS, {**request, "is_stale": False}, scratch / "ours"),
+            "trl": Side(TRL, request, scratch / "trl"),
+            "ours, behaviour pass": Side(OURS, {**request, "is_stale": True}, scratch / "stale"),
+        }
+        found[name] = {side: [] for side in sides}
+        for i, step in enumerate(work):
+            for side, process in sides.items():
+                rate = tokens(step) / process.step()
+                if i:
+                    found[name][side].append(rate)
+        for process in sides.values():
+            process.close()
     return found
 
 

@@ -1,6 +1,8 @@
-"""TRL's side of the benchmarks; runs in its own environment, one request, one line of JSON.
+"""TRL's side of the benchmarks; runs in its own environment.
 
     .envs/trl/bin/python trl_reference.py request.json
+
+Takes a step for every line of input and prints its CPU seconds as `step_s SECONDS`.
 
 * "train": GRPOTrainer takes the steps of the request. Their completions are given to it in place
   of what it would generate, so both sides train on the same tokens. CPU seconds of a step without
@@ -37,6 +39,7 @@ class Measured(GRPOTrainer):
 
     work: list[list[list[dict[str, list[int]]]]]
     prepare_s = 0.0
+    sample_s = 0.0
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[Any, None, dict[str, Any]]:
         step = self.work[self.state.global_step]
@@ -59,14 +62,12 @@ class Measured(GRPOTrainer):
 class Sampling(Measured):
     """Generation as it is, timed."""
 
-    sample_s: list[float]
-
     def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **named: Any) -> Any:
         rows = [row for group in self.work[self.state.global_step] for row in group]
         self.model.lengths = [len(row["completion"]) for row in rows]
         started = time.process_time()
         found = GRPOTrainer._generate_single_turn(self, prompt_ids, *rest, **named)
-        self.sample_s.append(time.process_time() - started)
+        self.sample_s += time.process_time() - started
         assert sorted(map(len, found[0])) == sorted(self.model.lengths)
         return found
 
@@ -78,6 +79,7 @@ class EndAt(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
         self.lengths, self.prompt = torch.tensor(lengths), prompt
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores that leave each row no choice but to go on or to end."""
         last = self.lengths <= ids.shape[1] - self.prompt + 1
         scores[:, EOS] = -torch.inf
         scores[last] = -torch.inf
@@ -86,23 +88,24 @@ class EndAt(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed there
-    """CPU seconds of each step."""
+    """Waits for a line of input before each step, and prints what the step took."""
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.trainer: Measured | None = None
+    trainer: Measured
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        assert self.trainer is not None
-        self.trainer.prepare_s, self.started = 0.0, time.process_time()
+        """Start the clock."""
+        sys.stdin.readline()
+        self.trainer.prepare_s, self.trainer.sample_s = 0.0, 0.0
+        self.started = time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        assert self.trainer is not None
-        self.seconds.append(time.process_time() - self.started - self.trainer.prepare_s)
+        """Stop the clock."""
+        trained_s = time.process_time() - self.started - self.trainer.prepare_s
+        print(f"step_s {self.trainer.sample_s or trained_s}", flush=True)
 
 
 def main(path: str) -> None:
-    """Measure what a request asks for and print it."""
+    """Take the steps that a request asks for."""
     with open(path, encoding="utf-8") as file:
         request = json.load(file)
     torch.set_num_threads(1)
@@ -140,7 +143,6 @@ def main(path: str) -> None:
         )
         trainer.work, clock.trainer = request["work"], trainer
         if request["what"] == "sample":
-            trainer.sample_s = []
             own = model.generate
 
             def generate(**options: Any) -> Any:
@@ -150,8 +152,6 @@ def main(path: str) -> None:
 
             model.generate = generate
         trainer.train()
-    steps = trainer.sample_s if request["what"] == "sample" else clock.seconds
-    print(json.dumps({"step_s": steps}))
 
 
 if __name__ == "__main__":

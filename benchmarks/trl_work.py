@@ -1,4 +1,4 @@
-"""The work that Muster and TRL share in benchmarks: one model, prompts, and lengths drawn by a law."""
+"""The work that Muster and TRL share in benchmarks: a model, prompts, lengths drawn by a law."""
 
 from __future__ import annotations
 
@@ -72,6 +72,37 @@ def draw_step(seed: int, *, is_fixed: bool) -> list[list[dict[str, list[int]]]]:
 
 def _lognormal(rng: random.Random) -> int:
     return min(LONGEST, max(SHORTEST, round(math.exp(rng.gauss(math.log(28), 0.6)))))
+
+
+class Side:
+    """A process that takes a step each time it is asked, and says how many CPU seconds it took."""
+
+    def __init__(self, command: list[str], request: dict[str, Any], scratch: Path) -> None:
+        scratch.mkdir(exist_ok=True)
+        path = scratch / "request.json"
+        path.write_text(json.dumps(request), encoding="utf-8")
+        self._process = subprocess.Popen(
+            [*command, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def step(self) -> float:
+        """Return the CPU seconds of the next step."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print("go", file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith("step_s "):
+                return float(line.split()[1])
+        raise SystemExit(f"a side ended: {self._process.args}; run it by hand to see why")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
 
 
 def measured_apart(command: list[str], request: dict[str, Any], scratch: Path) -> dict[str, Any]:
