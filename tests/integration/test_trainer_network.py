@@ -86,7 +86,8 @@ async def _until_step(trainers: TrainerNetwork, step: int) -> None:
 
 def _timeless(trainers: TrainerNetwork, name: str) -> list[dict[str, Any]]:
     lines = trainers.lines(name)
-    steps = [{k: v for k, v in line.items() if k != "wall_s"} for line in lines if "step" in line]
+    times = ("wall_s", "wait_s")
+    steps = [{k: v for k, v in line.items() if k not in times} for line in lines if "step" in line]
     return steps + [line for line in lines if "eval" in line]
 
 
