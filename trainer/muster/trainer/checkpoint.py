@@ -94,13 +94,16 @@ class Checkpoints:
     def __init__(
         self, folder: Path, identity: Identity, *, keep: int = 2, ranks: Ranks = ONE_PROCESS
     ) -> None:
-        """`keep` is 2 or more: the one before is there while a new one is written."""
+        """`keep` is 2 or more: the one before is there while a new one is written. `latest` is the
+        state that was saved or read last.
+        """
         self._folder = folder
         self._identity = identity
         self.keep = keep
         self.retained: frozenset[PolicyVersion] = frozenset()
         """Older versions that stay as well."""
         self._ranks = ranks
+        self.latest: TrainerState | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def save(self, state: TrainerState, tensors: Mapping[str, Tensor]) -> Future[None]:
@@ -120,6 +123,7 @@ class Checkpoints:
         except (OSError, RuntimeError, CheckpointException) as error:
             raise _cannot_save(self._folder, error) from error
         assert isinstance(writing, Future)  # without a stager of its own it is no other
+        self.latest = state
         return self._thread.submit(self._finish, state, fresh, writing)
 
     def newest(self) -> Saved | None:
@@ -140,6 +144,7 @@ class Checkpoints:
                     extra={"policy_version": version, "error": str(error)},
                 )
                 continue
+            self.latest = state
             return Saved(state, path, versions[0])
         if versions:
             raise StorageError(
@@ -177,6 +182,12 @@ class Checkpoints:
     def folder_of(self, version: PolicyVersion) -> Path:
         """Return where a step is or would be."""
         return self._folder / str(version)
+
+    def forget(self) -> None:
+        """Delete all states: another's is taken over."""
+        for version in self._versions():
+            shutil.rmtree(self._folder / str(version), ignore_errors=True)
+        self.latest = None
 
     def close(self) -> None:
         """Wait for what is being written, and write nothing more."""

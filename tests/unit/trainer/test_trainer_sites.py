@@ -1,0 +1,281 @@
+"""Sites that train one policy apart: the outer step, the exchange, losses and new arrivals."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import PolicyVersion, RunId, Step
+from muster.trainer.checkpoint import Checkpoints, Identity, TrainerState
+from muster.trainer.meeting import Meeting, Place, SiteLost
+from muster.trainer.outer import (
+    BLOCK,
+    OuterStep,
+    byte_size,
+    joined,
+    mean_of,
+    quantised,
+    restored,
+    split,
+)
+from muster.trainer.policies import PolicyShelf
+from muster.trainer.sites import SiteLearner
+from muster.trainer.stream import Cursor
+
+# -------------------------------------------------------------------------------- outer step
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-12, 1e6))
+def test_quantised_numbers_are_within_half_a_scale(seed: int, size: float) -> None:
+    values = torch.randn(3 * BLOCK, generator=torch.Generator().manual_seed(seed)) * size
+    data = quantised(values)
+    back = restored(data)
+    limit = values.view(-1, BLOCK).abs().amax(1, keepdim=True) / 127 * 0.5001
+    assert len(data) == byte_size(len(values))
+    assert bool(((back - values).view(-1, BLOCK).abs() <= limit).all())
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_quantised_numbers_are_quantised_again_without_change(seed: int) -> None:
+    values = torch.randn(BLOCK, generator=torch.Generator().manual_seed(seed))
+    once = restored(quantised(values))
+    assert torch.allclose(restored(quantised(once)), once, rtol=1e-6, atol=0)
+
+
+def test_rounding_is_to_the_nearest_and_even_at_ties() -> None:
+    values = torch.zeros(BLOCK)
+    values[:5] = torch.tensor([127.0, 0.5, 1.5, -0.5, -2.5])
+    assert restored(quantised(values))[:5].tolist() == [127.0, 0.0, 2.0, 0.0, -2.0]
+
+
+def test_zeros_stay_zeros() -> None:
+    assert not restored(quantised(torch.zeros(BLOCK))).any()
+
+
+def test_tensors_become_one_vector_and_back() -> None:
+    tensors = {"b": torch.randn(3, 5), "a": torch.randn(7), "c": torch.randn(())}
+    flat = joined(tensors, parts=3)
+    assert len(flat) == 3 * BLOCK
+    assert all(torch.equal(v, tensors[n]) for n, v in split(flat, tensors).items())
+
+
+def test_outer_step_is_torch_s_nesterov() -> None:
+    reference = torch.nn.Parameter(torch.randn(20))
+    optimizer = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
+    outer, weights = OuterStep(0.7, 0.9), {"w": reference.detach().clone()}
+    for seed in range(5):
+        moved = torch.randn(20, generator=torch.Generator().manual_seed(seed))
+        reference.grad = moved
+        optimizer.step()
+        weights = outer.apply(weights, {"w": moved})
+        torch.testing.assert_close(weights["w"], reference.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_outer_step_of_one_without_momentum_is_the_mean() -> None:
+    start = {"w": torch.tensor([4.0, 8.0])}
+    ends = [torch.tensor([2.0, 8.0]), torch.tensor([4.0, 4.0])]
+    moved = mean_of([start["w"] - end for end in ends])
+    assert OuterStep(1.0, 0.0).apply(start, {"w": moved})["w"].tolist() == [3.0, 6.0]
+
+
+# ------------------------------------------------------------------------------------- sites
+
+
+class Toy:
+    """A learner whose weights move by what its groups say."""
+
+    def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
+        self.w = torch.zeros(5)
+        self.momentum = torch.zeros(5)
+        self.taken: list[Any] = []
+        self._fail = fail
+
+    def step(self, step: Step, groups: Sequence[Any]) -> Any:
+        self._fail()
+        self.taken.append((step, list(groups)))
+        self.momentum = 0.5 * self.momentum + sum(map(float, groups))
+        self.w = self.w - 0.1 * self.momentum
+        return None
+
+    def weights(self) -> dict[str, Tensor]:
+        return {"w": self.w}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        self.w = weights["w"].clone()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"model.w": self.w, "optimizer.w.m": self.momentum}
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        return {name: torch.zeros(size) for name, size in sizes.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self.w, self.momentum = state["model.w"].clone(), state["optimizer.w.m"].clone()
+
+
+class Shelf(PolicyShelf):
+    """Policies of one weight, without a model's files."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, dict[str, Tensor]] = {}
+
+    def weights(self, version: PolicyVersion) -> Mapping[str, Tensor]:
+        return self.held[version]
+
+    def write(self, version: PolicyVersion, weights: Mapping[str, Tensor]) -> Path:
+        self.held[version] = {name: w.clone() for name, w in weights.items()}
+        return Path()
+
+
+class Site:
+    """A site and what it keeps."""
+
+    def __init__(self, number: int, port: int, folder: Path, *, expected: int = 2) -> None:
+        place = Place(number, "127.0.0.1", port, alive_s=0.5, wait_s=20.0)
+        self.meeting = Meeting(place, expected=expected)
+        self.toy = Toy()
+        self.shelf = Shelf()
+        identity = Identity(RunId(1), keccak(b"recipe"), 1)
+        self.checkpoints = Checkpoints(folder / str(number), identity)
+        self.learner = SiteLearner(
+            self.toy,
+            self.meeting,
+            OuterStep(0.7, 0.5),
+            self.checkpoints,
+            self.shelf,
+            max_async_level=2,
+        )
+
+    def step(self, number: int, groups: Sequence[float]) -> None:
+        """Take a step as the flow does: train, write the policy, save."""
+        self.learner.step(Step(number), groups)  # type: ignore[arg-type]
+        version = PolicyVersion(number)
+        self.shelf.write(version, self.learner.weights())
+        state = TrainerState(version, Cursor(number), number - 1, number - 2, {"pools": number})
+        self.checkpoints.save(state, self.learner.state()).result(10)
+
+    def close(self) -> None:
+        self.meeting.close()
+        self.checkpoints.close()
+
+
+@pytest.fixture
+def port() -> int:
+    """A free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+    return number
+
+
+def _together(*tasks: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return [future.result(30) for future in [pool.submit(task) for task in tasks]]
+
+
+def _pair(port: int, folder: Path) -> tuple[Site, Site]:
+    first, second = _together(lambda: Site(0, port, folder), lambda: Site(1, port, folder))
+    return first, second
+
+
+def test_sites_split_the_groups_and_hold_the_same_weights(port: int, tmp_path: Path) -> None:
+    zero, one = _pair(port, tmp_path)
+
+    def other() -> None:
+        one.learner.join()
+        for number in (1, 2, 3):
+            one.step(number, [1.0, 2.0, 3.0])
+
+    _together(lambda: [zero.step(n, [1.0, 2.0, 3.0]) for n in (1, 2, 3)], other)
+    assert zero.toy.taken == [(n, [1.0, 3.0]) for n in (1, 2, 3)]
+    assert one.toy.taken == [(n, [2.0]) for n in (1, 2, 3)]
+    assert torch.equal(zero.toy.w, one.toy.w)
+    assert zero.toy.w.any()
+    assert not torch.equal(zero.toy.momentum, one.toy.momentum)
+    # Three exchanges with one other site, a block of codes and its scale each way.
+    assert zero.learner.traffic.outer_bytes == 3 * 2 * byte_size(BLOCK)
+    zero.close()
+    one.close()
+
+
+def test_step_is_taken_again_without_a_site_that_died(port: int, tmp_path: Path) -> None:
+    zero, one = _pair(port, tmp_path)
+
+    def dying() -> None:
+        one.learner.join()
+        one.step(1, [1.0, 2.0, 3.0])
+        one.learner._begin().close()
+        one.meeting.close()
+
+    _together(lambda: [zero.step(n, [1.0, 2.0, 3.0]) for n in (1, 2)], dying)
+    assert zero.toy.taken == [(1, [1.0, 3.0]), (2, [1.0, 3.0]), (2, [1.0, 2.0, 3.0])]
+    alone = Toy()
+    alone.restore(one.toy.state())
+    assert zero.meeting._members == [0]
+    zero.close()
+
+
+def test_site_that_comes_back_takes_over_the_run_s_state(port: int, tmp_path: Path) -> None:
+    zero, one = _pair(port, tmp_path)
+    ready = threading.Event()
+
+    def comes_back() -> Site:
+        one.learner.join()
+        one.step(1, [1.0, 2.0])
+        one.close()
+        ready.wait(20)
+        back = Site(1, port, tmp_path)
+        back.learner.join()
+        saved = back.checkpoints.newest()
+        assert saved is not None
+        assert (saved.state.version, saved.state.kept) == (2, {"pools": 2})
+        assert sorted(back.shelf.held) == [1, 2]
+        back.step(3, [1.0, 2.0])
+        return back
+
+    def goes_on() -> None:
+        zero.step(1, [1.0, 2.0])
+        zero.step(2, [1.0, 2.0])
+        ready.set()
+        while not zero.meeting._newcomer(1):
+            pass
+        zero.step(3, [1.0, 2.0])
+
+    _, back = _together(goes_on, comes_back)
+    assert torch.equal(zero.toy.w, back.toy.w)
+    assert zero.learner.traffic.heal_bytes > 0
+    zero.close()
+    back.close()
+
+
+def test_site_that_the_run_left_behind_is_told(port: int, tmp_path: Path) -> None:
+    zero, one = _pair(port, tmp_path)
+
+    def sleeper() -> None:
+        one.learner.join()
+        one.step(1, [1.0, 2.0])
+        one.meeting.close()
+        left.wait(20)
+        with pytest.raises(SiteLost, match="went on without site 1"):
+            one.step(2, [1.0, 2.0])
+
+    left = threading.Event()
+    _together(lambda: [zero.step(1, [1.0, 2.0]), zero.step(2, [1.0, 2.0]), left.set()], sleeper)
+    zero.close()
+
+
+def test_wait_for_a_site_that_never_comes_has_an_end(port: int) -> None:
+    place = Place(1, "127.0.0.1", port, alive_s=0.2, wait_s=0.5)
+    with pytest.raises(SiteLost, match="site 0's store"):
+        Meeting(place, expected=2)

@@ -1,0 +1,296 @@
+"""Trainer sites: places far apart that train one policy, and exchange little (DiLoCo).
+
+A training step at a site, `SiteLearner.step`:
+
+  1. meet      the sites that take part are fixed; one that joins takes over site 0's state
+  2. train     inner AdamW steps on the site's own share of the step's groups
+  3. exchange  the mean of what all sites moved, as int8, each number twice on the way
+  4. agree     only if every site has it all the step counts; else it is taken again from 1,
+               without the sites that are gone, so no accepted file is left out
+  5. step      Nesterov on the mean; all sites hold the same weights again, bit by bit
+
+All sites read the same training stream with the same cursor; site i of K takes groups i, i + K, …
+of a step. Only site 0 publishes, and its state is the run's: what another site has beyond it was
+never published, and is given up when it joins.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from blake3 import blake3
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from muster.protocol.encoding import hex0x
+from muster.protocol.ids import PolicyVersion, Step, to_hash32
+from muster.protocol.rollouts import Rollout
+from muster.trainer.checkpoint import Checkpoints, TrainerState
+from muster.trainer.figures import StepFigures
+from muster.trainer.meeting import Meeting, Newcomer, Round, SiteLost, lost_site
+from muster.trainer.outer import (
+    OuterStep,
+    byte_size,
+    joined,
+    mean_of,
+    quantised,
+    restored,
+    split,
+)
+from muster.trainer.policies import BASE, PolicyShelf
+from muster.trainer.stream import Cursor
+
+logger = logging.getLogger(__name__)
+
+VELOCITY = "outer."
+"""Prefix of the outer momentum in a site's state."""
+
+
+class Inner(Protocol):
+    """A learner as the flow knows it."""
+
+    def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
+        """Take the optimiser steps of a training step."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the policy's weights."""
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over weights."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that the next step depends on."""
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return tensors to read a state into."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that this site sent to others."""
+
+    outer_bytes: int = 0
+    """For outer steps."""
+    heal_bytes: int = 0
+    """For sites that joined."""
+
+
+class SiteLearner:
+    """A learner that trains with those of other sites."""
+
+    def __init__(
+        self,
+        inner: Inner,
+        meeting: Meeting,
+        outer: OuterStep,
+        checkpoints: Checkpoints,
+        shelf: PolicyShelf,
+        *,
+        max_async_level: int,
+    ) -> None:
+        self.traffic = Traffic()
+        self._inner = inner
+        self._meeting = meeting
+        self._outer = outer
+        self._checkpoints = checkpoints
+        self._shelf = shelf
+        self._max_async_level = max_async_level
+        self._round: Round | None = None
+
+    def join(self) -> None:
+        """Take over the run's state from site 0 and keep it as this site's own. Not for site 0.
+
+        Blocking; raises SiteLost when site 0 does not let this site in.
+        """
+        round_ = self._meeting.ask({"digest": self._digest()})
+        self._round = round_
+        self._take_over(round_)
+
+    def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
+        """Take a training step together with all sites that are there."""
+        before = {name: value.clone() for name, value in self.state().items()}
+        weights = {name: value.clone() for name, value in self._inner.weights().items()}
+        while True:
+            round_ = self._begin()
+            place, count = round_.rank, len(round_.members)
+            figures = self._inner.step(step, groups[place::count])
+            after = self._inner.weights()
+            moved = {name: value - after[name] for name, value in weights.items()}
+            mean = self._exchange(round_, moved)
+            self.traffic.outer_bytes += round_.sent_bytes
+            if self._meeting.agree(round_, has_all=mean is not None) and mean is not None:
+                break
+            logger.warning("step taken again: a site was lost", extra={"step": step})
+            self.restore(before)
+        self._inner.load(self._outer.apply(weights, mean))
+        logger.info(
+            "outer step",
+            extra={"step": step, "sites": round_.members, "sent_bytes": round_.sent_bytes},
+        )
+        return figures
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the policy's weights: the same at every site."""
+        return self._inner.weights()
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Continue from a policy's weights, without momentum."""
+        self._outer.velocity.clear()
+        self._inner.load(weights)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that the next step depends on: the inner state and the outer momentum."""
+        own = {VELOCITY + name: value for name, value in self._outer.velocity.items()}
+        return self._inner.state() | own
+
+    def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return tensors to read a saved state into."""
+        own = {name: torch.zeros(size) for name, size in sizes.items() if _is_outer(name)}
+        rest = {name: size for name, size in sizes.items() if not _is_outer(name)}
+        return self._inner.like(rest) | own
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state as `state` returned it."""
+        self._inner.restore({n: value for n, value in state.items() if not _is_outer(n)})
+        self._outer.velocity = {
+            n.removeprefix(VELOCITY): value.clone() for n, value in state.items() if _is_outer(n)
+        }
+
+    # 1. meet
+
+    def _begin(self) -> Round:
+        """Return the round of the next attempt, after those who join in it have their state."""
+        joined_in, self._round = self._round, None
+        if joined_in is not None:
+            return joined_in
+        round_ = self._meeting.gather()
+        if round_.rank == 0:
+            for newcomer in round_.newcomers:
+                self._hand_over(round_, newcomer)
+        self.traffic.heal_bytes += round_.sent_bytes
+        round_.sent_bytes = 0
+        return round_
+
+    def _hand_over(self, round_: Round, newcomer: Newcomer) -> None:
+        """Send a site that joins what it lacks: the flow's state, tensors, recent policies."""
+        state = self._checkpoints.latest or TrainerState(BASE, Cursor(), 0, 0)
+        is_same = newcomer.knows.get("digest") == self._digest()
+        tensors = {} if is_same else {f"state.{n}": v for n, v in self.state().items()}
+        if not is_same:
+            oldest = max(1, state.version - self._max_async_level)
+            for version in range(oldest, state.version + 1):
+                weights = self._shelf.weights(PolicyVersion(version))
+                tensors |= {f"policy.{version}.{name}": w for name, w in weights.items()}
+        try:
+            to = round_.members.index(newcomer.site)
+            round_.send_all(_bytes(json.dumps(_plain(state)).encode()), to)
+            round_.send_all(_bytes(to_bytes(_separate(tensors))), to)
+        except SiteLost:
+            # Its absence shows when the step is exchanged.
+            logger.warning("site lost while it joined", extra={"site": newcomer.site})
+        logger.info(
+            "site joined",
+            extra={"site": newcomer.site, "sent_bytes": round_.sent_bytes, "healed": not is_same},
+        )
+
+    def _take_over(self, round_: Round) -> None:
+        state = _state(json.loads(round_.receive_all(0).numpy().tobytes()))
+        tensors = from_bytes(round_.receive_all(0).numpy().tobytes())
+        policies: dict[PolicyVersion, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("policy."):
+                _, version, weight = name.split(".", 2)
+                policies.setdefault(PolicyVersion(int(version)), {})[weight] = tensor
+        for version, weights in policies.items():
+            self._shelf.write(version, weights)
+        if tensors:
+            own = {
+                n.removeprefix("state."): t for n, t in tensors.items() if n.startswith("state.")
+            }
+            self.restore(own)
+            self._checkpoints.forget()
+            self._checkpoints.save(state, self.state()).result()
+        logger.info(
+            "joined the run", extra={"policy_version": state.version, "healed": bool(tensors)}
+        )
+
+    def _digest(self) -> str:
+        """Return what two sites with the same state agree in; generators are each site's own."""
+        hasher = blake3(json.dumps(_plain(self._checkpoints.latest)).encode())
+        for name, value in sorted(self.state().items()):
+            if not name.startswith("random."):
+                hasher.update(name.encode() + value.detach().cpu().numpy().tobytes())
+        return hasher.hexdigest()
+
+    # 3. exchange
+
+    def _exchange(self, round_: Round, moved: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Return the mean over sites; None when one was lost on the way."""
+        try:
+            return split(mean_over_sites(round_, joined(moved, len(round_.members))), moved)
+        except SiteLost as error:
+            logger.warning("exchange failed", extra={"error": str(error)})
+            return None
+
+
+def mean_over_sites(round_: Round, own_P: Tensor) -> Tensor:
+    """Return the mean of all members' vectors, the same bytes at each of them.
+
+    Each member adds up one part of it: parts go there as int8, and its mean comes back as int8.
+    Raises SiteLost when a member is.
+    """
+    count, me = len(round_.members), round_.rank
+    parts = own_P.chunk(count)
+    size = byte_size(len(parts[0]))
+    others = [i for i in range(count) if i != me]
+    with lost_site("the sites' movements"):
+        sending = [round_.start_send(quantised(parts[i]), i) for i in others]
+        received = {i: restored(round_.receive(size, i)) for i in others}
+        for work in sending:
+            work.wait()
+    received[me] = restored(quantised(parts[me]))
+    mine = quantised(mean_of([received[i] for i in range(count)]))
+    with lost_site("the sites' means"):
+        sending = [round_.start_send(mine, i) for i in others]
+        means = {i: round_.receive(size, i) for i in others}
+        for work in sending:
+            work.wait()
+    means[me] = mine
+    return torch.cat([restored(means[i]) for i in range(count)])
+
+
+def _is_outer(name: str) -> bool:
+    return name.startswith(VELOCITY)
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies that share no memory, which the format does not take."""
+    return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+
+
+def _plain(state: TrainerState | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    value = asdict(state)
+    last = state.cursor.last
+    value["cursor"] = {"position": state.cursor.position, "last": last and hex0x(last)}
+    return value
+
+
+def _state(value: dict[str, Any]) -> TrainerState:
+    cursor = value.pop("cursor")
+    last = cursor["last"]
+    return TrainerState(**value, cursor=Cursor(cursor["position"], last and to_hash32(last)))
