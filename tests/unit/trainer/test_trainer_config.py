@@ -134,7 +134,7 @@ FLAGS = {
         "--eval-set --help --host --keep --keep-checkpoints "
         "--keystore --metrics-host --metrics-port --micro-batch-tokens --model "
         "--on-collapse --orchestrator --password-file --poll-s --port "
-        "--publish-dtype --ready-file --recipe --rpc --run --state-dir --steps --store "
+        "--publish-dtype --rank-timeout-s --ready-file --recipe --rpc --run --state-dir --steps --store "
         "--task-set --threads "
         "--wandb-project"
     ),

@@ -104,6 +104,7 @@ class Checkpoints:
         """Older versions that stay as well."""
         self._ranks = ranks
         self.latest: TrainerState | None = None
+        ranks.lead("storage", (folder.absolute(), identity))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def save(self, state: TrainerState, tensors: Mapping[str, Tensor]) -> Future[None]:
@@ -112,6 +113,7 @@ class Checkpoints:
         The tensors may change as soon as this returns. The future raises StorageError, and what was
         saved before stays, when the step could not be written.
         """
+        self._ranks.lead("save", state)
         try:
             fresh = self._fresh(state.version)
             writing = async_save(
@@ -158,6 +160,7 @@ class Checkpoints:
 
         Raises StorageError when they do not fit it.
         """
+        self._ranks.lead("read", folder)
         reader = FileSystemReader(folder)
         found = {
             name: stored

@@ -42,6 +42,7 @@ def trainer() -> None:
 @click.option("--keep", type=int, help="Newest versions that stay in the store.")
 @click.option("--anchor-every", type=int, help="Of so many versions one is broadcast whole.")
 @click.option("--state-dir", type=FOLDER, help="Checkpoint, policies and metrics.")
+@click.option("--rank-timeout-s", type=float, help="Under torchrun: longest wait for other ranks.")
 @click.option("--keep-checkpoints", type=int, help="Newest checkpoints that stay. [default: 2]")
 @click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
 @click.option("--eval-every", type=int, help="Evaluate every so many steps as well.")
@@ -78,6 +79,10 @@ def trainer_run(
     Example:
       muster trainer run --run 1 --keystore trainer.json --orchestrator http://host:8600 \\
           --store ./origin --state-dir ./trainer --port 8800
+
+    \b
+    On several devices, --state-dir in a folder that all of them see:
+      torchrun --nproc-per-node 8 --no-python muster trainer run --device cuda ...
     """
     from muster.settings import load_settings
     from muster.telemetry import setup_logging

@@ -42,6 +42,8 @@ class TrainerSettings(Settings):
     for all of them whole. Relays look at 16 versions, so anchors must not lie further apart."""
     state_dir: Path = Path("trainer-state")
     """Checkpoint, policies and metrics; no other process may share it."""
+    rank_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """Under torchrun: how long one process waits for the others before it gives up."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 2
     """Newest checkpoints that stay in the state folder; the one before stands in for a damaged
     one."""

@@ -10,8 +10,9 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +22,12 @@ from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.accumulation import Given, accumulate
+from muster.trainer.balance import balance
 from muster.trainer.figures import StepFigures, Sums
 from muster.trainer.filters import Kept, keep_informative, without_mismatch
 from muster.trainer.losses import Totals
 from muster.trainer.packing import MicroBatch, Sample
+from muster.trainer.parallel import ONE_PROCESS, Ranks, Team, whole
 from muster.trainer.passes import Passes
 from muster.trainer.persistence import (
     Weights,
@@ -35,13 +38,28 @@ from muster.trainer.persistence import (
     training_state,
 )
 from muster.trainer.precision import ComputeType
+from muster.trainer.sharded import Blueprint, ShardedPasses, blueprint_of, empty_model
 
 logger = logging.getLogger(__name__)
+
+
+LARGEST = frozenset({"max_ratio", "mismatch_max", "grad_norm", "skipped"})
+"""Sums of a step that are not added over ranks."""
+
+
+class Share(NamedTuple):
+    """What one rank does of an optimiser step."""
+
+    samples: list[Sample]
+    """Its samples; none when there are fewer groups than ranks."""
+    totals: Totals
+    """Of all ranks: what the loss is divided by."""
 
 
 @dataclass(slots=True)
 class _OptimizerStep:
     samples: list[Sample]
+    totals: Totals
     batches: list[MicroBatch]
     proximal: list[Tensor] = field(default_factory=list)
     """Log-probabilities before the training step, per micro-batch; empty where not needed."""
@@ -52,15 +70,19 @@ class Learner:
 
     def __init__(
         self,
-        model_folder: Path,
+        model: Path | Blueprint,
         recipe: Recipe,
         *,
-        published: Callable[[PolicyVersion], Weights],
+        published: Callable[[PolicyVersion], Weights | None],
         micro_batch_tokens: int = 16_384,
         device: str = "cpu",
         compute_dtype: ComputeType = "float32",
+        team: Team | None = None,
     ) -> None:
-        """`published` gives a published version's weights, exactly as workers got them."""
+        """`published` gives a published version's weights, exactly as workers got them.
+
+        With a team rank 0 has the base model's folder, and the others its blueprint and no weights.
+        """
         self._recipe = recipe
         self._device = torch.device(device)
         self.learning_rate_scale = 1.0
@@ -74,6 +96,25 @@ class Learner:
             micro_batch_tokens=micro_batch_tokens,
             compute_dtype=compute_dtype,
         )
+        self._ranks: Ranks = team or ONE_PROCESS
+        own = _load(model, self._device if team is None else torch.device("cpu"))
+        self.model = own.train()
+        options: dict[str, Any] = {
+            "temperature": recipe.sampling.temperature,
+            "micro_batch_tokens": micro_batch_tokens,
+            "compute_dtype": compute_dtype,
+        }
+
+        def load(model: Any, version: PolicyVersion) -> None:
+            load_weights(model, published(version))
+
+        if team is None:
+            self._passes = Passes(self.model, _load(model, self._device), load, **options)
+        else:
+            blueprint = model if isinstance(model, Blueprint) else blueprint_of(own)
+            start = (recipe.to_bytes(), blueprint, micro_batch_tokens, compute_dtype)
+            team.lead("start", start)
+            self._passes = ShardedPasses(own, blueprint, load, team, **options)
         training = recipe.training
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -87,31 +128,47 @@ class Learner:
         """Take the optimiser steps of one training step; the same input gives the same weights."""
         kept = self._without_mismatch(keep_informative(groups, self._recipe.training))
         rewards = [rollout.task_reward for group in groups for rollout in group]
-        learning_rate = self._set_learning_rate(step)
-        sums = Sums()
-        steps = self._planned(
-            _mini_batches(kept.samples, self._recipe.training.optimizer_steps, step)
-        )
-        for i, planned in enumerate(steps):
-            self._optimizer_step(planned, sums, is_first=i == 0)
+        mini_batches = _mini_batches(kept.samples, self._recipe.training.optimizer_steps, step)
+        work = _shares(mini_batches, self._ranks.size)
+        rate = self._learning_rate(step)
+        self._ranks.lead("take", *((rate, share) for share in work))
+        sums = self.take(rate, work[0])
         return sums.figures(
             reward=sum(rewards) / max(1, len(rewards)),
             samples=sum(map(len, kept.samples)),
             dropped=kept.dropped,
-            learning_rate=learning_rate,
+            learning_rate=rate,
         )
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the policy's parameters and buffers, tied ones once."""
-        return named_weights(self.model)
+    def take(self, rate: float, work: Sequence[Share]) -> Sums:
+        """Take a training step's optimiser steps on this rank's work; on all ranks together.
 
-    def load(self, weights: Weights) -> None:
-        """Continue from a policy's weights, with the optimiser as it is."""
-        load_weights(self.model, weights)
+        Returns the sums over all ranks.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        sums = Sums()
+        with self._ranks.watch("a training step"):
+            for i, planned in enumerate(self._planned(work)):
+                self._optimizer_step(planned, sums, is_first=i == 0)
+            self._ranks.merge(sums, LARGEST)
+        return sums
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the policy's parameters and buffers, tied ones once, whole."""
+        self._ranks.lead("weights")
+        with self._ranks.watch("gathering the policy"):
+            return {name: whole(value) for name, value in named_weights(self.model).items()}
+
+    def load(self, weights: Weights | None) -> None:
+        """Continue from a policy's weights, with the optimiser as it is; rank 0 has them."""
+        self._ranks.lead("load")
+        with self._ranks.watch("taking over a policy"):
+            load_weights(self.model, weights)
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that the next step depends on, by name; live, not copies."""
-        return training_state(self.model, self.optimizer)
+        return training_state(self.model, self.optimizer, rank=self._ranks.rank)
 
     def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         """Return tensors to read a saved state of these sizes into."""
@@ -119,27 +176,35 @@ class Learner:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state as `state` returned it, also in a process before this one."""
-        restore_state(self.model, self.optimizer, state)
+        self._ranks.lead("restore")
+        restore_state(self.model, self.optimizer, state, rank=self._ranks.rank)
+
+    def surprise(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the mismatch of all ranks' samples on rank 0; on all ranks together."""
+        with self._ranks.watch("looking for mismatch"):
+            return self._ranks.joined(self._passes.surprise(samples))
 
     def _without_mismatch(self, kept: Kept) -> Kept:
         limit = self._recipe.filters.max_mismatch
         if not limit:
             return kept
         samples = [sample for group in kept.samples for sample in group]
-        return without_mismatch(kept, self._passes.surprise(samples), limit)
+        parts = _even_parts(samples, self._ranks.size)
+        self._ranks.lead("surprise", *parts)
+        return without_mismatch(kept, self.surprise(parts[0]), limit)
 
-    def _set_learning_rate(self, step: Step) -> float:
+    def _learning_rate(self, step: Step) -> float:
         training = self._recipe.training
         warm = min(1.0, step / training.warmup_steps) if training.warmup_steps else 1.0
-        rate = training.learning_rate * warm * self.learning_rate_scale
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+        return training.learning_rate * warm * self.learning_rate_scale
 
-    def _planned(self, mini_batches: list[list[Sample]]) -> list[_OptimizerStep]:
+    def _planned(self, work: Sequence[Share]) -> list[_OptimizerStep]:
         """Pack each optimiser step's samples; a decoupled objective fixes its proximal policy."""
         self._passes.refresh()
-        steps = [_OptimizerStep(samples, self._passes.pack(samples)) for samples in mini_batches]
+        steps = [
+            _OptimizerStep(share.samples, share.totals, self._passes.pack(share.samples))
+            for share in work
+        ]
         if self._recipe.training.decoupled:
             # The first optimiser step still has the proximal policy's weights.
             for step in steps[1:]:
@@ -149,33 +214,37 @@ class Learner:
     def _optimizer_step(self, step: _OptimizerStep, sums: Sums, *, is_first: bool) -> None:
         self._passes.refresh()
         behaviour = self._passes.behaviour(step.samples, step.batches)
-        totals = Totals(
-            tokens=sum(len(sample.completion_tokens) for sample in step.samples),
-            samples=len(step.samples),
-        )
         objective, longest = self._recipe.training, self._recipe.sampling.max_new_tokens
         self.optimizer.zero_grad(set_to_none=True)
         is_finite = True
         for i, batch in enumerate(step.batches):
+            reference_N = self._passes.reference(batch) if objective.kl_coefficient else None
+            if not batch.order:
+                self._passes.accompany(batch)
+                continue
             advantage_B = torch.tensor([step.samples[j].advantage for j in batch.order])
             given = Given(
                 behaviour[i],
                 advantage_B[batch.row_N].to(self._device),
                 batch.row_N.to(self._device),
                 step.proximal[i] if step.proximal else None,
-                self._passes.reference(batch) if objective.kl_coefficient else None,
+                reference_N,
             )
-            parts, entropy_N = accumulate(self._passes, batch, given, totals, objective, longest)
+            parts, entropy_N = accumulate(
+                self._passes, batch, given, step.totals, objective, longest
+            )
             sums.add(parts, given.advantage_N, entropy_N, is_first=is_first)
             # A clip has slope 0 where the ratio is nan: the gradient alone would not show it.
             is_finite &= bool(parts.loss_N.isfinite().all())
-        self._descend(sums, is_finite=is_finite)
+        self._descend(sums, is_finite=not self._ranks.largest(not is_finite))
 
     def _descend(self, sums: Sums, *, is_finite: bool) -> None:
         """Take the optimiser step, unless the loss or the gradient is not finite."""
         norm = float(
-            torch.nn.utils.clip_grad_norm_(
-                self.model.parameters(), self._recipe.training.max_grad_norm
+            whole(
+                torch.nn.utils.clip_grad_norm_(
+                    self.model.parameters(), self._recipe.training.max_grad_norm
+                )
             )
         )
         if not (is_finite and math.isfinite(norm)):
@@ -187,13 +256,31 @@ class Learner:
         self.optimizer.step()
 
 
-def _load(folder: Path, device: torch.device) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+def _load(model: Path | Blueprint, device: torch.device) -> Any:
+    if isinstance(model, Blueprint):
+        return empty_model(model.config)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
 
 
-def _mini_batches(groups: list[list[Sample]], count: int, step: Step) -> list[list[Sample]]:
+def _mini_batches(groups: list[list[Sample]], count: int, step: Step) -> list[list[list[Sample]]]:
     """Deal whole groups to `count` mini-batches of about equal size; none of them is empty."""
     order = list(groups)
     random.Random(f"step {step}").shuffle(order)
-    dealt = [[sample for group in order[i::count] for sample in group] for i in range(count)]
-    return [samples for samples in dealt if samples]
+    return [dealt for dealt in (order[i::count] for i in range(count)) if dealt]
+
+
+def _even_parts(samples: list[Sample], count: int) -> list[list[Sample]]:
+    """Cut samples into so many runs of about equal number."""
+    ends = [len(samples) * i // count for i in range(count + 1)]
+    return [samples[a:b] for a, b in pairwise(ends)]
+
+
+def _shares(mini_batches: list[list[list[Sample]]], ranks: int) -> list[list[Share]]:
+    """Return every rank's share of each optimiser step: whole groups, about equal work."""
+    work: list[list[Share]] = [[] for _ in range(ranks)]
+    for groups in mini_batches:
+        lengths = [len(sample.completion_tokens) for group in groups for sample in group]
+        totals = Totals(tokens=sum(lengths), samples=len(lengths))
+        for rank, own in enumerate(balance(groups, ranks)):
+            work[rank].append(Share([sample for group in own for sample in group], totals))
+    return work

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.attention import NAME, switch_off_dropout, understands_packing
@@ -42,13 +41,18 @@ class Passes:
         temperature: float,
         micro_batch_tokens: int,
         compute_dtype: ComputeType = "float32",
+        is_packed: bool | None = None,
     ) -> None:
         """`frozen` is a model like `trained`; published versions' weights are put into it."""
+        """`load` puts a published version's weights into `frozen`, a model like `trained`.
+        `is_packed` says whether samples may share rows; none to find out, which takes weights.
+        """
         for model in (trained, frozen):
             switch_off_dropout(model)
-        self.is_packed = understands_packing(trained)
+        self.is_packed = understands_packing(trained) if is_packed is None else is_packed
         if self.is_packed:
-            frozen.set_attn_implementation(NAME)
+            for model in (trained, frozen):
+                model.set_attn_implementation(NAME)
         logger.info("samples share rows" if self.is_packed else "samples are padded to rows")
         self._computing = ComputeCopy(trained, compute_dtype)
         self._frozen = shorten(frozen, getattr(torch, compute_dtype)).eval().requires_grad_(False)
@@ -80,6 +84,11 @@ class Passes:
         hidden_ND = batch.hidden(model)
         targets_N = batch.targets_N.to(hidden_ND.device)
         return token_objective(hidden_ND, head_of(model), targets_N, self._temperature, objective)
+
+    def accompany(self, batch: MicroBatch) -> None:
+        """Compute a pass and a gradient of zero: a filler, that others do not compute alone."""
+        logp_N, _ = self.logprobs(batch)
+        (logp_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]  # torch's stub
 
     @torch.no_grad()
     def behaviour(
@@ -159,6 +168,9 @@ class Passes:
             and torch.equal(weights[name].to(value.device, value.dtype), value)
             for name, value in own.items()
         )
+    def _is_current(self) -> bool:
+        pairs = zip(self._frozen.parameters(), self._computing.model.parameters(), strict=True)
+        return all(torch.equal(f, own) for f, own in pairs)
 
     def _values(self, model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         hidden_ND = batch.hidden(model)

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from muster.trainer.parallel import spread
+
 Weights = Mapping[str, Tensor]
 """A policy's parameters by name, as saved."""
 
@@ -26,14 +28,17 @@ def named_weights(model: Any) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if name not in tied}
 
 
-def load_weights(model: Any, weights: Weights) -> None:
-    """Copy weights, as `named_weights` returns them, into a model of the same architecture."""
+def load_weights(model: Any, weights: Weights | None) -> None:
+    """Copy weights, as `named_weights` returns them, into a model of the same architecture.
+
+    On all ranks of a team together; only rank 0 gives the weights, others get their shards.
+    """
     own = named_weights(model)
-    if own.keys() != weights.keys():
-        raise ValueError(f"weights differ in {sorted(own.keys() ^ weights.keys())[:5]}")
+    if weights is not None:
+        _check_names(own, weights)
     with torch.no_grad():
         for name, value in own.items():
-            value.copy_(weights[name])
+            spread(value, None if weights is None else weights[name])
 
 
 def training_state(
@@ -70,7 +75,11 @@ def restore_state(
 
     A rank that the state does not know, because there were fewer, keeps its own generators.
     """
-    load_weights(model, _below(state, "model."))
+    own_weights, saved = named_weights(model), _below(state, "model.")
+    _check_names(own_weights, saved)
+    with torch.no_grad():
+        for name, value in own_weights.items():
+            value.copy_(saved[name])
     optimizer.state.clear()
     for name, parameter in model.named_parameters():
         own = _below(state, f"optimizer.{name}.")
@@ -79,6 +88,11 @@ def restore_state(
         if own:
             optimizer.state[parameter] = own
     _restore_random(_below(state, f"random.{rank}."))
+
+
+def _check_names(own: Weights, given: Weights) -> None:
+    if own.keys() != given.keys():
+        raise ValueError(f"weights differ in {sorted(own.keys() ^ given.keys())[:5]}")
 
 
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,10 +29,12 @@ from muster.trainer.checkpoint import Checkpoints, Identity
 from muster.trainer.config import TrainerSettings
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.exporting import Export, log_to_wandb, serve_prometheus
+from muster.trainer.follow import follow as follow_leader
 from muster.trainer.guard import Guard
 from muster.trainer.learner import Learner
 from muster.trainer.loop import Parts, Trainer
 from muster.trainer.metrics import MetricsLog, MetricsPoster, shortage_figures
+from muster.trainer.parallel import ONE_PROCESS, RankLost, Team, join
 from muster.trainer.policies import BASE, PolicyShelf, eos_token_ids, vocab_size
 from muster.trainer.publish import Publisher
 from muster.trainer.recovery import catch_up, provide_base_model
@@ -40,6 +42,9 @@ from muster.trainer.stability import AlarmLimits
 from muster.trainer.stream import StreamReader
 
 logger = logging.getLogger(__name__)
+
+DISMISSAL_S = 2.0
+"""How long the other ranks may take to hear that the run is over."""
 
 
 async def serve(settings: TrainerSettings, key: bytes) -> None:
@@ -52,6 +57,12 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
     compute = ComputeThread()
     async with AsyncExitStack() as stack:
         stack.callback(compute.close)
+        team = await compute.run(join, torch.device(settings.device), settings.rank_timeout_s)
+        if team is not None and team.rank:
+            await compute.run(follow_leader, team, settings.device)
+            return
+        if team is not None:
+            stack.push_async_callback(_dismiss, team, compute)
         chain = await stack.enter_async_context(
             await Chain.connect(
                 settings.rpc,
@@ -75,7 +86,7 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
         recipe = await _load_recipe(settings, config.recipe_hash, api)
         view = ChainView()
         ledger, anchor = ChainLedger(view, run_id), ChainAnchor(chain, run_id)
-        make = _Assembly(settings, run_id, recipe, store, chain, key)
+        make = _Assembly(settings, run_id, recipe, store, chain, key, team)
         recent = await anchor.recent_roots(recipe.training.max_async_level)
         parts = await compute.run(make.parts, config, ledger, anchor, recent, api, compute)
         parts = replace(parts, exports=_exports(settings, recipe, stack))
@@ -83,7 +94,9 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
             following = tasks.create_task(
                 follow(chain, view, poll_s=settings.poll_s, on_change=ledger.on_change)
             )
+            beating = tasks.create_task(_beat(team, compute))
             await Trainer(parts, steps=settings.steps or recipe.training.steps).run()
+            beating.cancel()
             following.cancel()
     logger.info("run complete")
 
@@ -99,6 +112,19 @@ def _exports(settings: TrainerSettings, recipe: Recipe, stack: AsyncExitStack) -
         log = log_to_wandb(settings.wandb_project, name, recipe.model_dump(mode="json"))
         exports.append(stack.enter_context(log))
     return exports
+
+
+async def _beat(team: Team | None, compute: ComputeThread) -> None:
+    """Tell the ranks that follow, while records are waited for, that this one is there."""
+    while team is not None:
+        await asyncio.sleep(team.beat_s)
+        await compute.run(team.lead, "beat")
+
+
+async def _dismiss(team: Team, compute: ComputeThread) -> None:
+    """Let the ranks that follow end in good order, if they still listen."""
+    with suppress(TimeoutError, RankLost):
+        await asyncio.wait_for(compute.run(team.lead, "stop"), DISMISSAL_S)
 
 
 async def _run_config(chain: Chain, run_id: RunId, key: bytes) -> RunConfig:
@@ -144,6 +170,7 @@ class _Assembly:
     store: ChunkStore
     chain: Chain
     key: bytes
+    team: Team | None = None
 
     def parts(
         self,
@@ -164,7 +191,10 @@ class _Assembly:
         provide_base_model(shelf, settings.model, self.store, self.run_id, config.base_model_hash)
         identity = Identity(self.run_id, config.recipe_hash, self.chain.chain_id)
         checkpoints = Checkpoints(
-            settings.state_dir / "checkpoints", identity, keep=settings.keep_checkpoints
+            settings.state_dir / "checkpoints",
+            identity,
+            keep=settings.keep_checkpoints,
+            ranks=self.team or ONE_PROCESS,
         )
         base = shelf.path(BASE)
         learner = Learner(
