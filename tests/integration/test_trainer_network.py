@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from chain_scenario import OWNER, TRAINER, network
 from trainer_network import PASSWORD, RECIPE, Files, TrainerNetwork
 
@@ -19,6 +21,7 @@ from muster.shardcast import ChunkStore
 from muster.wallet import save_wallet
 
 LAST = RECIPE.training.steps
+NAMES = ("one", "two")
 
 
 @pytest.fixture
@@ -103,6 +106,23 @@ async def _assert_all_anchored(trainers: TrainerNetwork, name: str) -> None:
             continue
         assert manifest.root() == checkpoint.manifest_root
         assert (manifest.stream_from, manifest.stream_to) == (2 * version - 2, 2 * version)
+
+
+async def test_trainer_of_two_ranks_makes_the_policy_of_one(trainers: TrainerNetwork) -> None:
+    await trainers.create("one")
+    await trainers.accept(range(10))
+    assert await _finish(await trainers.start("one")) == 0, trainers.log("one")
+    await trainers.create("two")
+    await trainers.accept(range(10))
+    process = await trainers.start("two", ranks=2)
+    async with asyncio.timeout(150):
+        assert await process.wait() == 0, trainers.log("two")
+    await _assert_all_anchored(trainers, "two")
+    one, two = (safetensors.torch.load(trainers.weights(name, LAST)) for name in ("one", "two"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=0, atol=2e-5)
+    losses = [[line["loss"] for line in _timeless(trainers, n) if "step" in line] for n in NAMES]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3, abs=1e-5)
 
 
 async def test_trainer_stops_cleanly_and_soon(trainers: TrainerNetwork) -> None:

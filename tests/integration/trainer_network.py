@@ -205,12 +205,17 @@ class TrainerNetwork:
         flags = [word for flag, path in paths.items() for word in (flag, str(path))]
         return [*words.split(), *flags], {"MUSTER_PASSWORD": PASSWORD, "OMP_NUM_THREADS": "1"}
 
-    async def start(self, name: str) -> asyncio.subprocess.Process:
-        """Start a trainer on the run and state folder called `name`."""
+    async def start(self, name: str, *, ranks: int = 1) -> asyncio.subprocess.Process:
+        """Start a trainer, of some processes, on the run and state folder called `name`."""
         words, env = self.command(name)
+        launcher = [sys.executable]
+        if ranks > 1:
+            launcher += f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
+            # torchrun would take --run for an abbreviation of a flag of its own.
+            launcher += ["--no-python", "--", sys.executable]
         with (self.folder / f"{name}.log").open("a") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "muster.devnet", *words),
+                *(*launcher, "-m", "muster.devnet", *words),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **env},

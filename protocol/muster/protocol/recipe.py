@@ -58,6 +58,10 @@ class TrainingRecipe(ObjectiveRecipe):
     """AdamW's decay of the gradient's square."""
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """AdamW's decoupled weight decay."""
+    outer_learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
+    """With several trainer sites: how much of their mean movement an outer step takes (DiLoCo)."""
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """With several trainer sites: Nesterov momentum of the outer step."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.1
     """Gradient clip, L2 norm over all parameters."""
 

@@ -134,8 +134,9 @@ FLAGS = {
         "--eval-set --help --host --keep --keep-checkpoints "
         "--keystore --metrics-host --metrics-port --micro-batch-tokens --model "
         "--on-collapse --orchestrator --password-file --poll-s --port "
-        "--publish-dtype --rank-timeout-s --ready-file --recipe --rpc --run --state-dir --steps --store "
-        "--task-set --threads "
+        "--publish-dtype --rank-timeout-s --ready-file --recipe --rpc --run --site "
+        "--site-address --site-alive-s --site-wait-s --sites --state-dir --steps "
+        "--store --task-set --threads "
         "--wandb-project"
     ),
     ("run", "base-model"): "--eval-set --held-out --help --out --problems --seed --task-set",

@@ -43,6 +43,11 @@ def trainer() -> None:
 @click.option("--anchor-every", type=int, help="Of so many versions one is broadcast whole.")
 @click.option("--state-dir", type=FOLDER, help="Checkpoint, policies and metrics.")
 @click.option("--rank-timeout-s", type=float, help="Under torchrun: longest wait for other ranks.")
+@click.option("--sites", type=int, help="Trainer sites with which the run begins. [default: 1]")
+@click.option("--site", type=int, help="Which of them this is; 0 publishes.")
+@click.option("--site-address", metavar="HOST:PORT", help="Where site 0 meets the others.")
+@click.option("--site-alive-s", type=float, help="A site silent for so long is left out.")
+@click.option("--site-wait-s", type=float, help="Longest wait of sites for one another.")
 @click.option("--keep-checkpoints", type=int, help="Newest checkpoints that stay. [default: 2]")
 @click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
 @click.option("--eval-every", type=int, help="Evaluate every so many steps as well.")
@@ -82,7 +87,7 @@ def trainer_run(
 
     \b
     On several devices, --state-dir in a folder that all of them see:
-      torchrun --nproc-per-node 8 --no-python muster trainer run --device cuda ...
+      torchrun --nproc-per-node 8 --no-python -- muster trainer run --device cuda ...
     """
     from muster.settings import load_settings
     from muster.telemetry import setup_logging

@@ -44,6 +44,16 @@ class TrainerSettings(Settings):
     """Checkpoint, policies and metrics; no other process may share it."""
     rank_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Under torchrun: how long one process waits for the others before it gives up."""
+    sites: Annotated[int, Field(ge=1, le=255)] = 1
+    """Trainer sites with which the run begins; 1 for a trainer that is alone."""
+    site: Annotated[int, Field(ge=0, le=254)] = 0
+    """Which of them this is: 0 publishes, and the others meet there."""
+    site_address: str = "127.0.0.1:8900"
+    """HOST:PORT at which site 0 listens for the others; a private network only."""
+    site_alive_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    """A site that has not shown itself for so long is left out."""
+    site_wait_s: Annotated[float, Field(gt=0, le=604800)] = 3600.0
+    """How long sites wait for one another's steps and messages."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 2
     """Newest checkpoints that stay in the state folder; the one before stands in for a damaged
     one."""

@@ -62,7 +62,8 @@ from muster.trainer.metrics import (
     step_entry,
 )
 from muster.trainer.policies import BASE, PolicyShelf
-from muster.trainer.publish import Publisher
+from muster.trainer.publish import Publisher, Unpublished
+from muster.trainer.sites import SiteLearner
 from muster.trainer.stream import Cursor, StepInput, StreamReader
 
 logger = logging.getLogger(__name__)
@@ -84,16 +85,16 @@ class Parts:
     """The run's recipe."""
     stream: StreamReader
     """The accepted records."""
-    learner: Learner
-    """The policy in training."""
+    learner: Learner | SiteLearner
+    """The policy in training, here or together with other sites."""
     shelf: PolicyShelf
     """Published policies on disk; holds at least the base model."""
     checkpoints: Checkpoints
     """What survives the process."""
     buffer: FileBuffer
     """Accepted files that a step may still be taken from."""
-    publisher: Publisher
-    """The way to workers and chain."""
+    publisher: Publisher | Unpublished
+    """The way to workers and chain; none from a site that others publish for."""
     log: MetricsLog
     """Figures on disk."""
     poster: MetricsPoster

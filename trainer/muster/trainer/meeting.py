@@ -21,7 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import TCPStore
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+)
 
 from muster.protocol.errors import MusterError
 
@@ -71,7 +76,7 @@ class Round:
         number: int,
         members: list[int],
         newcomers: list[Newcomer],
-        group: ProcessGroupGloo,
+        group: ProcessGroup,
         rank: int,
     ) -> None:
         self.number = number
@@ -79,7 +84,7 @@ class Round:
         self.newcomers = newcomers
         self.rank = rank
         self.sent_bytes = 0
-        self._group: ProcessGroupGloo | None = group
+        self._group: ProcessGroup | None = group
 
     def close(self) -> None:
         """Leave: who waits for a message of this site waits no longer."""

@@ -265,9 +265,9 @@ def shard(model: Any, team: Team, compute_dtype: torch.dtype, *, is_trained: boo
     not averaged, because the loss is normalised by counts over all ranks.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    options = {"mesh": team.mesh, "mp_policy": policy}
+    options: dict[str, Any] = {"mesh": team.mesh, "mp_policy": policy}
     # A model that is not trained has no backward pass that would free what it gathered.
-    always = {} if is_trained else {"reshard_after_forward": True}
+    always: dict[str, Any] = {} if is_trained else {"reshard_after_forward": True}
     names = set(getattr(model, "_no_split_modules", None) or ())
     for block in [m for m in model.modules() if type(m).__name__ in names]:
         fully_shard(block, **options)

@@ -33,11 +33,14 @@ from muster.trainer.follow import follow as follow_leader
 from muster.trainer.guard import Guard
 from muster.trainer.learner import Learner
 from muster.trainer.loop import Parts, Trainer
-from muster.trainer.metrics import MetricsLog, MetricsPoster, shortage_figures
+from muster.trainer.meeting import Meeting, Place
+from muster.trainer.metrics import MetricsLog, MetricsPoster, Unshown, shortage_figures
+from muster.trainer.outer import OuterStep
 from muster.trainer.parallel import ONE_PROCESS, RankLost, Team, join
 from muster.trainer.policies import BASE, PolicyShelf, eos_token_ids, vocab_size
-from muster.trainer.publish import Publisher
+from muster.trainer.publish import Publisher, Unpublished
 from muster.trainer.recovery import catch_up, provide_base_model
+from muster.trainer.sites import SiteLearner
 from muster.trainer.stability import AlarmLimits
 from muster.trainer.stream import StreamReader
 
@@ -197,17 +200,23 @@ class _Assembly:
             ranks=self.team or ONE_PROCESS,
         )
         base = shelf.path(BASE)
-        learner = Learner(
+        learner: Learner | SiteLearner = Learner(
             base,
             recipe,
             published=shelf.weights,
             micro_batch_tokens=settings.micro_batch_tokens,
             compute_dtype=settings.compute_dtype,
             device=settings.device,
+            team=self.team,
         )
-        self._catch_up(checkpoints, shelf, recent, learner)
+        if settings.sites > 1:
+            learner = self._among_sites(learner, checkpoints, shelf)
+        if isinstance(learner, SiteLearner) and settings.site:
+            learner.join()
+        else:
+            self._catch_up(checkpoints, shelf, recent, learner)
         buffer = FileBuffer(settings.state_dir / "files", api, ledger)
-        poster = MetricsPoster(api)
+        poster = MetricsPoster(api if settings.site == 0 else Unshown())
         return Parts(
             recipe=recipe,
             stream=StreamReader(
@@ -222,14 +231,7 @@ class _Assembly:
             shelf=shelf,
             checkpoints=checkpoints,
             buffer=buffer,
-            publisher=Publisher(
-                self.store,
-                anchor,
-                run_id=self.run_id,
-                domain=self.chain.domain("RunRegistry"),
-                key=self.key,
-                anchor_every=settings.anchor_every,
-            ),
+            publisher=self._publisher(anchor) if settings.site == 0 else Unpublished(),
             log=MetricsLog(settings.state_dir / "metrics.jsonl"),
             poster=poster,
             compute=compute,
@@ -238,12 +240,48 @@ class _Assembly:
             eval_every=settings.eval_every,
         )
 
+    def _publisher(self, anchor: ChainAnchor) -> Publisher:
+        return Publisher(
+            self.store,
+            anchor,
+            run_id=self.run_id,
+            domain=self.chain.domain("RunRegistry"),
+            key=self.key,
+            anchor_every=self.settings.anchor_every,
+        )
+
+    def _among_sites(
+        self, learner: Learner, checkpoints: Checkpoints, shelf: PolicyShelf
+    ) -> SiteLearner:
+        settings, training = self.settings, self.recipe.training
+        if self.team is not None:
+            raise ConfigError("a site of several is one process", hint="start it without torchrun")
+        if settings.on_collapse != "log":
+            # Each site sees the figures of its own samples, and they would not decide the same.
+            raise ConfigError("sites do not go back or stop by themselves: --on-collapse log")
+        host, _, port = settings.site_address.rpartition(":")
+        place = Place(
+            settings.site,
+            host,
+            int(port),
+            alive_s=settings.site_alive_s,
+            wait_s=settings.site_wait_s,
+        )
+        return SiteLearner(
+            learner,
+            Meeting(place, expected=settings.sites),
+            OuterStep(training.outer_learning_rate, training.outer_momentum),
+            checkpoints,
+            shelf,
+            max_async_level=training.max_async_level,
+        )
+
     def _catch_up(
         self,
         checkpoints: Checkpoints,
         shelf: PolicyShelf,
         recent: dict[PolicyVersion, Hash32],
-        learner: Learner,
+        learner: Learner | SiteLearner,
     ) -> None:
         """Make the newest published policy the saved state, if that is older."""
         saved = checkpoints.newest()

@@ -114,6 +114,16 @@ class Publisher:
         return True
 
 
+class Unpublished:
+    """What a trainer site has that does not publish: the others' versions are the same."""
+
+    async def publish(
+        self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
+    ) -> None:
+        """Leave it to site 0."""
+        del version, folder, stream_from, stream_to
+
+
 def sign_checkpoint(
     key: bytes, domain: Domain, run_id: RunId, version: PolicyVersion, root: Hash32
 ) -> bytes:

@@ -85,7 +85,9 @@ class ShardedPasses(Passes):
 
     def objective(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
         """As `Passes.objective`; on all ranks."""
-        return inside(self._computing.model, super().objective, batch, objective)
+        model = self._computing.model
+        found: tuple[Tensor, Tensor, Tensor] = inside(model, super().objective, batch, objective)
+        return found
 
     @torch.no_grad()
     def behaviour(

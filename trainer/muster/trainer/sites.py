@@ -106,6 +106,15 @@ class SiteLearner:
         self._max_async_level = max_async_level
         self._round: Round | None = None
 
+    @property
+    def learning_rate_scale(self) -> float:
+        """Factor on the recipe's learning rate; always 1."""
+        return 1.0
+
+    @learning_rate_scale.setter
+    def learning_rate_scale(self, scale: float) -> None:
+        assert scale == 1.0, "sites would have to agree about it"
+
     def join(self) -> None:
         """Take over the run's state from site 0 and keep it as this site's own. Not for site 0.
 
