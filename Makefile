@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := asynchrony calibration delta forgers gas history index inference resume shardcast tasks toploc trainer
+BENCHES := asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer
 
 .PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo docs bench $(BENCHES:%=bench-%) clean
 
@@ -97,6 +97,9 @@ bench-tasks: setup
 
 bench-toploc: setup benchmarks/.envs/toploc/.installed
 	$(BIN)/python benchmarks/toploc.py
+
+bench-diloco: setup
+	$(BIN)/python benchmarks/diloco.py $(ARGS)
 
 bench-delta: setup
 	$(BIN)/python benchmarks/delta.py

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub
 from torch.distributed.distributed_c10d import (
     PrefixStore,
-    ProcessGroup,
     ProcessGroupGloo,
 )
 
@@ -76,7 +75,7 @@ class Round:
         number: int,
         members: list[int],
         newcomers: list[Newcomer],
-        group: ProcessGroup,
+        group: Any,
         rank: int,
     ) -> None:
         self.number = number
@@ -84,7 +83,7 @@ class Round:
         self.newcomers = newcomers
         self.rank = rank
         self.sent_bytes = 0
-        self._group: ProcessGroup | None = group
+        self._group: Any = group
 
     def close(self) -> None:
         """Leave: who waits for a message of this site waits no longer."""

@@ -200,7 +200,7 @@ class _Assembly:
             ranks=self.team or ONE_PROCESS,
         )
         base = shelf.path(BASE)
-        learner: Learner | SiteLearner = Learner(
+        inner = Learner(
             base,
             recipe,
             published=shelf.weights,
@@ -209,8 +209,9 @@ class _Assembly:
             device=settings.device,
             team=self.team,
         )
+        learner: Learner | SiteLearner = inner
         if settings.sites > 1:
-            learner = self._among_sites(learner, checkpoints, shelf)
+            learner = self._among_sites(inner, checkpoints, shelf)
         if isinstance(learner, SiteLearner) and settings.site:
             learner.join()
         else:
