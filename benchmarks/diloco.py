@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,9 @@ class Result(NamedTuple):
     healed_bytes: int
     """Of them, for a site that came back."""
     inner_steps: int
-    """Optimiser steps that site 0 took."""
+    """Optimiser steps that site 0 took while both sites were there."""
+    shared: list[bool]
+    """Whether both sites took part, by step."""
 
 
 def recipe(steps: int, inner_steps: int) -> Recipe:
@@ -136,6 +139,14 @@ class Course:
             assert process.returncode == 0, (self.folder / "site-0.log").read_text()[-2000:]
         return rewards
 
+    def wait_for(self, path: Path, timeout_s: float = 300) -> None:
+        """Return when a file is there."""
+        until = time.monotonic() + timeout_s
+        while not path.exists():
+            if time.monotonic() > until:
+                raise RuntimeError(f"{path} is not there after {timeout_s} s")
+            time.sleep(0.02)
+
     def traffic(self, site: int) -> list[dict[str, int]]:
         """Return what a site wrote about its traffic, over all its lives."""
         path = self.folder / f"site-{site}" / "traffic.jsonl"
@@ -181,7 +192,11 @@ def together(folder: Path, model: Path, wanted: Recipe) -> Result:
         if number == steps // 3:
             course.kill(1)
         if number == steps // 3 + 2:
+            # Sampling pauses while the process starts: real steps take longer than that.
+            asks = course.folder / "site-1" / "asks"
+            asks.unlink()
             course.start(1)
+            course.wait_for(asks)
 
     rewards = course.run(disturb, timeout_s=1200)
     for version in (steps - 1, steps):
@@ -189,9 +204,12 @@ def together(folder: Path, model: Path, wanted: Recipe) -> Result:
         assert all(torch.equal(zero[name], one[name]) for name in zero), "sites differ"
     lines = {site: course.traffic(site) for site in (0, 1)}
     sent = [sum(_sent_until(lines[site], n) for site in (0, 1)) for n in range(1, steps + 1)]
-    return Result(
-        rewards, sent, max(line["heal_bytes"] for line in lines[0]), lines[0][-1]["inner_steps"]
-    )
+    healed = max(line["heal_bytes"] for line in lines[0])
+    before = [0, *[line["inner_steps"] for line in lines[0]]]
+    taken = [b - a for a, b in pairwise(before)]
+    shared = [line["sites"] == 2 for line in lines[0]]
+    inner_steps = sum(n for n, both in zip(taken, shared, strict=True) if both)
+    return Result(rewards, sent, healed, inner_steps, shared)
 
 
 def _sent_until(lines: list[dict[str, int]], step: int) -> int:
@@ -214,7 +232,7 @@ def _reached(rewards: list[float]) -> int:
 def main() -> None:
     """Measure, print, plot, write results/diloco.json."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--inner-steps", type=int, default=32)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -233,7 +251,7 @@ def main() -> None:
 def report(wanted: Recipe, weights: int, reference: list[float], result: Result) -> None:
     """Print, plot and write what was measured."""
     steps = wanted.training.steps
-    # Both sites, each optimiser step that site 0 took; it took all that a step has groups for.
+    # Both sites, each optimiser step of site 0 while both were there.
     full = 2 * 4 * weights * result.inner_steps
     outer = result.sent_bytes[-1] - result.healed_bytes
     reached = _reached(result.rewards)
@@ -260,7 +278,8 @@ def report(wanted: Recipe, weights: int, reference: list[float], result: Result)
     detail: dict[str, Any] = {
         "weights": weights,
         "policies": steps,
-        "optimiser_steps": result.inner_steps,
+        "optimiser_steps_of_both": result.inner_steps,
+        "steps_of_both": sum(result.shared),
         "killed_before_step": steps // 3 + 1,
         "restarted_before_step": steps // 3 + 3,
         "rewards": result.rewards,
@@ -272,7 +291,7 @@ def report(wanted: Recipe, weights: int, reference: list[float], result: Result)
 
 
 def _plot(reference: list[float], result: Result, per_step: float) -> None:
-    inner = result.inner_steps / len(result.rewards)
+    inner = result.inner_steps / sum(result.shared)
     figure, axes = pyplot.subplots(figsize=(6.4, 3.6))
     each = [max(1.0, n * inner * per_step) / 1e6 for n in range(len(reference))]
     axes.plot(each, reference, marker=".", label="all-reduce of every gradient")

@@ -88,9 +88,9 @@ class CountingLearner(SiteLearner):
         """As a site does."""
         figures = super().step(step, groups)
         steps = int(max(v for n, v in self.state().items() if n.endswith(".step")))
-        line = {"step": int(step), "inner_steps": steps, **asdict(self.traffic)}
+        line = {"step": int(step), "sites": len(self.members), "inner_steps": steps}
         with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line | asdict(self.traffic)) + "\n")
         return figures
 
 
@@ -114,6 +114,7 @@ async def train(folder: Path, site: int, sites: int, port: int) -> None:
         )
         learner.path = own / "traffic.jsonl"
         if site:
+            (own / "asks").touch()
             await asyncio.to_thread(learner.join)
     ledger = FolderLedger(folder)
     buffer = FileBuffer(own / "files", ledger, ledger)

@@ -47,7 +47,7 @@ LARGEST = frozenset({"max_ratio", "mismatch_max", "grad_norm", "skipped"})
 """Sums of a step that are not added over ranks."""
 
 
-class Share(NamedTuple):
+class RankWork(NamedTuple):
     """What one rank does of an optimiser step."""
 
     samples: list[Sample]
@@ -129,7 +129,7 @@ class Learner:
         kept = self._without_mismatch(keep_informative(groups, self._recipe.training))
         rewards = [rollout.task_reward for group in groups for rollout in group]
         mini_batches = _mini_batches(kept.samples, self._recipe.training.optimizer_steps, step)
-        work = _shares(mini_batches, self._ranks.size)
+        work = _dealt(mini_batches, self._ranks.size)
         rate = self._learning_rate(step)
         self._ranks.lead("take", *((rate, share) for share in work))
         sums = self.take(rate, work[0])
@@ -140,7 +140,7 @@ class Learner:
             learning_rate=rate,
         )
 
-    def take(self, rate: float, work: Sequence[Share]) -> Sums:
+    def take(self, rate: float, work: Sequence[RankWork]) -> Sums:
         """Take a training step's optimiser steps on this rank's work; on all ranks together.
 
         Returns the sums over all ranks.
@@ -198,7 +198,7 @@ class Learner:
         warm = min(1.0, step / training.warmup_steps) if training.warmup_steps else 1.0
         return training.learning_rate * warm * self.learning_rate_scale
 
-    def _planned(self, work: Sequence[Share]) -> list[_OptimizerStep]:
+    def _planned(self, work: Sequence[RankWork]) -> list[_OptimizerStep]:
         """Pack each optimiser step's samples; a decoupled objective fixes its proximal policy."""
         self._passes.refresh()
         steps = [
@@ -275,12 +275,12 @@ def _even_parts(samples: list[Sample], count: int) -> list[list[Sample]]:
     return [samples[a:b] for a, b in pairwise(ends)]
 
 
-def _shares(mini_batches: list[list[list[Sample]]], ranks: int) -> list[list[Share]]:
+def _dealt(mini_batches: list[list[list[Sample]]], ranks: int) -> list[list[RankWork]]:
     """Return every rank's share of each optimiser step: whole groups, about equal work."""
-    work: list[list[Share]] = [[] for _ in range(ranks)]
+    work: list[list[RankWork]] = [[] for _ in range(ranks)]
     for groups in mini_batches:
         lengths = [len(sample.completion_tokens) for group in groups for sample in group]
         totals = Totals(tokens=sum(lengths), samples=len(lengths))
         for rank, own in enumerate(balance(groups, ranks)):
-            work[rank].append(Share([sample for group in own for sample in group], totals))
+            work[rank].append(RankWork([sample for group in own for sample in group], totals))
     return work

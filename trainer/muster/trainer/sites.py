@@ -98,6 +98,8 @@ class SiteLearner:
         max_async_level: int,
     ) -> None:
         self.traffic = Traffic()
+        self.members: list[int] = []
+        """Sites that took the last step together."""
         self._inner = inner
         self._meeting = meeting
         self._outer = outer
@@ -141,6 +143,7 @@ class SiteLearner:
             logger.warning("step taken again: a site was lost", extra={"step": step})
             self.restore(before)
         self._inner.load(self._outer.apply(weights, mean))
+        self.members = round_.members
         logger.info(
             "outer step",
             extra={"step": step, "sites": round_.members, "sent_bytes": round_.sent_bytes},
