@@ -22,7 +22,7 @@ import torch
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import PolicyVersion, RunId, Step
-from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.recipe import FilterRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.base_model import WarmStart, build_base_model
 from muster.trainer.checkpoint import Checkpoints, Identity, TrainerState
@@ -37,6 +37,7 @@ IDENTITY = Identity(RunId(1), keccak(b"recipe"), 31337)
 
 def recipe(**training: Any) -> Recipe:
     """A recipe in which every term of the loss counts."""
+    filters = FilterRecipe(max_mismatch=training.pop("max_mismatch", 0.0))
     values = {
         "submissions_per_step": 1,
         "optimizer_steps": 1,
@@ -54,6 +55,7 @@ def recipe(**training: Any) -> Recipe:
             problems_per_submission=1, samples_per_problem=4, temperature=0.8, max_new_tokens=12
         ),
         training=TrainingRecipe.model_validate(values),
+        filters=filters,
     )
 
 
@@ -134,6 +136,7 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fewer groups than ranks": (3, {}),
     "one group": (1, {}),
     "a sample at a time": (8, {"micro_batch_tokens": 1}),
+    "without mismatching samples": (8, {"max_mismatch": 0.3}),
     "bfloat16": (8, {"compute_dtype": "bfloat16"}),
 }
 """Groups in a step, and how it is computed."""

@@ -91,6 +91,12 @@ def test_figures_are_those_of_one_process(results: Path, size: int) -> None:
         assert many[variant] == pytest.approx(one[variant], rel=tolerance, abs=1e-6), variant
 
 
+def test_mismatch_is_looked_for_on_all_ranks(results: Path) -> None:
+    found = _load(results, "gradients", 4)
+    assert found["without mismatching samples"]["samples"] > 0
+    assert found["without mismatching samples"]["samples"] < found["bfloat16"]["samples"]
+
+
 def test_fillers_of_ranks_without_work_count_for_nothing(results: Path) -> None:
     # One group on four ranks: three of them compute fillers only.
     one, four = (_load(results, "gradients", size)["one group"] for size in (1, 4))
