@@ -21,7 +21,7 @@ JOB = Path(__file__).with_name("rank_job.py")
 SIZES = (1, 2, 4)
 
 
-async def _run(words: str, folder: Path, timeout_s: float = 240, **env: str) -> tuple[int, str]:
+async def _run(words: str, folder: Path, timeout_s: float = 480, **env: str) -> tuple[int, str]:
     process = await _start(words, folder, **env)
     async with asyncio.timeout(timeout_s):
         _, errors = await process.communicate()
