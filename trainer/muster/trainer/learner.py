@@ -87,15 +87,6 @@ class Learner:
         self._device = torch.device(device)
         self.learning_rate_scale = 1.0
         """Factor on the recipe's learning rate."""
-        self.model = _load(model_folder, self._device).train()
-        self._passes = Passes(
-            self.model,
-            _load(model_folder, self._device),
-            published,
-            temperature=recipe.sampling.temperature,
-            micro_batch_tokens=micro_batch_tokens,
-            compute_dtype=compute_dtype,
-        )
         self._ranks: Ranks = team or ONE_PROCESS
         own = _load(model, self._device if team is None else torch.device("cpu"))
         self.model = own.train()
@@ -105,23 +96,20 @@ class Learner:
             "compute_dtype": compute_dtype,
         }
 
-        def load(model: Any, version: PolicyVersion) -> None:
-            load_weights(model, published(version))
-
         if team is None:
-            self._passes = Passes(self.model, _load(model, self._device), load, **options)
+            self._passes = Passes(self.model, _load(model, self._device), published, **options)
         else:
             blueprint = model if isinstance(model, Blueprint) else blueprint_of(own)
             start = (recipe.to_bytes(), blueprint, micro_batch_tokens, compute_dtype)
             team.lead("start", start)
-            self._passes = ShardedPasses(own, blueprint, load, team, **options)
+            self._passes = ShardedPasses(own, blueprint, published, team, **options)
         training = recipe.training
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=training.learning_rate,
             betas=(training.adam_beta1, training.adam_beta2),
             weight_decay=training.weight_decay,
-            fused=True,
+            fused=team is None,
         )
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:

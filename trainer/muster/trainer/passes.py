@@ -36,15 +36,14 @@ class Passes:
         self,
         trained: Any,
         frozen: Any,
-        published: Callable[[PolicyVersion], Weights],
+        published: Callable[[PolicyVersion], Weights | None],
         *,
         temperature: float,
         micro_batch_tokens: int,
         compute_dtype: ComputeType = "float32",
         is_packed: bool | None = None,
     ) -> None:
-        """`frozen` is a model like `trained`; published versions' weights are put into it."""
-        """`load` puts a published version's weights into `frozen`, a model like `trained`.
+        """`frozen` is a model like `trained`; published versions' weights are put into it.
         `is_packed` says whether samples may share rows; none to find out, which takes weights.
         """
         for model in (trained, frozen):
@@ -162,15 +161,14 @@ class Passes:
     def _is_current(self, version: PolicyVersion) -> bool:
         """Tell whether a version has the weights that compute now, in the compute format."""
         own, weights = named_weights(self._computing.model), self._published(version)
-        # Ranks would have to agree about their shards; they compute the pass instead.
-        return own.keys() == weights.keys() and all(
-            not isinstance(value, DTensor)
-            and torch.equal(weights[name].to(value.device, value.dtype), value)
-            for name, value in own.items()
+        return (
+            weights is not None
+            and own.keys() == weights.keys()
+            and all(
+                torch.equal(weights[name].to(value.device, value.dtype), value)
+                for name, value in own.items()
+            )
         )
-    def _is_current(self) -> bool:
-        pairs = zip(self._frozen.parameters(), self._computing.model.parameters(), strict=True)
-        return all(torch.equal(f, own) for f, own in pairs)
 
     def _values(self, model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         hidden_ND = batch.hidden(model)

@@ -22,6 +22,7 @@ from muster.trainer.logprob import Objective
 from muster.trainer.packing import MicroBatch, Sample
 from muster.trainer.parallel import Team, inside, shard
 from muster.trainer.passes import BASE, Passes
+from muster.trainer.persistence import Weights, load_weights
 from muster.trainer.precision import ComputeType
 
 FILLER = Sample((0,), (0, 0), 0.0, 0)
@@ -45,7 +46,7 @@ class ShardedPasses(Passes):
         self,
         trained: Any,
         blueprint: Blueprint,
-        load: Callable[[Any, PolicyVersion], None],
+        published: Callable[[PolicyVersion], Weights | None],
         team: Team,
         *,
         temperature: float,
@@ -58,7 +59,7 @@ class ShardedPasses(Passes):
         super().__init__(
             trained,
             frozen,
-            load,
+            published,
             temperature=temperature,
             micro_batch_tokens=micro_batch_tokens,
             is_packed=blueprint.is_packed,
@@ -72,7 +73,7 @@ class ShardedPasses(Passes):
         dtype = getattr(torch, compute_dtype)
         shard(trained, team, dtype, is_trained=True)
         shard(frozen, team, dtype, is_trained=False)
-        load(trained, BASE)
+        load_weights(trained, published(BASE))
 
     def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         """Return the micro-batches of some samples, as many on every rank."""
@@ -120,7 +121,8 @@ class ShardedPasses(Passes):
                         found[mine[place]] = float(excess.mean())
         return found
 
-    def _is_current(self) -> bool:
+    def _is_current(self, version: PolicyVersion) -> bool:
+        del version
         # Ranks would have to agree about their shards; they compute the pass instead.
         return False
 
