@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer
 
-.PHONY: setup check fmt test test-all audit coverage-contracts mutate-contracts demo docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup check fmt test test-packages test-networks test-all audit coverage-contracts mutate-contracts demo docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -45,9 +45,16 @@ fmt: setup
 	$(BIN)/ruff format .
 	tools/forge fmt
 
+# Two at a time: the tests of single packages, and those that start networks.
 test: setup
 	tools/forge test
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(MAKE) --no-print-directory --jobs 2 test-packages test-networks
+
+test-packages: setup
+	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/conformance
+
+test-networks: setup
+	$(BIN)/python -m pytest -q -m "not slow" tests/integration tests/e2e
 
 test-all: setup
 	FOUNDRY_PROFILE=deep tools/forge test

@@ -19,7 +19,12 @@ def _code_lines(page: Path) -> list[str]:
     blocks = re.findall(r"^```(?:sh|console|bash)\n(.*?)^```", page.read_text(), re.M | re.S)
     indented = re.findall(r"^    (make .*|muster .*)$", page.read_text(), re.M)
     joined = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.strip().removeprefix("$ ") for line in [*joined, *indented]]
+    return [_without_prompt(line.strip()) for line in [*joined, *indented]]
+
+
+def _without_prompt(line: str) -> str:
+    command = re.sub(r"^(site\d)?\$ ", "", line)
+    return command.split(" -- ")[-1] if command.startswith("torchrun") else command
 
 
 MUSTER_LINES = [

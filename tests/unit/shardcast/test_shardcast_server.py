@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator
 
 import httpx
@@ -12,7 +13,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast import ChunkStore, ServerLimits, ShardServer
 
-BIG = os.urandom(200_000)
+BIG = random.Random(0).randbytes(200_000)
 """Above what is sent in one write."""
 
 
