@@ -161,7 +161,8 @@ def kl_divergence(logp_N: Tensor, reference_N: Tensor, drift_N: Tensor, estimato
         return d_N.detach() + weighed_N - weighed_N.detach()
     if estimator == "k2":
         return d_N**2 / 2
-    k3_N = torch.exp(-d_N) - 1 + d_N
+    # Not exp - 1: for small d its rounding is larger than the result, of either sign.
+    k3_N = torch.expm1(-d_N) + d_N
     return drift_N.exp() * k3_N if estimator == "k3_weighted" else k3_N
 
 
