@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,8 @@ async def test_a_good_machine_is_fit_and_every_line_has_a_figure(asked: Examinat
     assert is_fit(lines), [line for line in lines if line.state is State.FAIL]
     proof = find(lines, "self-proof")
     assert proof.figure.startswith("accepted: 4 samples")
-    assert "exponent mismatches 0 <= 1" in proof.figure
+    # The limit grows with the chunk, whose length the run's beacon decides.
+    assert re.search(r"exponent mismatches 0 <= \d", proof.figure)
     assert "tokens outside the margin 0 <= 0" in proof.figure
     names = {line.name for line in lines}
     assert names >= {"cpu", "memory", "disk", "engine", "head", "state", "funds", "clock", "ports"}
