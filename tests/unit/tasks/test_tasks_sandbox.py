@@ -285,8 +285,8 @@ except BlockingIOError:
         pytest.skip("this process may not make control groups")
     limits = replace(SHORT, wall_s=20.0, total_s=25.0)
     tests = run(sandbox, program, limits=limits).tests
-    # Of 1.8 GB that were asked for, the group's cap leaves room for two processes.
-    assert tests[0] is None or int(tests[0].out or b"0") <= 2
+    # The group has room for two of six at a time; one that is killed makes room for another.
+    assert tests[0] is None or int(tests[0].out or b"0") < 6
 
 
 def test_groups_are_removed_and_those_of_the_dead_swept(level: Level, tmp_path: Path) -> None:
