@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from chain_scenario import (
@@ -83,6 +84,10 @@ async def test_view_equals_a_replay_after_a_reorg_of_every_depth() -> None:
         assert (follower.view.batches, follower.view.slashes) == ({}, [])
 
 
+def timeless(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in args.items() if not name.endswith("_at")}
+
+
 @pytest.mark.parametrize("method", ["anvil_reorg", "anvil_rollback"])
 @pytest.mark.parametrize("name", ["BatchCommitted", "OutcomesPosted", "Slashed"])
 async def test_what_a_reorg_took_back_is_sent_again_and_read_again(name: str, method: str) -> None:
@@ -99,8 +104,9 @@ async def test_what_a_reorg_took_back_is_sent_again_and_read_again(name: str, me
         await sender.recover()
         await follower.check()
         again = next(e for e in follower.events if e.name == name)
-        # The same transaction in another block.
-        assert (again.tx_hash, again.args) == (lost.tx_hash, lost.args)
+        # The same transaction in another block, whose time may be another.
+        assert again.tx_hash == lost.tx_hash
+        assert timeless(again.args) == timeless(lost.args)
         assert again.block_hash != lost.block_hash
 
 
