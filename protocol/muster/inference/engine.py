@@ -30,6 +30,8 @@ class Request:
     """Softmax temperature T."""
     max_new_tokens: int
     """Limit of the completion, EOS included."""
+    position: int = 0
+    """Noise position of the first token: what of a completion of several turns is in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,10 @@ class InferenceEngine(Protocol):
         outside the vocabulary, an empty part and a sample beyond the model's context.
         """
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt."""
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt; of text within a sequence, without what the tokenizer
+        puts around one, when it is not the start.
+        """
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""

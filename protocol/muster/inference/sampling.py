@@ -34,12 +34,12 @@ def gumbel_noise(seeds: Integers, positions: Integers, vocab: int) -> Noise:
     return noise
 
 
-def noise_block(seeds: Integers, positions: range, vocab: int) -> Noise:
-    """Return [R, P, V] noise of every seed at every position."""
-    every_seed = np.repeat(np.array(seeds, np.uint64), len(positions))
-    every_position = np.tile(np.array(positions, np.uint64), len(seeds))
-    rows = gumbel_noise(every_seed, every_position, vocab)
-    return rows.reshape(len(seeds), len(positions), vocab)
+def noise_block(seeds: Integers, firsts: Integers, count: int, vocab: int) -> Noise:
+    """Return [R, P, V] noise of `count` positions of every seed, from its first one on."""
+    positions_RP = np.array(firsts, np.uint64)[:, None] + np.arange(count, dtype=np.uint64)
+    every_seed = np.repeat(np.array(seeds, np.uint64), count)
+    rows = gumbel_noise(every_seed, positions_RP.ravel(), vocab)
+    return rows.reshape(len(positions_RP), count, vocab)
 
 
 def token_hashes(seeds: Integers, positions: Integers, vocab: int) -> _Words:

@@ -104,9 +104,11 @@ class TransformersEngine:
             self._version = version
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt, with what the tokenizer puts around one."""
-        return tuple(self._loaded()[0].tokenizer.encode(text))
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, with what the tokenizer puts around one, or of text
+        within a sequence, without.
+        """
+        return tuple(self._loaded()[0].tokenizer.encode(text, add_special_tokens=is_start))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
@@ -179,6 +181,8 @@ class TransformersEngine:
 def _require_samplable(request: Request) -> None:
     if not request.temperature > 0 or not 0 <= request.seed < 1 << 64:
         raise EngineError(f"cannot sample with T {request.temperature}, seed {request.seed}")
+    if request.position < 0:
+        raise EngineError(f"a position counts from 0, got {request.position}")
 
 
 def _prefill_batch(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:

@@ -89,7 +89,7 @@ class HashEngine:
     def prefill(self, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Prefill]:
         return [self._prefill(prompt, completion) for prompt, completion in samples]
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(ALPHABET.index(character) for character in text)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -100,7 +100,8 @@ class HashEngine:
         hidden = []
         while len(tokens) < request.max_new_tokens and EOS not in tokens:
             row, logits = self._step((*request.prompt_tokens, *tokens))
-            noise = gumbel_noise([request.seed], [len(tokens)], self.vocab_size)[0]
+            position = request.position + len(tokens)
+            noise = gumbel_noise([request.seed], [position], self.vocab_size)[0]
             tokens.append(int((logits + noise).argmax()))
             hidden.append(row)
         proofs = build_proofs(np.stack(hidden), chunk_tokens=proof.chunk_tokens, topk=proof.topk)

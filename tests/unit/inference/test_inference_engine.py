@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,28 @@ def test_prefill_agrees_with_decoding(
         [p.logits_TV for p in prefills], [c.tokens for c in made], [r.seed for r in asked], 1.0
     )
     assert max(m.max() for m in replayed.margins) < 1e-4
+
+
+def test_a_completion_goes_on_from_any_position(engine: TransformersEngine) -> None:
+    asked = requests(engine, (4, 7), limit=12)
+    wholes = [completion.tokens for completion in engine.generate(asked, proof=PROOF)]
+    assert max(map(len, wholes)) > 3
+    parts = [
+        replace(
+            request,
+            prompt_tokens=(*request.prompt_tokens, *whole[:cut]),
+            position=cut,
+            max_new_tokens=request.max_new_tokens - cut,
+        )
+        for request, whole in zip(asked, wholes, strict=True)
+        for cut in range(len(whole))
+    ]
+    expected = [whole[cut:] for whole in wholes for cut in range(len(whole))]
+    assert [c.tokens for c in engine.generate(parts, proof=PROOF)] == expected
+
+
+def test_text_within_a_sequence_has_nothing_around_it(engine: TransformersEngine) -> None:
+    assert engine.encode("31=13")[-3:] == engine.encode("=13", is_start=False)
 
 
 def test_prefill_rows_predict_the_completion_tokens(

@@ -16,7 +16,7 @@ ROWS = [0, 2, 3]
 
 def requests() -> list[Request]:
     temperatures = (1.0, 0.5, 1.0, 2.0)
-    return [Request((1,), 2**63 + i, t, 6) for i, t in enumerate(temperatures)]
+    return [Request((1,), 2**63 + i, t, 6, position=5 * i) for i, t in enumerate(temperatures)]
 
 
 def chosen(position: int, *, on_device: bool = False) -> list[int]:

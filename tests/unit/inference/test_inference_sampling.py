@@ -73,9 +73,10 @@ def test_noise_of_a_row_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyP
 
 
 def test_noise_block_holds_every_seed_at_every_position() -> None:
-    block = noise_block([5, 2**63], range(3), 7)
+    block = noise_block([5, 2**63], [0, 4], 3, 7)
     assert block.shape == (2, 3, 7)
-    assert (block[1, 2] == gumbel_noise([2**63], [2], 7)[0]).all()
+    assert (block[0, 2] == gumbel_noise([5], [2], 7)[0]).all()
+    assert (block[1, 2] == gumbel_noise([2**63], [6], 7)[0]).all()
 
 
 def test_noise_has_the_moments_of_a_gumbel_distribution() -> None:

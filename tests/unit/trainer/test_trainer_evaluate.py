@@ -88,7 +88,7 @@ class ScriptedEngine:
         self.asked = list(requests)
         return [Completion(self.script[i % len(self.script)], []) for i in range(len(requests))]
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:

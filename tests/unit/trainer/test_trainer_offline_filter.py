@@ -51,7 +51,7 @@ class SkilledEngine:
     def load_policy(self, _folder: Path, _version: PolicyVersion) -> None:
         self.loads += 1
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:

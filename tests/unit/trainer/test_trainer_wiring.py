@@ -207,7 +207,7 @@ class FakeEngine:
     def load_policy(self, _folder: Path, _version: PolicyVersion) -> None:
         self.asked, self.prompts = [], []
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
         self.prompts.append(text)
         return tuple(text.encode())
 
