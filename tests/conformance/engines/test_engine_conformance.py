@@ -1,0 +1,340 @@
+"""What every inference engine does, whatever it is made of.
+
+Each test runs once per entry of `conformance_subjects.SUBJECTS`; to put a further engine through
+the suite, add one there. float32 engines must choose the very tokens of the reference; engines of
+other formats are judged as a validator judges them.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conformance_policy import CONTEXT, EOS, HIDDEN, VOCABULARY
+from conformance_reference import Reference
+from conformance_subjects import Subject
+from conformance_validator import PROOF, prefill_of, verdicts
+
+from muster.inference.engine import Completion, InferenceEngine, Request
+from muster.protocol.errors import EngineError
+from muster.protocol.ids import PolicyVersion
+from muster.toploc import verify_proofs_many
+
+
+def drawn(count: int, *, limit: int = 40, group: int = 1, seed: int = 0) -> list[Request]:
+    """Return requests whose prompts have 1 to 20 tokens, `group` samples for each."""
+    rng = random.Random(seed)
+    prompts = [
+        tuple(rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 20)))
+        for _ in range(-(-count // group))
+    ]
+    return [Request(prompts[i // group], rng.getrandbits(64), 1.0, limit) for i in range(count)]
+
+
+def assert_right(
+    subject: Subject,
+    reference: Reference,
+    requests: Sequence[Request],
+    made: Sequence[Completion],
+) -> None:
+    """The completions are those of the reference, or close enough for the number format."""
+    assert len(made) == len(requests)
+    if subject.dtype == "float32":
+        assert [c.tokens for c in made] == [reference.complete(r).tokens for r in requests]
+    for request, completion in zip(requests, made, strict=True):
+        tokens = completion.tokens
+        assert 1 <= len(tokens) <= request.max_new_tokens
+        assert EOS not in tokens[:-1]
+        assert tokens[-1] == EOS or len(tokens) == request.max_new_tokens
+        assert len(completion.proofs) == -(-len(tokens) // PROOF.chunk_tokens)
+
+
+def test_completions_are_those_of_whole_forward_passes(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    requests = drawn(12)
+    assert_right(subject, reference, requests, engine.generate(requests, proof=PROOF))
+
+
+@pytest.mark.parametrize("temperature", [0.4, 2.5])
+def test_temperature_divides_the_logits(
+    subject: Subject, engine: InferenceEngine, reference: Reference, temperature: float
+) -> None:
+    requests = [replace(r, temperature=temperature) for r in drawn(4, limit=16)]
+    made = engine.generate(requests, proof=PROOF)
+    assert_right(subject, reference, requests, made)
+    prefills = prefill_of(engine, requests, made)
+    assert set(verdicts(subject.dtype, requests, made, prefills)) == {"accepted"}
+
+
+def test_the_engine_accepts_its_own_work(subject: Subject, engine: InferenceEngine) -> None:
+    requests = drawn(16, group=4)
+    made = engine.generate(requests, proof=PROOF)
+    prefills = prefill_of(engine, requests, made)
+    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 16
+
+
+def test_another_engine_accepts_its_work(
+    subject: Subject, engine: InferenceEngine, other: InferenceEngine
+) -> None:
+    requests = drawn(16, group=4)
+    made = engine.generate(requests, proof=PROOF)
+    prefills = prefill_of(other, requests, made)
+    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 16
+
+
+def test_it_accepts_the_work_of_another_engine(
+    subject: Subject, engine: InferenceEngine, other: InferenceEngine
+) -> None:
+    requests = drawn(16, group=4)
+    made = other.generate(requests, proof=PROOF)
+    prefills = prefill_of(engine, requests, made)
+    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 16
+
+
+def test_it_rejects_tokens_of_another_seed(subject: Subject, engine: InferenceEngine) -> None:
+    requests = drawn(8)
+    made = engine.generate(requests, proof=PROOF)
+    others = [replace(request, seed=request.seed ^ 1) for request in requests]
+    prefills = prefill_of(engine, requests, made)
+    assert verdicts(subject.dtype, others, made, prefills) == ["sampling"] * 8
+
+
+def test_it_rejects_proofs_of_another_policy(
+    subject: Subject, engine: InferenceEngine, policies: tuple[Path, Path]
+) -> None:
+    requests = drawn(8)
+    made = engine.generate(requests, proof=PROOF)
+    engine.load_policy(policies[1], PolicyVersion(1))
+    prefills = prefill_of(engine, requests, made)
+    assert verdicts(subject.dtype, requests, made, prefills) == ["proofs"] * 8
+
+
+def test_prefill_row_t_is_what_token_t_was_chosen_by(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    requests = drawn(6)
+    expected = [reference.complete(request) for request in requests]
+    made = [Completion(e.tokens, []) for e in expected]
+    tolerance = 1e-3 if subject.dtype == "float32" else 0.25
+    for prefill, truth in zip(prefill_of(engine, requests, made), expected, strict=True):
+        hidden_TH = (prefill.hidden_TH.astype(np.uint32) << 16).view(np.float32)
+        # Rounding to bfloat16 is 2^-9 of a value; float32 engines differ by no more than that.
+        assert hidden_TH == pytest.approx(truth.hidden_TH, rel=2**-8, abs=tolerance)
+        assert prefill.logits_TV.dtype == np.float32
+        assert prefill.logits_TV == pytest.approx(truth.logits_TV, abs=tolerance)
+
+
+def test_proofs_are_of_the_rows_that_chose_the_tokens(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    requests = [replace(r, max_new_tokens=40) for r in drawn(6)]
+    made = engine.generate(requests, proof=PROOF)
+    whole = [
+        reference.predict((*r.prompt_tokens, *c.tokens))[0]
+        for r, c in zip(requests, made, strict=True)
+    ]
+    exponent_limit = 8 if subject.dtype == "float32" else 32
+    for shift, is_alike in ((0, True), (1, False), (-1, False)):
+        for request, completion, hidden_LH in zip(requests, made, whole, strict=True):
+            first = max(0, len(request.prompt_tokens) - 1 + shift)
+            rows = hidden_LH[first : first + len(completion.tokens)]
+            if len(rows) < len(completion.tokens) or (first == 0 and shift == -1):
+                continue
+            (results,) = verify_proofs_many([rows], [completion.proofs])
+            assert is_alike == all(r.exponent_mismatches <= exponent_limit for r in results)
+
+
+def test_eos_ends_a_completion_inside_the_limit_at_it_and_beyond_it(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    requests = [r for r in drawn(30) if reference.complete(r).tokens[-1] == EOS]
+    inside = [r for r in requests if len(reference.complete(r).tokens) > 2][:4]
+    assert len(inside) == 4
+    lengths = [len(reference.complete(r).tokens) for r in inside]
+    cut = [
+        replace(r, max_new_tokens=length + more)
+        for r, length in zip(inside, lengths, strict=True)
+        for more in (-1, 0, 1)
+    ]
+    made = engine.generate(cut, proof=PROOF)
+    assert_right(subject, reference, cut, made)
+    if subject.dtype == "float32":
+        ends = [c.tokens[-1] == EOS for c in made]
+        assert ends == [False, True, True] * 4
+
+
+def test_eos_may_be_the_first_token(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    prompt = drawn(1)[0].prompt_tokens
+    seeds = reference.seeds_of_first(prompt, EOS, 3)
+    assert len(seeds) == 3
+    requests = [Request(prompt, seed, 1.0, 9) for seed in seeds]
+    made = engine.generate([*requests, *drawn(3)], proof=PROOF)[:3]
+    assert_right(subject, reference, requests, made)
+    prefills = prefill_of(engine, requests, made)
+    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 3
+
+
+def test_completions_of_one_token_have_a_proof(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    requests = [*drawn(4, limit=1), *drawn(2, limit=20)]
+    made = engine.generate(requests, proof=PROOF)
+    assert_right(subject, reference, requests, made)
+    assert [len(c.tokens) for c in made[:4]] == [1] * 4
+    assert [len(c.proofs) for c in made[:4]] == [1] * 4
+    prefills = prefill_of(engine, requests, made)
+    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 6
+
+
+@pytest.mark.parametrize("new_tokens", [1, 8])
+def test_prompt_and_completion_may_fill_the_context(
+    subject: Subject, engine: InferenceEngine, reference: Reference, new_tokens: int
+) -> None:
+    prompt = tuple(2 + i % (VOCABULARY - 2) for i in range(CONTEXT - new_tokens))
+    requests = [Request(prompt, seed, 1.0, new_tokens) for seed in range(3)]
+    made = engine.generate(requests, proof=PROOF)
+    assert_right(subject, reference, requests, made)
+    prefills = prefill_of(engine, requests, made)
+    assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 3
+
+
+def test_nothing_may_exceed_the_context(engine: InferenceEngine) -> None:
+    with pytest.raises(EngineError, match="context"):
+        engine.generate([Request((2,) * (CONTEXT - 7), 1, 1.0, 8)], proof=PROOF)
+    with pytest.raises(EngineError, match="context"):
+        engine.prefill([((2,) * (CONTEXT - 7), (3,) * 8)])
+
+
+def test_samples_of_one_prompt_are_those_of_each_alone(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    requests = drawn(24, limit=24, group=24)
+    made = engine.generate(requests, proof=PROOF)
+    assert_right(subject, reference, requests, made)
+    assert len({c.tokens for c in made}) > 20
+
+
+def test_a_batch_in_any_order_gives_the_same(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    requests = [
+        replace(request, max_new_tokens=limit)
+        for request, limit in zip(drawn(12, group=3), (1, 9, 33, 5) * 3, strict=True)
+    ]
+    random.Random(7).shuffle(requests)
+    assert_right(subject, reference, requests, engine.generate(requests, proof=PROOF))
+    backwards = requests[::-1]
+    assert_right(subject, reference, backwards, engine.generate(backwards, proof=PROOF))
+
+
+def test_temperatures_may_differ_in_a_batch(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    (request,) = drawn(1, limit=12)
+    requests = [replace(request, temperature=t) for t in (0.05, 1.0, 5.0)]
+    assert_right(subject, reference, requests, engine.generate(requests, proof=PROOF))
+
+
+def test_the_same_request_twice_gives_the_same_twice(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    requests = drawn(2, limit=10) * 2
+    made = engine.generate(requests, proof=PROOF)
+    assert_right(subject, reference, requests, made)
+    assert [c.tokens for c in made[:2]] == [c.tokens for c in made[2:]]
+
+
+def test_next_policy_generates_from_its_own_weights_only(
+    subject: Subject,
+    engine: InferenceEngine,
+    references: tuple[Reference, Reference],
+    policies: tuple[Path, Path],
+) -> None:
+    # Long equal prompts: what a prefix cache would keep.
+    prompt = tuple(2 + i % (VOCABULARY - 2) for i in range(100))
+    requests = [Request(prompt, seed, 1.0, 12) for seed in range(4)]
+    for version in (0, 1, 0):
+        engine.load_policy(policies[version], PolicyVersion(version))
+        assert engine.policy_version == version
+        made = engine.generate(requests, proof=PROOF)
+        assert_right(subject, references[version], requests, made)
+        prefills = prefill_of(engine, requests, made)
+        assert verdicts(subject.dtype, requests, made, prefills) == ["accepted"] * 4
+
+
+def test_damaged_policy_leaves_none_and_the_next_one_loads(
+    subject: Subject,
+    engine: InferenceEngine,
+    reference: Reference,
+    policies: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    damaged = shutil.copytree(policies[1], tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(EngineError):
+        engine.load_policy(damaged, PolicyVersion(1))
+    assert engine.policy_version is None
+    with pytest.raises(EngineError, match="no policy is loaded"):
+        engine.generate(drawn(1), proof=PROOF)
+    engine.load_policy(policies[0], PolicyVersion(0))
+    requests = drawn(2, limit=8)
+    assert_right(subject, reference, requests, engine.generate(requests, proof=PROOF))
+
+
+@pytest.mark.parametrize(
+    ("refused", "match"),
+    [
+        (Request((), 1, 1.0, 5), "empty"),
+        (Request((2,), 1, 1.0, 0), "empty"),
+        (Request((VOCABULARY,), 1, 1.0, 5), "outside the vocabulary"),
+        (Request((-1,), 1, 1.0, 5), "outside the vocabulary"),
+        (Request((1 << 70,), 1, 1.0, 5), "outside the vocabulary"),
+        (Request((2,), 1, 0.0, 5), "cannot sample"),
+        (Request((2,), 1, -1.0, 5), "cannot sample"),
+        (Request((2,), 1, float("nan"), 5), "cannot sample"),
+        (Request((2,), -1, 1.0, 5), "cannot sample"),
+        (Request((2,), 1 << 64, 1.0, 5), "cannot sample"),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused(
+    engine: InferenceEngine, refused: Request, match: str
+) -> None:
+    with pytest.raises(EngineError, match=match):
+        engine.generate([*drawn(1, limit=2), refused], proof=PROOF)
+    # The engine is none the worse for it.
+    assert len(engine.generate(drawn(1, limit=2), proof=PROOF)) == 1
+
+
+@pytest.mark.parametrize(
+    "refused", [((), (2,)), ((2,), ()), ((2,), (VOCABULARY,)), ((2,), (-1,)), ((1 << 70,), (2,))]
+)
+def test_prefills_that_cannot_be_computed_are_refused(
+    engine: InferenceEngine, refused: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    with pytest.raises(EngineError):
+        engine.prefill([refused])
+
+
+def test_nothing_asked_gives_nothing(engine: InferenceEngine) -> None:
+    assert engine.generate([], proof=PROOF) == []
+    assert engine.prefill([]) == []
+
+
+def test_the_engine_knows_its_policy(engine: InferenceEngine) -> None:
+    assert (engine.hidden_size, engine.vocab_size) == (HIDDEN, VOCABULARY)
+    assert engine.eos_token_ids == frozenset({EOS})
+    assert engine.policy_version == 0
+
+
+def test_text_round_trips_without_eos(engine: InferenceEngine) -> None:
+    text = "sort 3172: "
+    assert engine.decode((*engine.encode(text), EOS)) == text
