@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer
+BENCHES := asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer worker
 
 .PHONY: setup check fmt test test-packages test-networks test-all audit coverage-contracts mutate-contracts demo docs bench $(BENCHES:%=bench-%) clean
 
@@ -95,6 +95,9 @@ bench-forgers: setup
 # Some minutes: 30 lives of a trainer.
 bench-resume: setup
 	$(BIN)/python benchmarks/resume.py $(ARGS)
+
+bench-worker: setup
+	$(BIN)/python benchmarks/worker.py $(ARGS)
 
 bench-history: setup
 	$(BIN)/python benchmarks/history.py

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts, save_deployment
@@ -82,7 +83,9 @@ class NetworkOptions:
 class Network:
     """A running devnet; use as an async context manager. Leaving it ends every process."""
 
-    def __init__(self, options: NetworkOptions) -> None:
+    def __init__(
+        self, options: NetworkOptions, *, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.options = options
         self.folder = options.folder
         self.cast = options.cast
@@ -94,6 +97,7 @@ class Network:
                 "OMP_NUM_THREADS": "1",
                 "OMP_WAIT_POLICY": "PASSIVE",
                 "MKL_NUM_THREADS": "1",
+                **environment,
             },
         )
         self._anvil = Anvil(port=options.rpc_port, log=self.folder / "logs" / "anvil.log")
