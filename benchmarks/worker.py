@@ -103,11 +103,13 @@ async def start_plain(network: Network, run_id: RunId, member: Member) -> Child:
     """Start a worker with no setting but what it cannot do without."""
     return await network.processes.start(
         f"{member.name}-plain",
-        ["muster.devnet", "worker", "run", "--run", str(run_id), "--worker", member.wallet.address]
-        + ["--keystore", str(network.keystore(member.node)), "--rpc", network.rpc]
-        + ["--deployments", str(network.options.deployments)]
-        + ["--orchestrator", network.orchestrator_url]
-        + ["--state-dir", str(network.folder / "state" / member.name)],
+        [
+            *("muster.devnet", "worker", "run", "--run", str(run_id)),
+            *("--worker", member.wallet.address, "--keystore", str(network.keystore(member.node))),
+            *("--rpc", network.rpc, "--deployments", str(network.options.deployments)),
+            *("--orchestrator", network.orchestrator_url),
+            *("--state-dir", str(network.folder / "state" / member.name)),
+        ],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -190,6 +191,55 @@ async def test_a_rerun_of_a_fraud_names_the_row(network: Network) -> None:
     again = (await explain(network, *words, "--state-dir", str(network.folder / "doctor")))["rerun"]
     assert (again["verdict"], again["reason"]) == ("fraud", "WRONG_REWARD")
     assert "claims reward 1.0, the verifier says" in again["detail"]
+
+
+# Evidence bundles
+
+
+async def save(network: Network, place: str, record: OutcomeRecord, bundle: Path) -> Any:
+    words = ("explain", place, "--orchestrator", network.orchestrator, "--save", str(bundle))
+    state = ("--state-dir", str(network.folder / "doctor"))
+    return await run(network, *words, "--rerun", stored(network, record), *state)
+
+
+@pytest.mark.usefixtures("hash_engine")
+@pytest.mark.parametrize("verdict", [Verdict.ACCEPTED, Verdict.FRAUD])
+async def test_a_saved_verdict_is_verified_against_the_chain_and_without_it(
+    network: Network, tmp_path: Path, verdict: Verdict
+) -> None:
+    place, record = outcomes(await network.view(), verdict)[0]
+    bundle = tmp_path / "evidence.zip"
+    saved = await save(network, place, record, bundle)
+    assert f"muster audit verify {place} --bundle {bundle}" in saved.stderr
+    words = ("audit", "verify", place, "--bundle", str(bundle), "--json")
+    found = json.loads((await run(network, *words)).stdout)
+    assert (found["agrees"], found["verdict"]) == (True, verdict.name.lower())
+    assert found["checks"][0]["answer"] == "agree"
+    offline = json.loads((await run(network, *words, "--offline")).stdout)
+    assert offline["agrees"]
+    assert offline["facts"] == found["facts"]
+
+
+@pytest.mark.usefixtures("hash_engine")
+async def test_a_bundle_that_misstates_the_chain_is_contradicted(
+    network: Network, tmp_path: Path
+) -> None:
+    place, record = outcomes(await network.view(), Verdict.FRAUD)[0]
+    bundle, lying = tmp_path / "evidence.zip", tmp_path / "lying.zip"
+    await save(network, place, record, bundle)
+    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(lying, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b'"quorum": 2', b'"quorum": 1'))
+    result = await run(network, "audit", "verify", place, "--bundle", str(lying))
+    assert result.exit_code == 1
+    assert "quorum: 1, on chain 2" in result.stdout
+    assert "contradicted by chain facts" in result.stdout
+
+
+async def test_a_bundle_without_a_rerun_is_refused(network: Network, tmp_path: Path) -> None:
+    place, _ = outcomes(await network.view(), Verdict.ACCEPTED)[0]
+    result = await run(network, "explain", place, "--save", str(tmp_path / "bundle"))
+    assert "--save needs --rerun FILE" in str(result.exception)
 
 
 # What is not there

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.client.audit_verify import verify
 from muster.client.options import chain_options, endpoint, json_option
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, RunId
@@ -45,12 +46,13 @@ WIDTH = 160
 """Columns of the tables when nobody watches: wide enough for everything."""
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--run", type=int, help="Show this run only.")
 @json_option
 @chain_options
-def audit(run: int | None, as_json: bool, **options: Any) -> None:
-    """Rebuild and check everything from the chain.
+@click.pass_context
+def audit(context: click.Context, /, run: int | None, as_json: bool, **options: Any) -> None:
+    """Rebuild and check everything from the chain; `verify` re-runs one verdict from its evidence.
 
     \b
     Example:
@@ -58,6 +60,8 @@ def audit(run: int | None, as_json: bool, **options: Any) -> None:
     """
     import asyncio
 
+    if context.invoked_subcommand is not None:
+        return
     report = asyncio.run(read_report(*endpoint(options), None if run is None else RunId(run)))
     if as_json:
         click.echo(json.dumps(report.to_json()))
@@ -65,6 +69,9 @@ def audit(run: int | None, as_json: bool, **options: Any) -> None:
         print_report(report)
     if not report.passed:
         sys.exit(1)
+
+
+audit.add_command(verify)
 
 
 async def read_report(rpc: str, deployments: Path, run_id: RunId | None = None) -> AuditReport:

@@ -29,8 +29,11 @@ from muster.protocol.ids import Hash32
 if TYPE_CHECKING:
     from muster.api import BatchEntry, SubmissionState
     from muster.chain import BatchView, Chain, ChainView, RunView
+    from muster.client.bundle import Contents
     from muster.client.explain import Place
     from muster.client.rerun import Recomputed
+    from muster.client.validator.checks import Claim
+    from muster.protocol.eip712 import Domain
 
 _PLACE = re.compile(r"(\d{1,19}):(\d{1,10})")
 _HASH = re.compile(r"(?:0x)?([0-9a-fA-F]{64})")
@@ -42,6 +45,7 @@ _HASH = re.compile(r"(?:0x)?([0-9a-fA-F]{64})")
 @click.option("--run", type=click.IntRange(min=1), help="The run, where a worker is in several.")
 @click.option("--orchestrator", metavar="URL", help="Knows what is not on chain yet.")
 @click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
+@click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
 @click.option("--relay", multiple=True, metavar="URL", help="Relay for --rerun; repeatable.")
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
 @engine_options
@@ -57,7 +61,7 @@ def explain(submission: str, as_json: bool, **options: Any) -> None:
     Examples:
       muster explain 12:3
       muster explain 7:0 --worker 0x... --orchestrator http://orchestrator:8600
-      muster explain 12:3 --rerun submission.parquet --orchestrator URL --json
+      muster explain 12:3 --rerun submission.parquet --orchestrator URL --save evidence.zip
     """
     import asyncio
 
@@ -90,6 +94,11 @@ async def _explain(
     if options["file"] is not None and options["orchestrator"] is None:
         raise ConfigError(
             "--rerun needs --orchestrator URL", hint="it has the ticket and the run's documents"
+        )
+    if options["save"] is not None and options["file"] is None:
+        raise ConfigError(
+            "--save needs --rerun FILE",
+            hint="a bundle holds the file, and is tried before it is kept",
         )
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, HistoryView())
@@ -178,6 +187,7 @@ async def _rerun(
     options: dict[str, Any],
 ) -> Recomputed:
     from muster.api import OrchestratorApi
+    from muster.client.bundle import Contents
     from muster.client.doctor.command import load_transformers
     from muster.client.documents import read_rules
     from muster.client.rerun import claim_at, read_submission, recompute
@@ -186,7 +196,8 @@ async def _rerun(
     run = view.runs[batch.run_id]
     submission = entries[place.position].submission
     data = read_submission(options["file"], submission.file_hash)
-    claim = claim_at(view, batch, entries, place.position, chain.domain("ContributionLedger"))
+    domain = chain.domain("ContributionLedger")
+    claim = claim_at(view, batch, entries, place.position, domain)
     async with OrchestratorApi(options["orchestrator"]) as api:
         rules = await read_rules(api, run.config)
         named = await api.run_info(run.run_id)
@@ -194,25 +205,53 @@ async def _rerun(
     engine = load_transformers(options["threads"] or 1)(
         options["dtype"] or "float32", options["device"] or "cpu"
     )
-    await _load(run, submission.policy_version, relays, options, engine)
-    return await recompute(claim, data, rules, engine)
+    folder = await _load(run, submission.policy_version, relays, options, engine)
+    again = await recompute(claim, data, rules, engine)
+    if options["save"] is not None:
+        _save(options["save"], (run, place, claim, domain), entries, Contents(data, rules, folder))
+    return again
+
+
+def _save(
+    path: Path,
+    judged: tuple[RunView, Place, Claim, Domain],
+    entries: Sequence[BatchEntry],
+    contents: Contents,
+) -> None:
+    """Write an evidence bundle; raises ConfigError when there is no verdict yet."""
+    from muster.client.bundle import evidence_of, facts_of, write_bundle
+
+    run, place, claim, domain = judged
+    if place.batch.records is None:
+        raise ConfigError(
+            f"nobody has judged batch {place.batch.batch_id} yet",
+            hint="there is no verdict to keep evidence of: ask again once it is judged",
+        )
+    facts = facts_of(run, place.batch, claim, domain)
+    has_weights = write_bundle(
+        path, evidence_of(place.batch, place.position, entries, facts), contents
+    )
+    note = "" if has_weights else "; without the policy, give it to verify with --policy FOLDER"
+    place_name = f"{place.batch.batch_id}:{place.position}"
+    click.echo(f"Saved: muster audit verify {place_name} --bundle {path}{note}", err=True)
 
 
 async def _load(
     run: RunView, version: Any, relays: tuple[str, ...], options: dict[str, Any], engine: Any
-) -> None:
-    """Load the policy that the submission claims, if it was ever published."""
+) -> Path | None:
+    """Load the policy that the submission claims, if it was ever published; return its folder."""
     import asyncio
 
     from muster.shardcast import Fetcher
 
     if version not in run.checkpoints:
-        return
+        return None
     state_dir: Path = (options["state_dir"] or HOME / "doctor").expanduser()
     async with Fetcher(relays, state_dir / "policies", attempts=3) as fetcher:
         root = run.checkpoints[version].manifest_root
         folder = await fetcher.fetch(run.run_id, version, root)
     await asyncio.to_thread(engine.load_policy, folder, version)
+    return folder
 
 
 def _hex(submission: str) -> str:

@@ -93,10 +93,15 @@ VERDICTS = {
 """What follows from a verdict."""
 
 
-def checks_of(verdict: Verdict, reason: Reason) -> list[str]:
-    """Return each check as passed, failed or not reached; the first that fails decides."""
+def marks_of(verdict: Verdict, reason: Reason) -> list[str]:
+    """Return `passed`, `FAILED` or `-` (not reached) for each check; the first failure decides."""
     failed = len(CHECKS) + 1 if verdict is Verdict.ACCEPTED else int(reason) // 10
-    marks = ["passed" if n < failed else "FAILED" if n == failed else "-" for n in range(1, 8)]
+    return ["passed" if n < failed else "FAILED" if n == failed else "-" for n in range(1, 8)]
+
+
+def checks_of(verdict: Verdict, reason: Reason) -> list[str]:
+    """Return each check as a line: passed, failed or not reached."""
+    marks = marks_of(verdict, reason)
     return [
         f"{n} {mark:7} {check}"
         for n, (mark, check) in enumerate(zip(marks, CHECKS, strict=True), 1)

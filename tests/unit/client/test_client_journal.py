@@ -214,3 +214,32 @@ def test_no_slot_is_ever_signed_twice_whenever_the_power_goes(
             found = journal.signed(make_ticket(index=slot))
             assert found is not None
             assert found.submission == submission
+
+
+def test_what_was_not_accepted_keeps_its_file_for_a_dispute(tmp_path: Path) -> None:
+    ticket = make_ticket()
+    with SubmissionJournal(tmp_path) as journal:
+        recorded = journal.record(ticket, claimed(ticket, b"one"), b"one")
+        journal.finish(recorded, "REJECTED")
+    assert list((tmp_path / "files").iterdir()) == []
+    kept = tmp_path / "refused" / f"{recorded.submission.file_hash.hex()}.parquet"
+    assert kept.read_bytes() == b"one"
+
+
+def test_kept_files_are_bounded_and_the_oldest_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 2)
+    with SubmissionJournal(tmp_path) as journal:
+        for index in range(4):
+            data = b"file %d" % index
+            recorded = journal.record(
+                make_ticket(index=index), claimed(make_ticket(index=index), data), data
+            )
+            path = tmp_path / "files" / f"{recorded.submission.file_hash.hex()}.parquet"
+            os.utime(path, (index, index))
+            journal.finish(recorded, "FRAUD")
+    assert {path.read_bytes() for path in (tmp_path / "refused").iterdir()} == {
+        b"file 2",
+        b"file 3",
+    }

@@ -12,9 +12,12 @@ from typing import Any
 from muster.client.journal import Journal, write_durably
 from muster.protocol.encoding import file_hash
 from muster.protocol.ids import Address, Hash32, RunId, Step
-from muster.protocol.messages import Submission, Ticket
+from muster.protocol.messages import Submission, Ticket, Verdict
 
 logger = logging.getLogger(__name__)
+
+KEPT_REFUSED = 100
+"""Files that were not accepted and are kept for a dispute; the oldest go first."""
 
 Slot = tuple[RunId, Address, Step, int]
 """Run, worker, step, index: what is signed at most once."""
@@ -40,6 +43,7 @@ class SubmissionJournal(Journal):
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "files"
+        self._refused = folder / "refused"
         self._signed: dict[Slot, SignedSubmission] = {}
         self._open_slots: dict[Slot, SignedSubmission] = {}
         super().__init__(folder / "submissions.jsonl")
@@ -85,12 +89,26 @@ class SubmissionJournal(Journal):
         return data if file_hash(data) == signed.submission.file_hash else None
 
     def finish(self, signed: SignedSubmission, outcome: str) -> None:
-        """Note that nothing is left to do for a submission, and drop its file."""
+        """Note that nothing is left to do for a submission, and drop its file if it was accepted.
+
+        Any other is set aside: a dispute needs it, and nobody but validators has it as well.
+        """
         if self._open_slots.pop(signed.slot, None) is None:
             return
         self.append({"finished": signed.ticket.to_json(), "outcome": outcome})
+        path = self._file_path(signed.submission.file_hash)
         with contextlib.suppress(FileNotFoundError):
-            self._file_path(signed.submission.file_hash).unlink()
+            if outcome == Verdict.ACCEPTED.name:
+                path.unlink()
+            else:
+                self._set_aside(path)
+
+    def _set_aside(self, path: Path) -> None:
+        self._refused.mkdir(exist_ok=True)
+        path.replace(self._refused / path.name)
+        kept = sorted(self._refused.iterdir(), key=lambda each: each.stat().st_mtime)
+        for old in kept[:-KEPT_REFUSED]:
+            old.unlink()
 
     def _file_path(self, name: Hash32) -> Path:
         return self._files / f"{name.hex()}.parquet"
