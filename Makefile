@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer worker
 
-.PHONY: setup check fmt test test-packages test-networks test-all audit coverage-contracts mutate-contracts demo docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup check fmt test test-packages test-networks test-all audit coverage-contracts mutate-contracts demo example-length docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -73,6 +73,10 @@ mutate-contracts: setup
 
 demo: setup
 	$(BIN)/muster demo $(ARGS)
+
+# Some minutes: a run on a network of its own, and its plot.
+example-length: setup
+	$(BIN)/python benchmarks/lessons.py length $(ARGS)
 
 # Pages that are made of the code.
 docs: setup

@@ -78,6 +78,10 @@ class NetworkOptions:
     """Seed of base model and task sets."""
     rpc_port: int = 8545
     """Anvil's port, 0 for any free one."""
+    lesson: str = "sort"
+    """What the base model was warmed up on, see `muster.trainer.lessons`."""
+    eval_every: int = 0
+    """Steps between evaluations, beside the first and the last; 0 for none."""
 
 
 class Network:
@@ -191,7 +195,7 @@ class Network:
         await self._run(
             "base-model",
             ["run", "base-model", "--out", model, "--seed", seed],
-            ["--task-set", tasks, "--eval-set", held_out],
+            ["--task-set", tasks, "--eval-set", held_out, "--lesson", self.options.lesson],
         )
         await self._run(
             "calibrate",
@@ -264,6 +268,7 @@ class Network:
             ["trainer", "run", "--run", str(run_id), "--orchestrator", self.orchestrator_url],
             ["--store", str(self._store), "--state-dir", str(self.trainer_state)],
             ["--eval-set", str(self.folder / "held-out.jsonl")],
+            ["--eval-every", str(self.options.eval_every)],
             ["--documents", str(self.folder / "documents"), "--poll-s", str(POLL_S)],
             [*self._port_flags("origin"), *self._key_flags(self.cast.trainer)],
         )

@@ -15,17 +15,17 @@ from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.tasks.sort_digits import make_split
 from muster.trainer.base_model import (
-    CHARACTERS,
     EOS,
     WarmStart,
-    _demonstration,
     build_base_model,
     make_tokenizer,
 )
 from muster.trainer.config import load_recipe
 from muster.trainer.evaluate import Evaluator
+from muster.trainer.lessons import LESSONS
 
-TOKENIZER = make_tokenizer()
+CHARACTERS = "".join(LESSONS["sort"].pieces)
+TOKENIZER = make_tokenizer(CHARACTERS)
 CONFIG = Path(__file__).parents[3] / "configs" / "demo.toml"
 
 
@@ -72,7 +72,8 @@ def test_demonstrations_are_right_as_often_as_planned() -> None:
     plan, rng = WarmStart(), random.Random(0)
     right = Counter[bool]()
     for _ in range(3000):
-        prompt, answer = _demonstration(plan, rng).removesuffix(EOS).split("=")
+        shown = LESSONS["sort"].demonstrate(rng, plan.right)
+        prompt, answer = shown.prompt.removesuffix("="), shown.parts[0][0]
         assert sorted(answer) == sorted(prompt)
         right[answer == "".join(sorted(prompt))] += 1
     assert 0.34 < right[True] / 3000 < 0.42

@@ -1,15 +1,16 @@
 """The demo's base model: a Qwen3 of 0.1M parameters that can almost sort digits.
 
-Only the demo and tests use it; the trainer takes any causal language model folder. Demonstrations
-are right with probability 0.35 only and otherwise follow another strategy (descending, reversed,
-shuffled). The supervised optimum is therefore to reproduce the mixture: the model starts with a
-reward near 0.3 however long it is warmed up, and reinforcement learning has to find the right mode.
+Only the demo, the examples and tests use it; the trainer takes any causal language model folder.
+Demonstrations are right with probability 0.35 only (`muster.trainer.lessons`): the model starts
+with a reward near 0.3 however long it is warmed up, and reinforcement learning finds the right one.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from muster.tasks.sort_digits import prompt_of
+from muster.trainer.lessons import LESSONS, Demonstration, Lesson
 
-CHARACTERS = "0123456789= |"
-"""What the tokenizer knows; anything else is <unk>."""
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 
 
@@ -30,8 +29,6 @@ PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 class WarmStart:
     """How the base model is warmed up."""
 
-    digits: int = 4
-    """Digits to sort."""
     right: float = 0.35
     """Share of demonstrations that are right."""
     steps: int = 250
@@ -60,6 +57,7 @@ def build_base_model(
     folder: Path,
     *,
     seed: int,
+    lesson: Lesson = LESSONS["sort"],
     warm_start: WarmStart | None = None,
     shape: ModelShape | None = None,
 ) -> None:
@@ -68,22 +66,24 @@ def build_base_model(
     Loadable by AutoModelForCausalLM and AutoTokenizer. Takes about 10 CPU seconds as it stands.
     """
     plan = warm_start or WarmStart()
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(lesson.pieces)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(_config(tokenizer, shape or ModelShape()))
-        _warm_up(model, tokenizer, plan, random.Random(seed))
+        _warm_up(model, _Teacher(tokenizer, lesson, plan, random.Random(seed)), plan)
     folder.mkdir(parents=True, exist_ok=True)
     transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def make_tokenizer() -> Any:
-    """Return the tokenizer that maps each known character to one token."""
-    vocabulary = {text: i for i, text in enumerate([PAD, EOS, UNK, *CHARACTERS])}
+def make_tokenizer(pieces: Sequence[str]) -> Any:
+    """Return the tokenizer that maps each piece to one token, and any other character to <unk>."""
+    vocabulary = {text: i for i, text in enumerate([PAD, EOS, UNK, *pieces])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    longest_first = sorted((p for p in pieces if len(p) > 1), key=len, reverse=True)
+    pattern = "|".join([*map(re.escape, longest_first), r"[\s\S]"])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token=PAD, eos_token=EOS, unk_token=UNK, model_max_length=128
@@ -109,20 +109,50 @@ def _config(tokenizer: Any, shape: ModelShape) -> Any:
     )
 
 
-def _warm_up(model: Any, tokenizer: Any, plan: WarmStart, rng: random.Random) -> None:
+class _Teacher:
+    """Draws batches of demonstrations."""
+
+    def __init__(self, tokenizer: Any, lesson: Lesson, plan: WarmStart, rng: random.Random) -> None:
+        self._tokenizer = tokenizer
+        self._lesson = lesson
+        self._plan = plan
+        self._rng = rng
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens [B, T], padded on the right, and which of them are to be learned."""
+        rows = [
+            self._row(self._lesson.demonstrate(self._rng, self._plan.right))
+            for _ in range(self._plan.batch)
+        ]
+        width = max(len(tokens) for tokens, _ in rows)
+        pad = self._tokenizer.pad_token_id
+        tokens_BT = torch.tensor([tokens + [pad] * (width - len(tokens)) for tokens, _ in rows])
+        taught_BT = torch.tensor([taught + [False] * (width - len(taught)) for _, taught in rows])
+        return tokens_BT, taught_BT
+
+    def _row(self, shown: Demonstration) -> tuple[list[int], list[bool]]:
+        tokens: list[int] = []
+        taught: list[bool] = []
+        for text, is_taught in ((shown.prompt, False), *shown.parts):
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            ids += [self._tokenizer.eos_token_id] * is_taught
+            tokens += ids
+            taught += [is_taught] * len(ids)
+        return tokens, taught
+
+
+def _warm_up(model: Any, teacher: _Teacher, plan: WarmStart) -> None:
     model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=plan.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
     )
-    prompt_length = len(prompt_of("0" * plan.digits))
     for step in range(plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = plan.learning_rate * _schedule(step, plan.steps)
-        texts = [_demonstration(plan, rng) for _ in range(plan.batch)]
-        tokens_BT = torch.tensor(tokenizer(texts, add_special_tokens=False)["input_ids"])
-        logits_BTV = model(input_ids=tokens_BT[:, :-1]).logits[:, prompt_length - 1 :]
-        targets_BC = tokens_BT[:, prompt_length:]
-        loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BC.flatten())
+        tokens_BT, taught_BT = teacher.batch()
+        is_taught = taught_BT[:, 1:]
+        logits_BTV = model(input_ids=tokens_BT[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits_BTV[is_taught], tokens_BT[:, 1:][is_taught])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch's stub
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -131,24 +161,3 @@ def _warm_up(model: Any, tokenizer: Any, plan: WarmStart, rng: random.Random) ->
 
 def _schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
-def _demonstration(plan: WarmStart, rng: random.Random) -> str:
-    text = f"{rng.randrange(10**plan.digits):0{plan.digits}d}"
-    if rng.random() < plan.right:
-        answer = "".join(sorted(text))
-    else:
-        answer = rng.choice([_descending, _reversed, _shuffled])(text, rng)
-    return f"{prompt_of(text)}{answer}{EOS}"
-
-
-def _descending(text: str, _rng: random.Random) -> str:
-    return "".join(sorted(text, reverse=True))
-
-
-def _reversed(text: str, _rng: random.Random) -> str:
-    return text[::-1]
-
-
-def _shuffled(text: str, rng: random.Random) -> str:
-    return "".join(rng.sample(text, len(text)))

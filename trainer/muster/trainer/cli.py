@@ -128,9 +128,16 @@ def run() -> None:
 @click.option("--eval-set", type=FILE, help="Also write held-out problems here.")
 @click.option("--problems", type=int, default=2048, show_default=True, help="Training problems.")
 @click.option("--held-out", type=int, default=256, show_default=True, help="Held-out problems.")
+@click.option(
+    "--lesson",
+    default="sort",
+    show_default=True,
+    help="What it almost learns: sort, or length (sort within a length budget).",
+)
 def run_base_model(
     out: Path,
     seed: int,
+    lesson: str,
     task_set: Path | None,
     eval_set: Path | None,
     problems: int,
@@ -139,12 +146,14 @@ def run_base_model(
     """Build the demo's base model: 0.1M parameters that sort digits right one time in three."""
     import torch
 
-    from muster.tasks.sort_digits import make_split
     from muster.trainer.base_model import build_base_model
+    from muster.trainer.lessons import lesson_of
 
     torch.set_num_threads(1)
-    build_base_model(out, seed=seed)
-    for path, tasks in zip((task_set, eval_set), make_split(problems, held_out, seed), strict=True):
+    chosen = lesson_of(lesson)
+    build_base_model(out, seed=seed, lesson=chosen)
+    split = chosen.split(problems, held_out, seed)
+    for path, tasks in zip((task_set, eval_set), split, strict=True):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(tasks.to_bytes())
