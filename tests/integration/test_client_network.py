@@ -14,14 +14,18 @@ import pytest
 from click.testing import CliRunner
 from client_network import PRICE, TOKEN, V0, WORKERS, Network, eventually, open_network
 
-from muster.chain import WorkerStatus
+from muster.chain import Chain, WorkerStatus
 from muster.client import cli
 from muster.client.rewards import claim, find_earnings
+from muster.client.rotation import rotate_node
 from muster.client.worker.loop import WorkerLoop
-from muster.protocol.errors import MusterError
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.ids import PolicyVersion, to_address
 from muster.protocol.messages import Reason, Ticket, Verdict
 from muster.protocol.rollouts import Rollout
+from muster.wallet import Wallet
 
 
 @pytest.fixture
@@ -120,6 +124,29 @@ async def test_clients_follow_a_new_policy_and_survive_restarts(network: Network
         r.verdict is Verdict.ACCEPTED for b in view.batches.values() for r in b.records or ()
     )
     assert view.contradictions == []
+
+
+async def test_rotated_node_stops_at_once_and_what_was_earned_stays(network: Network) -> None:
+    worker = WORKERS[0]
+    judges = (network.validator(0), network.validator(1))
+    async with running(network.worker(0), *judges) as tasks:
+
+        async def has_worked() -> bool:
+            return await accepted(network, 0) >= 1
+
+        await eventually(has_worked)
+        fresh = Wallet(address_of(keccak(b"fresh node")), keccak(b"fresh node"))
+        async with await Chain.connect(
+            network.anvil.rpc_url, network.folder / "deployments", key=worker.key
+        ) as chain:
+            await rotate_node(chain, worker.address, fresh)
+        with pytest.raises(ConfigError, match="is served by node"):
+            async with asyncio.timeout(30):
+                await tasks[0]
+    view = await network.view()
+    earnings = await find_earnings(network.owner, view, network.run_id, worker.address)
+    assert len(earnings.claimable) + len(earnings.pending) >= 1
+    assert view.workers[worker.address].slashed_wei == 0
 
 
 async def muster(*words: str) -> Any:

@@ -6,13 +6,16 @@ leave, never counted; any other damage is refused, because forgetting a signatur
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
 from abc import ABC, abstractmethod
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 
@@ -61,22 +64,21 @@ class Journal(ABC):
         except OSError as error:
             # Half a line followed by the next entry would damage both.
             os.ftruncate(self._file.fileno(), end)
-            raise StorageError(
-                f"cannot write the journal {self._path}: {error.strerror}",
-                hint="is the disk full?",
-            ) from error
+            raise _cannot_write(self._path, error) from error
 
     def close(self) -> None:
         """Let another process have the file."""
         self._file.close()
 
     def _write(self, line: bytes) -> None:
-        self._file.write(line)
-        self._file.flush()
+        rest = memoryview(line)
+        while rest:
+            rest = rest[self._file.write(rest) :]
         os.fsync(self._file.fileno())
 
-    def _open(self) -> IO[bytes]:
-        file = self._path.open("a+b")
+    def _open(self) -> FileIO:
+        # No buffer: what a full disk did not take must not be written with the next entry.
+        file = self._path.open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -111,15 +113,32 @@ class Journal(ABC):
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file as a whole; once this returns, a power cut cannot lose it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Replace a file as a whole; once this returns, a power cut cannot lose it.
+
+    Raises StorageError, and leaves nothing behind, when the disk does not take it.
+    """
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    _sync_folder(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        # The room that half a file takes may be all there is.
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "the disk is full: free some space, and it goes on by itself"
+    else:
+        hint = "check the disk, and the folder's owner and permissions"
+    return StorageError(f"cannot write {path}: {error.strerror}", hint=hint)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,14 +8,16 @@ import random
 from muster.protocol.errors import (
     ApiError,
     ChainError,
+    ChainUnreachable,
     EngineError,
     MusterError,
     PolicyUnavailable,
+    StorageError,
 )
 
 logger = logging.getLogger(__name__)
 
-SURVIVED = (ApiError, PolicyUnavailable, ChainError, EngineError)
+SURVIVED = (ApiError, PolicyUnavailable, ChainError, EngineError, StorageError)
 """What a loop lives through: the next try may succeed without anybody's doing."""
 FIRST_PAUSE_S = 0.5
 """Pause after the first failure; doubles from there."""
@@ -39,6 +41,7 @@ class Outage:
         self._longest_s = longest_s
         self._rng = rng or random.Random()
         self._failures = 0
+        self._level = logging.INFO
 
     @property
     def is_on(self) -> bool:
@@ -48,10 +51,15 @@ class Outage:
     def failed(self, error: Exception) -> float:
         """Return the seconds to pause before the next try."""
         if not self._failures:
-            logger.warning(
-                f"{self._what} is not available, trying again until it is",
-                extra={"error": str(error) or type(error).__name__},
+            fields = {"error": str(error) or type(error).__name__}
+            if isinstance(error, MusterError) and error.hint:
+                fields["hint"] = error.hint
+            # Whoever follows the chain says that it is away, for the whole process.
+            level = logging.DEBUG if isinstance(error, ChainUnreachable) else logging.WARNING
+            logger.log(
+                level, f"{self._what} is not available, trying again until it is", extra=fields
             )
+            self._level = min(level, logging.INFO)
         self._failures += 1
         pause: float = min(self._first_s * 2 ** min(self._failures - 1, 16), self._longest_s)
         # Jitter keeps a fleet that lost its orchestrator from coming back in step.
@@ -60,7 +68,8 @@ class Outage:
     def recovered(self) -> None:
         """Note that a try succeeded."""
         if self._failures:
-            logger.info(f"{self._what} is available again", extra={"failures": self._failures})
+            fields = {"failures": self._failures}
+            logger.log(self._level, f"{self._what} is available again", extra=fields)
         self._failures = 0
 
 
@@ -73,6 +82,11 @@ class Outages:
         self._first_s = first_s
         self._longest_s = longest_s
         self._outages: dict[str, Outage] = {}
+
+    @property
+    def lasting(self) -> list[str]:
+        """What is not available now."""
+        return [what for what, outage in self._outages.items() if outage.is_on]
 
     def failed(self, error: MusterError) -> float:
         """Return the seconds to pause after one of the errors in SURVIVED."""
@@ -93,4 +107,6 @@ def _dependency(error: MusterError) -> str:
         return "the orchestrator" if is_away else "the orchestrator's consent"
     if isinstance(error, PolicyUnavailable):
         return "the policy"
+    if isinstance(error, StorageError):
+        return "the disk"
     return "the chain" if isinstance(error, ChainError) else "the engine"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
 
+from muster.api.limits import MAX_RELAYS
 from muster.api.signing import signature_bytes
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address, to_hash32
@@ -87,7 +88,7 @@ class RunInfo(_Answer):
     """The account that signs tickets: the audience of signed requests."""
     documents: RunDocuments
     """What the chain pins."""
-    relays: list[str]
+    relays: list[Annotated[str, Field(max_length=2048)]] = Field(max_length=MAX_RELAYS)
     """Where policy weights are mirrored."""
     origin: str
     """Where the trainer serves them."""

@@ -30,7 +30,7 @@ from muster.api.answers import (
     RunInfo,
     SubmissionState,
 )
-from muster.api.limits import MAX_ANSWER_BYTES, MAX_FILE_BYTES
+from muster.api.limits import MAX_ANSWER_BYTES, MAX_FILE_BYTES, MAX_SMALL_ANSWER_BYTES
 from muster.api.signing import (
     SUBMISSION_HEADER,
     SUBMISSION_SIGNATURE_HEADER,
@@ -54,7 +54,10 @@ MAX_RETRY_AFTER_S = 60.0
 """Longest pause the orchestrator may ask for."""
 REASON_HEADER = "x-muster-reason"
 """Header of an answer without a ticket: one word that says why, when there is work."""
+MAX_MESSAGE_CHARS = 500
+"""Longest message of a refusal that is passed on."""
 _REASON = re.compile(r"[a-z_]{1,32}")
+_CODE = re.compile(r"[a-z0-9_]{1,64}")
 _RETRIED = frozenset({429, 502, 503, 504})
 _UNREACHABLE = (httpx.TransportError, TimeoutError)
 
@@ -99,7 +102,13 @@ class OrchestratorApi:
         self._timeout_s = timeout_s
         self._backoff_s = backoff_s
         self._http = httpx.AsyncClient(
-            base_url=base_url, transport=transport, timeout=timeout_s, trust_env=False
+            base_url=base_url,
+            transport=transport,
+            timeout=timeout_s,
+            trust_env=False,
+            follow_redirects=False,
+            # What is packed small may unpack to anything.
+            headers={"accept-encoding": "identity"},
         )
 
     async def __aenter__(self) -> Self:
@@ -121,7 +130,8 @@ class OrchestratorApi:
 
     async def run_info(self, run_id: RunId) -> RunInfo:
         """Return what a newcomer needs to take part in the run."""
-        return _parse(RunInfo, await self._send("GET", f"/v1/runs/{run_id}"))
+        path = f"/v1/runs/{run_id}"
+        return _parse(RunInfo, await self._send("GET", path, max_bytes=MAX_SMALL_ANSWER_BYTES))
 
     async def document(self, document_hash: Hash32) -> bytes:
         """Return a pinned document, checked against its Keccak-256."""
@@ -133,7 +143,8 @@ class OrchestratorApi:
     async def submission_state(self, submission_id: Hash32) -> SubmissionState:
         """Return how far a submission (named by its file hash) has come."""
         path = f"/v1/submissions/{hex0x(submission_id)}"
-        return _parse(SubmissionState, await self._send("GET", path))
+        answer = await self._send("GET", path, max_bytes=MAX_SMALL_ANSWER_BYTES)
+        return _parse(SubmissionState, answer)
 
     async def batch(self, batch_id: int) -> BatchContents:
         """Return a batch's submissions; the caller checks the root against the chain."""
@@ -186,7 +197,9 @@ class OrchestratorApi:
             SUBMISSION_SIGNATURE_HEADER: hex0x(signature),
             "content-type": "application/vnd.apache.parquet",
         }
-        await self._send("PUT", path, body, headers=headers, signed=True)
+        await self._send(
+            "PUT", path, body, headers=headers, signed=True, max_bytes=MAX_SMALL_ANSWER_BYTES
+        )
         return submission.file_hash
 
     # Validators and the trainer
@@ -226,6 +239,7 @@ class OrchestratorApi:
             json.dumps(body, separators=(",", ":"), allow_nan=False).encode(),
             headers={"content-type": "application/json"},
             signed=True,
+            max_bytes=MAX_SMALL_ANSWER_BYTES,
         )
 
     async def _send(
@@ -298,6 +312,8 @@ def _accept(answer: _Answered) -> _Answered:
 async def _read(response: httpx.Response, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise _lied("the answer is packed, which nobody asked for")
     async for part in response.aiter_bytes():
         size += len(part)
         if size > max_bytes:
@@ -328,8 +344,13 @@ def _json_object(answer: _Answered) -> dict[str, Any]:
 def _refusal(status: int, body: bytes) -> ApiError:
     try:
         error = json.loads(body)["error"]
+        code = _CODE.fullmatch(str(error["code"]))
+        hint = error.get("hint")
         return ApiError(
-            str(error["message"]), status=status, code=str(error["code"]), hint=error.get("hint")
+            str(error["message"])[:MAX_MESSAGE_CHARS],
+            status=status,
+            code=code[0] if code else f"http_{status}",
+            hint=None if hint is None else str(hint)[:MAX_MESSAGE_CHARS],
         )
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return ApiError(f"the orchestrator answered {status}", status=status, code=f"http_{status}")

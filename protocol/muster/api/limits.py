@@ -12,6 +12,10 @@ MAX_HEADER_JSON_BYTES = 2 * 1024
 """Largest `x-muster-submission` header."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Largest answer a client reads."""
+MAX_SMALL_ANSWER_BYTES = 64 * 1024
+"""Largest answer that is one ticket, one state or one word."""
+MAX_RELAYS = 64
+"""Relays that an orchestrator may name."""
 
 REQUEST_VALIDITY_S = 60
 """A signed request is refused when it was issued longer ago than this."""

@@ -20,7 +20,7 @@ class _KeyValueFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = "".join(f" {k}={v}" for k, v in _fields(record).items())
+        fields = "".join(f" {k}={_printable(v)}" for k, v in _fields(record).items())
         line = f"{clock} {self.process} {record.levelname.lower()} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -48,6 +48,11 @@ class _JsonFormatter(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {k: v for k, v in vars(record).items() if k not in _STANDARD}
+
+
+def _printable(value: object) -> str:
+    """Return a value as one line: a stranger's words must not forge lines or drive a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in str(value))
 
 
 def setup_logging(process: str) -> None:

@@ -21,9 +21,11 @@ from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
     ConfigError,
+    ContractRevert,
     EngineError,
     MusterError,
     PolicyUnavailable,
+    StorageError,
 )
 from muster.protocol.ids import to_address
 from muster.settings import load_settings
@@ -68,7 +70,9 @@ def test_recovery_starts_the_pauses_afresh() -> None:
         (ApiError("", status=403, code="not_active"), "the orchestrator's consent"),
         (PolicyUnavailable(""), "the policy"),
         (ChainUnreachable(""), "the chain"),
+        (ContractRevert("Refused"), "the chain"),
         (EngineError(""), "the engine"),
+        (StorageError(""), "the disk"),
     ],
 )
 def test_outage_names_what_is_missing(
@@ -76,8 +80,25 @@ def test_outage_names_what_is_missing(
 ) -> None:
     outages = Outages(first_s=0.5)
     assert isinstance(error, SURVIVED)
-    assert 0.25 <= outages.failed(error) <= 0.5
+    with caplog.at_level(logging.DEBUG):
+        assert 0.25 <= outages.failed(error) <= 0.5
     assert caplog.records[0].getMessage().startswith(f"{what} is not available")
+    assert outages.lasting == [what]
+    outages.recovered()
+    assert outages.lasting == []
+
+
+def test_outage_of_the_chain_is_left_to_who_follows_it(caplog: pytest.LogCaptureFixture) -> None:
+    outages = Outages(first_s=0.001)
+    with caplog.at_level(logging.INFO):
+        outages.failed(ChainUnreachable("no answer"))
+        outages.recovered()
+    assert not caplog.records
+
+
+def test_outage_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    Outages().failed(StorageError("cannot write", hint="free some space"))
+    assert vars(caplog.records[0])["hint"] == "free some space"
 
 
 def test_outages_of_different_things_are_paced_apart() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,25 +13,19 @@ import pytest
 from client_chain import (
     UNREACHABLE,
     WORKER_ID,
-    FakeFetcher,
-    FakeOrchestrator,
     make_account,
-    make_batch,
-    make_view,
 )
+from client_desk import Desk, make_record, run_until
 from client_world import (
     DOMAIN,
     NODE_KEY,
     NOW,
     OTHER_KEY,
-    RECIPE,
     ROOT,
     RULES,
     RUN,
-    TASK_SET,
     VERSION,
     WORKER,
-    HashEngine,
     make_claim,
     make_ticket,
     sign_ticket,
@@ -40,16 +33,12 @@ from client_world import (
 
 from muster.api import NoWork
 from muster.chain import WorkerStatus
-from muster.client.outage import Outage, Outages
 from muster.client.validator.judging import examine
-from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.place import WorkerPlace
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import (
     ApiError,
-    ChainUnreachable,
     ConfigError,
     EngineError,
     MusterError,
@@ -59,83 +48,12 @@ from muster.protocol.ids import PolicyVersion, to_address
 from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, decode_rollouts
 
-Check = Callable[[], bool]
-
-
-class Desk:
-    """A worker's loop among fakes."""
-
-    def __init__(self, state: Path, loop_class: type[WorkerLoop] = WorkerLoop) -> None:
-        self.orchestrator = FakeOrchestrator()
-        self.fetcher = FakeFetcher()
-        self.engine = HashEngine()
-        self.view = make_view()
-        self.journal = SubmissionJournal(state)
-        self.chain_errors = 0
-        place = WorkerPlace(
-            run_id=RUN,
-            worker=WORKER,
-            key=NODE_KEY,
-            domain=DOMAIN,
-            view=self.view,
-            now=self.now,
-            api=self.orchestrator,  # type: ignore[arg-type]
-            fetcher=self.fetcher,  # type: ignore[arg-type]
-            engine=self.engine,  # type: ignore[arg-type]
-            recipe=RECIPE,
-            task_set=TASK_SET,
-            journal=self.journal,
-            poll_s=0.001,
-            heartbeat_s=0.005,
-        )
-        self.loop = loop_class(place)
-        quick = {"first_s": 0.001, "longest_s": 0.002}
-        self.loop.outages = Outages(**quick)
-        self.loop._refusals = Outage("a ticket that can be worked on", **quick)
-
-    async def now(self) -> int:
-        if self.chain_errors:
-            self.chain_errors -= 1
-            raise ChainUnreachable("no answer")
-        return NOW
-
-    def post(self, batch_id: int, *records: OutcomeRecord) -> Any:
-        self.view.batches[batch_id] = make_batch(batch_id, [], list(records))
-        return SimpleNamespace(name="OutcomesPosted", args={"batch_id": batch_id})
-
-    def close(self) -> None:
-        self.loop.compute.close()
-        self.journal.close()
-
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Any:
     opened = Desk(tmp_path)
     yield opened
     opened.close()
-
-
-async def run_until(loop: WorkerLoop, check: Check) -> None:
-    """Run the loop until the check holds; fails after 5 s, raises what the loop raises."""
-    running = asyncio.ensure_future(loop.run())
-    try:
-        async with asyncio.timeout(5):
-            while not check():
-                if running.done():
-                    running.result()
-                await asyncio.sleep(0.002)
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
-
-
-def make_record(
-    verdict: Verdict = Verdict.ACCEPTED, reason: Reason = Reason.NONE, *, index: int = 0
-) -> OutcomeRecord:
-    ticket = make_ticket()
-    return OutcomeRecord(
-        WORKER_ID, ticket.step, index, VERSION, keccak(b"file"), 4, 20, verdict, reason
-    )
 
 
 # Honest work

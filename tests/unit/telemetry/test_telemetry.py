@@ -47,3 +47,12 @@ def test_a_level_below_the_chosen_one_is_silent(
     setup_logging("worker")
     logging.getLogger("x").info("quiet")
     assert capsys.readouterr().err == ""
+
+
+def test_a_strangers_words_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging("worker")
+    hostile = "no\n12:00:00 worker info submission accepted\x1b[2J\r\u2028"
+    logging.getLogger("x").warning("refused", extra={"error": hostile})
+    out = capsys.readouterr().err
+    assert out.count("\n") == 1
+    assert not any(c in out for c in "\x1b\r\u2028")

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_together
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ApiError, ConfigError, TaskError
+from muster.protocol.errors import ApiError, ChainError, ConfigError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, encode_rollouts
@@ -69,8 +70,13 @@ class WorkerLoop:
         self.place = place
         self.compute = ComputeThread()
         self.state = "starting"
+        self.ticket: Ticket | None = None
+        self.uploaded = 0
         self.accepted = 0
+        self.refused = 0
         self.units = 0
+        self.tokens_per_s = 0.0
+        self._has_resumed = False
         self._node = address_of(place.key)
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
         self.outages = Outages()
@@ -94,9 +100,12 @@ class WorkerLoop:
                 self._posted.append(event.args["batch_id"])
         self._woken.set()
 
+    @property
+    def policy_version(self) -> PolicyVersion | None:
+        """The policy that is loaded."""
+        return self._loaded[0] if self._loaded else None
+
     async def _work(self) -> None:
-        await self.settle()
-        await self._resume()
         while True:
             self._woken.clear()
             pause = await self._round()
@@ -108,13 +117,18 @@ class WorkerLoop:
 
     async def _round(self) -> float:
         """Settle, work on at most one ticket, and live through what is away meanwhile."""
-        await self.settle()
-        self.require_good_standing()
         try:
+            await self.settle()
+            if not self._has_resumed:
+                await self._resume()
+                self._has_resumed = True
+            self.require_good_standing()
             pause = await self.work_once()
         except SURVIVED as error:
             await asyncio.sleep(self.outages.failed(error))
             return 0.0
+        finally:
+            self.ticket = None
         self.outages.recovered()
         return pause
 
@@ -130,8 +144,10 @@ class WorkerLoop:
         if fault := await self._fault(lease):
             return self._refuse(ticket, fault)
         if signed := self.place.journal.signed(ticket):
-            return await self._submit_again(signed)
+            await self._submit_again(signed)
+            return self._refusals.failed(ConfigError("its slot was signed before, and sent again"))
         self._refusals.recovered()
+        self.ticket = ticket
         await self.fetch(ticket.policy_version, ticket.policy_root)
         try:
             rollouts = await self.generate(ticket)
@@ -200,19 +216,33 @@ class WorkerLoop:
     async def generate(self, ticket: Ticket) -> list[Rollout]:
         """Return the ticket's rollouts; the policy is loaded."""
         self.state = "generating"
-        place = self.place
-        return await self.compute.run(
+        place, started = self.place, time.perf_counter()
+        rollouts = await self.compute.run(
             build_submission, ticket, place.recipe, place.task_set, place.engine
         )
+        tokens = sum(len(rollout.completion_tokens) for rollout in rollouts)
+        self.tokens_per_s = tokens / max(time.perf_counter() - started, 1e-9)
+        return rollouts
 
     # 6. submit
 
     async def submit(self, ticket: Ticket, rollouts: list[Rollout]) -> None:
-        """Journal, sign and upload the rollouts."""
+        """Journal, sign and upload the rollouts, unless their time is over."""
+        if await self._has_lapsed(ticket):
+            # A machine that slept, or is too slow. What is not signed can be leased again.
+            logger.warning("ticket given up, its time is over", extra=_fields(ticket))
+            return
         data = await self.compute.run(encode_rollouts, rollouts)
         submission = self.claim(ticket, rollouts, file_hash(data))
         signed = await asyncio.to_thread(self.place.journal.record, ticket, submission, data)
         await self._upload(signed, data)
+
+    async def _has_lapsed(self, ticket: Ticket) -> bool:
+        try:
+            return await self.place.now() > ticket.deadline
+        except ChainError:
+            # The work is done: the orchestrator will say whether it came in time.
+            return False
 
     def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
         """Return what is signed about a file of rollouts."""
@@ -232,14 +262,13 @@ class WorkerLoop:
         for signed in list(self.place.journal.unfinished().values()):
             await self._submit_again(signed)
 
-    async def _submit_again(self, signed: SignedSubmission) -> float:
-        """Upload what was signed for the slot before; nothing else ever is."""
+    async def _submit_again(self, signed: SignedSubmission) -> None:
+        """Upload what was signed for the slot before, if it is still here; nothing else ever is."""
         data = await asyncio.to_thread(self.place.journal.data, signed)
         if data is None:
-            logger.warning("signed slot has no file any more", extra=_fields(signed.ticket))
-            return TICKET_PAUSE_S
+            logger.debug("signed slot has no file any more", extra=_fields(signed.ticket))
+            return
         await self._upload(signed, data)
-        return TICKET_PAUSE_S
 
     async def _upload(self, signed: SignedSubmission, data: bytes) -> None:
         self.state = "uploading"
@@ -257,6 +286,7 @@ class WorkerLoop:
                 await asyncio.sleep(self.outages.failed(error))
                 continue
             self.outages.recovered()
+            self.uploaded += 1
             logger.info(
                 "submission uploaded",
                 extra={**_fields(signed.ticket), "units": submission.units},
@@ -282,6 +312,8 @@ class WorkerLoop:
         if is_accepted:
             self.accepted += 1
             self.units += record.units
+        else:
+            self.refused += 1
         slot = (self.place.run_id, self.place.worker, record.step, record.index)
         signed = self.place.journal.unfinished().get(slot)
         if signed is None:
@@ -303,10 +335,12 @@ class WorkerLoop:
 
     async def _heartbeat(self) -> None:
         while True:
-            loaded = self._loaded[0] if self._loaded else None
             try:
                 await self.place.api.heartbeat(
-                    self.place.run_id, policy_version=loaded, state=self.state, software=SOFTWARE
+                    self.place.run_id,
+                    policy_version=self.policy_version,
+                    state=self.state,
+                    software=SOFTWARE,
                 )
             except ApiError as error:
                 # Leasing reports outages; a missed sign of life changes nothing.
