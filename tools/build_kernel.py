@@ -2,7 +2,7 @@
 
 Each of FOLDERS has one C file and its headers, and gets a library of the C file's name beside it.
 Without a C compiler, or with one that fails, the installation goes on: the package then computes in
-numpy. Libraries are bound by ctypes, so one serves every Python.
+Python. Libraries are bound by ctypes, so one serves every Python.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from packaging.tags import sys_tags
 
 TOPLOC = Path("protocol/muster/toploc/native")
 SHARDCAST = Path("protocol/muster/shardcast/native")
-FOLDERS = {TOPLOC: "TOPLOC proofs", SHARDCAST: "weight deltas"}
-"""What is computed in numpy where a folder's library is missing."""
+TASKS = Path("protocol/muster/tasks/native")
+FOLDERS = {TOPLOC: "TOPLOC proofs", SHARDCAST: "weight deltas", TASKS: "hashes of task sets"}
+"""What is computed in Python where a folder's library is missing."""
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
 PLAIN = ["-DWIDEST_VECTORS="]
 """For compilers that cannot make code for several instruction sets at once."""
@@ -48,7 +49,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # of hatchling'
             try:
                 library = compile_kernel(Path(self.root) / folder)
             except KernelError as error:
-                self.app.display_warning(f"{what} will be computed in numpy, slowly: {error}")
+                self.app.display_warning(f"{what} will be computed in Python, slowly: {error}")
                 continue
             if version != "editable":
                 inside = folder.relative_to("protocol") / library.name

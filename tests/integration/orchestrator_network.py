@@ -40,6 +40,7 @@ from muster.protocol.messages import (
     Verdict,
 )
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.tasks.sort_digits import make_task_set
 
 TOKEN = 10**18
 OWNER, ORCHESTRATOR, TRAINER = (Anvil.key(i) for i in range(3))
@@ -54,7 +55,9 @@ RECIPE = Recipe(
     ),
     training=TrainingRecipe(submissions_per_step=4),
 )
-DOCUMENTS = {keccak(d): d for d in (RECIPE.to_bytes(), b"calibration", b"task set")}
+TASKS = make_task_set(4, seed=0)
+DOCUMENTS = {keccak(d): d for d in (RECIPE.to_bytes(), b"calibration")}
+DOCUMENTS[TASKS.hash()] = TASKS.to_bytes()
 
 
 @dataclass
@@ -232,7 +235,7 @@ def _config() -> RunConfig:
         trainer=address_of(TRAINER),
         orchestrator=address_of(ORCHESTRATOR),
         base_model_hash=keccak(b"base model"),
-        task_set_hash=keccak(b"task set"),
+        task_set_hash=TASKS.hash(),
         recipe_hash=RECIPE.hash(),
         calibration_hash=keccak(b"calibration"),
         terms=RunTerms(TOKEN // 1000, 100_000, 500_000, 2),

@@ -45,7 +45,7 @@ def read_recipe(file: Path) -> Recipe:
 def read_task_set(file: Path) -> TaskSet:
     """Return the task set in a file; raises ConfigError."""
     try:
-        return TaskSet.from_bytes(_read(file))
+        return TaskSet.open(file)
     except MusterError as error:
         raise ConfigError(f"{file} is not a task set: {error}") from error
 

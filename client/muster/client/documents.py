@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from muster.client.outage import Outage
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.errors import ApiError, ConfigError, ProtocolError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.recipe import Recipe
-from muster.tasks import TaskSet
+from muster.tasks import TaskSet, document_root
+from muster.tasks.document import MAX_TASK_SET_BYTES
 from muster.toploc import Calibration
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from muster.client.validator.judging import Rules
 
 T = TypeVar("T")
+
+TASK_SETS = "task-sets"
+"""Folder of downloaded task sets, in the state folder."""
 
 
 class DocumentSource(Protocol):
@@ -28,16 +33,22 @@ class DocumentSource(Protocol):
         """Return the bytes of a document."""
         ...
 
+    async def download(self, document_hash: Hash32, path: Path, *, max_bytes: int) -> None:
+        """Write a document to a file, whose bytes so far are its beginning."""
+        ...
+
 
 async def fetch_recipe(source: DocumentSource, pinned: Hash32) -> Recipe:
     """Return the run's recipe; raises EncodingError when it is malformed."""
     return Recipe.from_bytes(await _fetch(source, pinned, "recipe"))
 
 
-async def fetch_task_set(source: DocumentSource, pinned: Hash32) -> TaskSet:
-    """Return the run's task set; raises EncodingError or TaskError when it is malformed."""
-    data = await _fetch(source, pinned, "task set")
-    return await asyncio.to_thread(TaskSet.from_bytes, data)
+async def fetch_task_set(source: DocumentSource, pinned: Hash32, folder: Path) -> TaskSet:
+    """Return the run's task set, kept in `folder` from then on.
+
+    Raises EncodingError or TaskError when it is malformed.
+    """
+    return await await_orchestrator(lambda: _task_set(source, pinned, folder))
 
 
 async def fetch_calibration(source: DocumentSource, pinned: Hash32) -> Calibration:
@@ -45,8 +56,10 @@ async def fetch_calibration(source: DocumentSource, pinned: Hash32) -> Calibrati
     return Calibration.from_bytes(await _fetch(source, pinned, "calibration"))
 
 
-async def read_rules(source: DocumentSource, config: RunConfig) -> Rules:
+async def read_rules(source: DocumentSource, config: RunConfig, folder: Path) -> Rules:
     """Return a run's documents, each checked against its hash; waits for nobody.
+
+    The task set is kept in `folder`.
 
     Raises ApiError when the source does not answer, EncodingError for a malformed document.
     """
@@ -54,7 +67,7 @@ async def read_rules(source: DocumentSource, config: RunConfig) -> Rules:
 
     return Rules(
         recipe=Recipe.from_bytes(await _read(source, config.recipe_hash, "recipe")),
-        task_set=TaskSet.from_bytes(await _read(source, config.task_set_hash, "task set")),
+        task_set=await _task_set(source, config.task_set_hash, folder),
         calibration=Calibration.from_bytes(
             await _read(source, config.calibration_hash, "calibration")
         ),
@@ -83,8 +96,33 @@ async def _fetch(source: DocumentSource, pinned: Hash32, what: str) -> bytes:
 async def _read(source: DocumentSource, pinned: Hash32, what: str) -> bytes:
     data = await source.document(pinned)
     if keccak(data) != pinned:
-        raise ConfigError(
-            f"the {what} that was handed over is not the one on chain ({hex0x(pinned)})",
-            hint="the orchestrator is faulty or dishonest: ask another for the document",
-        )
+        raise _other(what, pinned)
     return data
+
+
+async def _task_set(source: DocumentSource, pinned: Hash32, folder: Path) -> TaskSet:
+    """Return the task set in `folder`, downloaded if it is not there."""
+    path = folder / f"{pinned.hex()}.jsonl"
+    if not await asyncio.to_thread(_holds, path, pinned):
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        await source.download(pinned, part, max_bytes=MAX_TASK_SET_BYTES)
+        if not await asyncio.to_thread(_holds, part, pinned):
+            part.unlink(missing_ok=True)
+            raise _other("task set", pinned)
+        part.replace(path)
+    return await asyncio.to_thread(TaskSet.open, path)
+
+
+def _holds(path: Path, pinned: Hash32) -> bool:
+    try:
+        return path.is_file() and document_root(path) == pinned
+    except (ProtocolError, TaskError):
+        return False
+
+
+def _other(what: str, pinned: Hash32) -> ConfigError:
+    return ConfigError(
+        f"the {what} that was handed over is not the one on chain ({hex0x(pinned)})",
+        hint="the orchestrator is faulty or dishonest: ask another for the document",
+    )

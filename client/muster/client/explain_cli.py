@@ -189,7 +189,7 @@ async def _rerun(
     from muster.api import OrchestratorApi
     from muster.client.bundle import Contents
     from muster.client.doctor.command import load_transformers
-    from muster.client.documents import read_rules
+    from muster.client.documents import TASK_SETS, read_rules
     from muster.client.rerun import claim_at, read_submission, recompute
 
     batch = place.batch
@@ -199,7 +199,7 @@ async def _rerun(
     domain = chain.domain("ContributionLedger")
     claim = claim_at(view, batch, entries, place.position, domain)
     async with OrchestratorApi(options["orchestrator"]) as api:
-        rules = await read_rules(api, run.config)
+        rules = await read_rules(api, run.config, _state_dir(options) / TASK_SETS)
         named = await api.run_info(run.run_id)
     relays = tuple(options["relay"]) or tuple(named.relays) or (named.origin,)
     engine = load_transformers(options["threads"] or 1)(
@@ -246,12 +246,16 @@ async def _load(
 
     if version not in run.checkpoints:
         return None
-    state_dir: Path = (options["state_dir"] or HOME / "doctor").expanduser()
-    async with Fetcher(relays, state_dir / "policies", attempts=3) as fetcher:
+    async with Fetcher(relays, _state_dir(options) / "policies", attempts=3) as fetcher:
         root = run.checkpoints[version].manifest_root
         folder = await fetcher.fetch(run.run_id, version, root)
     await asyncio.to_thread(engine.load_policy, folder, version)
     return folder
+
+
+def _state_dir(options: dict[str, Any]) -> Path:
+    state_dir: Path = options["state_dir"] or HOME / "doctor"
+    return state_dir.expanduser()
 
 
 def _hex(submission: str) -> str:

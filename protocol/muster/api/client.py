@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -30,7 +31,12 @@ from muster.api.answers import (
     RunInfo,
     SubmissionState,
 )
-from muster.api.limits import MAX_ANSWER_BYTES, MAX_FILE_BYTES, MAX_SMALL_ANSWER_BYTES
+from muster.api.limits import (
+    DOWNLOAD_BYTES,
+    MAX_ANSWER_BYTES,
+    MAX_FILE_BYTES,
+    MAX_SMALL_ANSWER_BYTES,
+)
 from muster.api.signing import (
     SUBMISSION_HEADER,
     SUBMISSION_SIGNATURE_HEADER,
@@ -58,6 +64,7 @@ MAX_MESSAGE_CHARS = 500
 """Longest message of a refusal that is passed on."""
 _REASON = re.compile(r"[a-z_]{1,32}")
 _CODE = re.compile(r"[a-z0-9_]{1,64}")
+_RANGE = re.compile(r"bytes (\d{1,15})-\d{1,15}/(\d{1,15})")
 _RETRIED = frozenset({429, 502, 503, 504})
 _UNREACHABLE = (httpx.TransportError, TimeoutError)
 
@@ -139,6 +146,29 @@ class OrchestratorApi:
         if keccak(answer.body) != document_hash:
             raise _lied(f"document {hex0x(document_hash)} hashes to something else")
         return answer.body
+
+    async def download(self, document_hash: Hash32, path: Path, *, max_bytes: int) -> None:
+        """Write a pinned document to a file part by part; what the file holds is its beginning.
+
+        Nothing is checked but its size: the reader compares with the hash. Raises ApiError, also
+        for a document above `max_bytes`.
+        """
+        size, total = path.stat().st_size if path.exists() else 0, None
+        while total is None or size < total:
+            headers = {"range": f"bytes={size}-{size + DOWNLOAD_BYTES - 1}"}
+            where = f"/v1/documents/{hex0x(document_hash)}"
+            try:
+                answer = await self._send("GET", where, headers=headers)
+            except ApiError as error:
+                if error.status != 416 or not size:
+                    raise
+                size = 0  # what the file held is longer than the document
+                continue
+            start, total = _range_of(answer)
+            if total > max_bytes or not answer.body or (answer.status == 206 and start != size):
+                raise _lied(f"document {hex0x(document_hash)}: bytes {start} of {total} for {size}")
+            size = start + len(answer.body)
+            await asyncio.to_thread(_write_at, path, start, answer.body)
 
     async def submission_state(self, submission_id: Hash32) -> SubmissionState:
         """Return how far a submission (named by its file hash) has come."""
@@ -307,6 +337,22 @@ def _accept(answer: _Answered) -> _Answered:
     if answer.status >= 300:
         raise _refusal(answer.status, answer.body)
     return answer
+
+
+def _range_of(answer: _Answered) -> tuple[int, int]:
+    """Return where a part of a document starts, and how long the document is."""
+    if answer.status != 206:
+        return 0, len(answer.body)
+    stated = _RANGE.fullmatch(answer.headers.get("content-range", ""))
+    if stated is None:
+        raise _lied("an answer does not say which part of the document it is")
+    return int(stated[1]), int(stated[2])
+
+
+def _write_at(path: Path, start: int, data: bytes) -> None:
+    with path.open("r+b" if start else "wb") as file:
+        file.seek(start)
+        file.write(data)
 
 
 async def _read(response: httpx.Response, max_bytes: int) -> bytes:

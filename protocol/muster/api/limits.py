@@ -10,6 +10,8 @@ MAX_RECORDS_BYTES = 2 * 1024 * 1024
 """Largest body of an outcomes post: 4096 records of 56 bytes as hexadecimal fit four times."""
 MAX_HEADER_JSON_BYTES = 2 * 1024
 """Largest `x-muster-submission` header."""
+DOWNLOAD_BYTES = 4 * 1024 * 1024
+"""How much of a large document a client asks for at a time."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Largest answer a client reads."""
 MAX_SMALL_ANSWER_BYTES = 64 * 1024

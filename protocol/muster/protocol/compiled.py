@@ -1,6 +1,6 @@
 """Libraries that `tools/build_kernel.py` compiled from C sources, used only if made from those.
 
-Knows no library's functions; who loads one falls back to numpy when there is none.
+Knows no library's functions; who loads one falls back to Python when there is none.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def load_library(path: Path, source_symbol: str, *, what: str) -> ctypes.CDLL | 
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        logger.warning("%s are computed in numpy, slowly: no compiled kernel (%s)", what, error)
+        logger.warning("%s are computed in Python, slowly: no compiled kernel (%s)", what, error)
         return None
     if source_of(library, source_symbol) != source_digest(path.parent):
-        logger.warning("%s are computed in numpy, slowly: %s is stale, reinstall", what, path)
+        logger.warning("%s are computed in Python, slowly: %s is stale, reinstall", what, path)
         return None
     return library
 

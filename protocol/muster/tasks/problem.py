@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
-from muster.protocol.encoding import canonical_json, parse_canonical_json
+from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32
 
 MAX_PROBLEM_BYTES = 1024 * 1024
 """A longer row is refused unread."""
+MIN_PROBLEM_BYTES = 146
+"""No row is shorter."""
+_CANONICAL = object()
+"""Validation context of values that were parsed from canonical JSON within the limit."""
 
 
 class Problem(BaseModel):
@@ -39,29 +51,35 @@ class Problem(BaseModel):
     """Anything else; nothing in Muster reads it."""
 
     @model_validator(mode="after")
-    def _is_encodable(self) -> Self:
-        if len(canonical_json(self.model_dump())) > MAX_PROBLEM_BYTES:
+    def _is_encodable(self, info: ValidationInfo) -> Self:
+        if info.context is not _CANONICAL and len(self.to_bytes()) > MAX_PROBLEM_BYTES:
             raise ValueError(f"the problem exceeds {MAX_PROBLEM_BYTES} bytes")
         return self
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON, without a line break."""
-        return canonical_json(self.model_dump())
+        # All fields and nothing else, as they are: `model_dump` would copy the dictionaries.
+        return canonical_json(self.__dict__)
+
+    def content_hash(self) -> Hash32:
+        """Return the Keccak-256 of the canonical JSON."""
+        return keccak(self.to_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Parse canonical JSON; raises EncodingError on anything that `to_bytes` does not write."""
         value = parse_canonical_json(data, max_bytes=MAX_PROBLEM_BYTES)
         try:
-            problem = cls.model_validate(value)
+            problem = cls.model_validate(value, context=_CANONICAL)
         except ValidationError as error:
-            raise EncodingError(f"malformed problem: {_first(error)}") from error
-        if problem.to_bytes() != data:
+            raise EncodingError(f"malformed problem: {first_fault(error)}") from error
+        if len(value) != len(cls.model_fields):
             raise EncodingError(f"problem {problem.problem_id!r} lacks a field")
         return problem
 
 
-def _first(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
+    """Return what is wrong first, with the field's name."""
     problem = error.errors()[0]
     name = ".".join(str(part) for part in problem["loc"])
     return f"{name}: {problem['msg']}"

@@ -1,29 +1,30 @@
-"""A task set: the problems of a run, as bytes that hash to what the chain pins.
+"""A task set: the problems of a run, whose Merkle root the chain pins.
 
-One canonical JSON document per line: a header with name, version and count, then the problems in
-the order in which tickets index them.
+In memory, or lazily from a file (`muster.tasks.document`), which is what a set of a million
+problems wants. The wire format is the document of either.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from pathlib import Path
+from typing import Self, overload
 
-from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32
+from muster.tasks.document import MAX_TASK_SET_BYTES, Document, Header, LineProof
+from muster.tasks.line_tree import Leaves, as_leaves, leaf_of, path_of, root_of
 from muster.tasks.problem import Problem
 
-MAX_TASK_SET_BYTES = 1024 * 1024 * 1024
-"""A larger document is refused unread."""
-_MAX_HEADER_BYTES = 4096
-_SCHEMA_VERSION = 1
+MAX_WHOLE_BYTES = 8 * 1024 * 1024
+"""A larger file is opened lazily."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TaskSet:
     """Problems in a fixed order; raises TaskError when it is empty or an id comes twice."""
 
@@ -31,15 +32,15 @@ class TaskSet:
     """What people call it, at most 128 characters."""
     version: str
     """Which edition of it, at most 128 characters."""
-    problems: tuple[Problem, ...] = field(repr=False)
-    """In the order in which tickets index them."""
+    problems: Sequence[Problem] = field(repr=False)
+    """In the order in which tickets index them. Of a file, each is parsed, and compared with the
+    root, when it is asked for: that raises EncodingError or TaskError. Its ids are not compared."""
 
     def __post_init__(self) -> None:
-        if not self.problems:
-            raise TaskError(f"task set {self.name!r} has no problems")
-        for what, text in (("name", self.name), ("version", self.version)):
-            if not 1 <= len(text) <= 128:
-                raise TaskError(f"a task set's {what} has 1 to 128 characters, got {len(text)}")
+        header = Header(self.name, self.version, len(self.problems))
+        if isinstance(self.problems, Rows):
+            assert header == self.problems.document.header
+            return
         counts = Counter(problem.problem_id for problem in self.problems)
         twice, count = counts.most_common(1)[0]
         if count > 1:
@@ -54,23 +55,80 @@ class TaskSet:
     def __iter__(self) -> Iterator[Problem]:
         return iter(self.problems)
 
-    def to_bytes(self) -> bytes:
-        """Return the document: header and problems, each a line."""
-        return self._document
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TaskSet) and self.hash() == other.hash()
+
+    def __hash__(self) -> int:
+        return hash(self.hash())
 
     def hash(self) -> Hash32:
-        """Return the Keccak-256 that is pinned on chain."""
-        return keccak(self._document)
+        """Return the Merkle root over header and problems that is pinned on chain."""
+        document = self._document
+        return document.root if document else root_of(self._leaves)
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield header and problems in canonical JSON, without line breaks."""
+        yield Header(self.name, self.version, len(self)).to_bytes()
+        if isinstance(self.problems, Rows):
+            yield from map(self.problems.document.line, range(1, len(self) + 1))
+        else:
+            yield from (problem.to_bytes() for problem in self.problems)
+
+    def prove(self, index: int) -> LineProof:
+        """Return the proof that a problem is in the set of this root, at this index."""
+        if self._document:
+            return self._document.prove(index + 1)
+        return LineProof(index + 1, tuple(path_of(self._leaves, index + 1)))
+
+    def spread(self, count: int) -> list[int]:
+        """Return up to `count` indices from end to end, the same distance apart."""
+        count = min(count, len(self))
+        return [i * len(self) // count for i in range(count)]
+
+    def to_bytes(self) -> bytes:
+        """Return the document: header and problems, each a line."""
+        return b"".join(line + b"\n" for line in self.lines())
+
+    def write(self, path: Path) -> None:
+        """Write the document to a file, whole or not at all."""
+        part = path.with_name(f".{path.name}.part")
+        with part.open("wb") as file:
+            file.writelines(self._document.chunks() if self._document else [self.to_bytes()])
+            file.flush()
+            os.fsync(file.fileno())
+        if self._document and Document.open(part).root != self.hash():
+            part.unlink()
+            raise TaskError(f"{self._document.path} has changed since it was opened")
+        part.replace(path)
+
+    @property
+    def _document(self) -> Document | None:
+        return self.problems.document if isinstance(self.problems, Rows) else None
 
     @cached_property
-    def _document(self) -> bytes:
-        lines = [_header(self), *(problem.to_bytes() for problem in self.problems)]
-        return b"\n".join(lines) + b"\n"
+    def _leaves(self) -> Leaves:
+        return as_leaves(leaf_of(line, i) for i, line in enumerate(self.lines()))
 
     @classmethod
     def of(cls, name: str, version: str, problems: Iterable[Problem]) -> Self:
         """Return the task set of these problems."""
         return cls(name, version, tuple(problems))
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Return the task set in a file: whole when it is small, else lazily.
+
+        Raises ConfigError when it cannot be read, EncodingError or TaskError when it is malformed.
+        """
+        document = Document.open(path)
+        if document.size_bytes <= MAX_WHOLE_BYTES:
+            return cls.from_bytes(b"".join(document.chunks()))
+        return cls.lazily(document)
+
+    @classmethod
+    def lazily(cls, document: Document) -> Self:
+        """Return the task set of an opened document."""
+        return cls(document.header.name, document.header.version, Rows(document))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -83,36 +141,32 @@ class TaskSet:
             raise EncodingError(f"task set of {len(data)} bytes exceeds {MAX_TASK_SET_BYTES}")
         if not data.endswith(b"\n"):
             raise EncodingError("a task set ends with a line break")
-        header, *rows = data[:-1].split(b"\n")
-        name, version, count = _parse_header(header)
-        if count != len(rows):
-            raise EncodingError(f"the header announces {count} problems, there are {len(rows)}")
-        return cls(name, version, tuple(Problem.from_bytes(row) for row in rows))
+        first, *rows = data[:-1].split(b"\n")
+        header = Header.from_bytes(first)
+        if header.count != len(rows):
+            raise EncodingError(
+                f"the header announces {header.count} problems, there are {len(rows)}"
+            )
+        return cls(header.name, header.version, tuple(Problem.from_bytes(row) for row in rows))
 
 
-def _header(task_set: TaskSet) -> bytes:
-    return canonical_json(
-        {
-            "count": len(task_set.problems),
-            "name": task_set.name,
-            "schema_version": _SCHEMA_VERSION,
-            "version": task_set.version,
-        }
-    )
+class Rows(Sequence[Problem]):
+    """The problems of a document, each parsed when it is asked for."""
 
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        """Where they are read from."""
 
-def _parse_header(data: bytes) -> tuple[str, str, int]:
-    value = parse_canonical_json(data, max_bytes=_MAX_HEADER_BYTES)
-    if not isinstance(value, dict) or value.keys() != {
-        "count",
-        "name",
-        "schema_version",
-        "version",
-    }:
-        raise EncodingError("a task set's header has count, name, schema_version and version")
-    if value["schema_version"] != _SCHEMA_VERSION or type(value["schema_version"]) is not int:
-        raise EncodingError(f"unknown schema version of a task set: {value['schema_version']!r}")
-    name, version, count = value["name"], value["version"], value["count"]
-    if not isinstance(name, str) or not isinstance(version, str) or type(count) is not int:
-        raise EncodingError("a task set's name and version are text, its count an integer")
-    return name, version, count
+    def __len__(self) -> int:
+        return self.document.header.count
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"no problem {index} among {len(self)}")
+        return Problem.from_bytes(self.document.line(index % len(self) + 1))

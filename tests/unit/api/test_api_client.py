@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -198,6 +199,62 @@ async def test_file_and_document_are_refused_when_they_do_not_match_their_hash()
             await api.file(file_hash(b"data"))
         with pytest.raises(ApiError, match="hashes to something else"):
             await api.document(keccak(b"data"))
+
+
+def in_parts(data: bytes, asked: list[str]) -> Handler:
+    """Serve ranges, as any web server does."""
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["range"])
+        first, last = map(int, asked[-1].removeprefix("bytes=").split("-"))
+        if first >= len(data):
+            return httpx.Response(416)
+        part = data[first : last + 1]
+        stated = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
+        return httpx.Response(206, content=part, headers={"content-range": stated})
+
+    return handler
+
+
+@pytest.mark.parametrize("held", [b"", b"01234", b"0123456789", b"0123456789 and more"])
+async def test_download_goes_on_where_the_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bytes
+) -> None:
+    monkeypatch.setattr("muster.api.client.DOWNLOAD_BYTES", 4)
+    path, asked = tmp_path / "d", list[str]()
+    path.write_bytes(held)
+    async with client(in_parts(b"0123456789", asked)) as api:
+        await api.download(HASH, path, max_bytes=10)
+    assert path.read_bytes() == b"0123456789"
+    assert asked[0] == f"bytes={len(held)}-{len(held) + 3}"
+
+
+async def test_document_that_comes_whole_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "d").write_bytes(b"half")
+    async with client(lambda _request: httpx.Response(200, content=b"all of it")) as api:
+        await api.download(HASH, tmp_path / "d", max_bytes=10)
+    assert (tmp_path / "d").read_bytes() == b"all of it"
+
+
+@pytest.mark.parametrize(
+    ("stated", "content", "reason"),
+    [
+        ("bytes 0-3/11", b"0123", "bytes 0 of 11"),
+        ("bytes 4-7/10", b"0123", "bytes 4 of 10"),
+        ("bytes 0-3/10", b"", "bytes 0 of 10"),
+        ("bytes 0-3/*", b"0123", "which part"),
+        ("", b"0123", "which part"),
+        ("bytes 0-3/" + "9" * 99, b"0123", "which part"),
+    ],
+)
+async def test_part_that_does_not_fit_is_refused(
+    tmp_path: Path, stated: str, content: bytes, reason: str
+) -> None:
+    reply = httpx.Response(206, content=content, headers={"content-range": stated})
+    async with client(lambda _request: reply) as api:
+        with pytest.raises(ApiError, match=reason):
+            await api.download(HASH, tmp_path / "d", max_bytes=10)
+    assert not (tmp_path / "d").exists()
 
 
 async def test_file_is_refused_when_it_exceeds_the_limit() -> None:

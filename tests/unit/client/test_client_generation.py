@@ -32,7 +32,7 @@ from muster.client.worker.generation import build_submission, count_units
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Hash32
-from muster.tasks import TaskSet, identities
+from muster.tasks import Problem, TaskSet, identities
 
 ENCODE = HashEngine().encode
 
@@ -127,12 +127,45 @@ class Source:
             raise self.errors.pop()
         return self.data
 
+    async def download(self, _hash: Hash32, path: Path, *, max_bytes: int) -> None:
+        assert len(self.data) <= max_bytes
+        path.write_bytes(await self.document(_hash))
+
 
 async def test_documents_are_taken_when_they_hash_to_what_is_on_chain() -> None:
     assert await fetch_recipe(Source(RECIPE.to_bytes()), RECIPE.hash()) == RECIPE
-    assert await fetch_task_set(Source(TASK_SET.to_bytes()), TASK_SET.hash()) == TASK_SET
     found = await fetch_calibration(Source(CALIBRATION.to_bytes()), CALIBRATION.hash())
     assert found == CALIBRATION
+
+
+async def test_task_set_is_downloaded_once(tmp_path: Path) -> None:
+    source = Source(TASK_SET.to_bytes())
+    assert await fetch_task_set(source, TASK_SET.hash(), tmp_path) == TASK_SET
+    refusal = ApiError("asked again", status=404, code="not_found")
+    kept = await fetch_task_set(Source(b"", refusal), TASK_SET.hash(), tmp_path)
+    assert kept == TASK_SET
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes().replace(b"=", b"+", 1))
+    with pytest.raises(ApiError, match="asked again"):
+        await fetch_task_set(Source(b"", refusal), TASK_SET.hash(), tmp_path)
+    assert await fetch_task_set(source, TASK_SET.hash(), tmp_path) == TASK_SET
+
+
+@pytest.mark.parametrize(
+    "other", [TASK_SET.problems[:5], TASK_SET.problems[::-1]], ids=["fewer", "another order"]
+)
+async def test_another_task_set_is_refused_and_not_kept(
+    tmp_path: Path, other: tuple[Problem, ...]
+) -> None:
+    data = TaskSet.of(TASK_SET.name, TASK_SET.version, other).to_bytes()
+    with pytest.raises(ConfigError, match="not the one on chain"):
+        await fetch_task_set(Source(data), TASK_SET.hash(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_bytes_that_are_no_task_set_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not the one on chain"):
+        await fetch_task_set(Source(b"junk"), TASK_SET.hash(), tmp_path)
 
 
 async def test_another_document_is_refused_whatever_it_says() -> None:

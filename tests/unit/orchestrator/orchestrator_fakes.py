@@ -32,6 +32,7 @@ from muster.protocol.messages import (
     Verdict,
 )
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.tasks.sort_digits import make_task_set
 
 RUN = RunId(1)
 NOW = 1_700_000_000
@@ -238,8 +239,9 @@ class Network:
             ),
             training=training or TrainingRecipe(steps=3, submissions_per_step=2, max_async_level=1),
         )
-        calibration, task_set = b"calibration", b"task set"
-        self.documents = {keccak(d): d for d in (self.recipe.to_bytes(), calibration, task_set)}
+        calibration, tasks = b"calibration", make_task_set(4, seed=0)
+        self.documents = {keccak(d): d for d in (self.recipe.to_bytes(), calibration)}
+        self.documents[tasks.hash()] = tasks.to_bytes()
         self.chain = FakeChain(address_of(self.keys.orchestrator))
         self.view = ChainView()
         for number, key in enumerate(self.keys.nodes, start=1):
@@ -253,7 +255,7 @@ class Network:
             trainer=address_of(self.keys.trainer),
             orchestrator=address_of(self.keys.orchestrator),
             base_model_hash=keccak(b"base model"),
-            task_set_hash=keccak(task_set),
+            task_set_hash=tasks.hash(),
             recipe_hash=self.recipe.hash(),
             calibration_hash=keccak(calibration),
             terms=RunTerms(10**12, 100_000, 500_000, 2),

@@ -17,6 +17,7 @@ from muster.orchestrator.services.refusals import CODES
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, RunId
+from muster.tasks import document_root
 
 
 async def request(
@@ -70,6 +71,20 @@ async def test_documents_are_served_by_hash(bench: Bench) -> None:
         with pytest.raises(ApiError) as caught:
             await api.document(keccak(b"unknown"))
     assert (caught.value.status, caught.value.code) == (404, "document_unknown")
+
+
+async def test_document_on_disk_is_served_in_parts(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.api.client.DOWNLOAD_BYTES", 100)
+    pinned = bench.network.run.config.task_set_hash
+    held = tmp_path / "held"
+    held.write_bytes(bytes(bench.network.documents[pinned]))
+    monkeypatch.setitem(bench.network.documents, pinned, held)
+    async with bench.api() as api:
+        await api.download(pinned, tmp_path / "d", max_bytes=10_000)
+    assert document_root(tmp_path / "d") == pinned
+    assert held.stat().st_size > 300
 
 
 @pytest.mark.parametrize(

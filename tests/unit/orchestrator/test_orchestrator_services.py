@@ -154,7 +154,21 @@ def test_documents_are_found_by_hash(tmp_path: Path, prefix: str) -> None:
     network = Network()
     for pinned, data in network.documents.items():
         (tmp_path / (prefix + pinned.hex())).write_bytes(data)
-    assert load_documents(tmp_path, network.run.config) == network.documents
+    loaded = load_documents(tmp_path, network.run.config)
+    assert {k: d if isinstance(d, bytes) else d.read_bytes() for k, d in loaded.items()} == (
+        network.documents
+    )
+
+
+def test_task_set_in_another_order_is_not_what_is_pinned(tmp_path: Path) -> None:
+    network = Network()
+    for pinned, data in network.documents.items():
+        (tmp_path / pinned.hex()).write_bytes(data)
+    path = tmp_path / network.run.config.task_set_hash.hex()
+    header, *rows = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([header, *rows[::-1]]))
+    with pytest.raises(ConfigError, match="is not the task set that the chain pins"):
+        load_documents(tmp_path, network.run.config)
 
 
 def test_documents_are_refused_when_missing_or_not_what_is_pinned(tmp_path: Path) -> None:

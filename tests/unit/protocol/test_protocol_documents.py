@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,13 +40,37 @@ def test_canonical_json_survives_a_round_trip(value: Any) -> None:
     assert canonical_json(parse_canonical_json(data, max_bytes=1 << 16)) == data
 
 
+@given(json_values)
+def test_canonical_json_is_what_the_reference_writes(value: Any) -> None:
+    assert canonical_json(value) == rfc8785.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"\U0001f600": 1, "\ufb33": 2},
+        {'\x00\x1f\x7f\u2028\b\f\n\r\t"\\/': '\x00\x1f\x7f\u2028\b\f\n\r\t"\\/'},
+        {"a": 1e21, "b": [1.0, -0.0, True, 2**53 - 1, None, (1, 2)]},
+        "\U0001f600",
+    ],
+)
+def test_canonical_json_of_what_encoders_differ_in_is_the_reference_s(value: Any) -> None:
+    assert canonical_json(value) == rfc8785.dumps(value)
+
+
+@pytest.mark.parametrize("value", [{1: 2}, 2**53, float("nan"), "\ud800", {"\ud800": 1}, {1, 2}])
+def test_what_json_cannot_hold_is_refused(value: Any) -> None:
+    with pytest.raises(EncodingError):
+        canonical_json(value)
+
+
 @given(st.dictionaries(st.text(max_size=5), st.integers(0, 9), min_size=2, max_size=5))
 def test_key_order_does_not_matter(value: dict[str, int]) -> None:
     assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
 
 
 @pytest.mark.parametrize(
-    "data", [b'{"a": 1}', b'{"b":1,"a":2}', b"1.0", b"", b"{", b"\xff", b"NaN"]
+    "data", [b'{"a": 1}', b'{"b":1,"a":2}', b"1.0", b"", b"{", b"\xff", b"NaN", b'{"\\ud800":1}']
 )
 def test_parse_refuses_what_is_not_canonical(data: bytes) -> None:
     with pytest.raises(EncodingError):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError, TaskError
+from muster.protocol.merkle import merkle_root
 from muster.tasks import Problem, TaskSet
 
 JSON = st.recursive(
@@ -55,7 +56,7 @@ def test_task_set_survives_encoding(task_set: TaskSet) -> None:
 
 @given(TASK_SETS, TASK_SETS)
 def test_task_sets_have_one_hash_each(one: TaskSet, other: TaskSet) -> None:
-    assert (one == other) == (one.hash() == other.hash())
+    assert (one.to_bytes() == other.to_bytes()) == (one.hash() == other.hash())
 
 
 @given(st.binary(max_size=200))
@@ -92,7 +93,10 @@ def test_task_set_is_the_documented_lines() -> None:
     }
     assert json.loads(second)["problem_id"] == "b"
     assert rest == b""
-    assert TWO.hash() == keccak(TWO.to_bytes())
+    leaves = [
+        keccak(keccak(x) + bytes([0] * 7 + [i])) for i, x in enumerate((header, first, second))
+    ]
+    assert TWO.hash() == merkle_root(leaves)
 
 
 def test_task_set_is_a_sequence() -> None:

@@ -68,13 +68,14 @@ def plan(tmp_path: Path) -> RunPlan:
 
 def test_documents_are_written_under_their_hashes(plan: RunPlan) -> None:
     hashes = _write_documents(plan)
-    for name, data in (
-        ("recipe", _pinned(plan.recipe).to_bytes()),
-        ("task_set", plan.task_set.read_bytes()),
-        ("calibration", plan.calibration.read_bytes()),
+    tasks = plan.task_set.read_bytes()
+    for name, pinned, data in (
+        ("recipe", _pinned(plan.recipe).hash(), _pinned(plan.recipe).to_bytes()),
+        ("task_set", TaskSet.from_bytes(tasks).hash(), tasks),
+        ("calibration", keccak(plan.calibration.read_bytes()), plan.calibration.read_bytes()),
     ):
-        assert hashes[name] == keccak(data)
-        assert (plan.documents / keccak(data).hex()).read_bytes() == data
+        assert hashes[name] == pinned
+        assert (plan.documents / pinned.hex()).read_bytes() == data
 
 
 def _pinned(recipe: Recipe) -> Recipe:

@@ -156,7 +156,7 @@ def run_base_model(
     for path, tasks in zip((task_set, eval_set), split, strict=True):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(tasks.to_bytes())
+            tasks.write(path)
     click.echo(out)
 
 

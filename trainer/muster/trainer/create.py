@@ -102,11 +102,10 @@ def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
 
     The recipe is pinned together with the verifiers that graded the task set here.
     """
-    task_set = TaskSet.from_bytes(_read(plan.task_set))
+    task_set = TaskSet.open(plan.task_set)
     check_task_set(task_set, allows_judge=plan.recipe.allows_judge)
     documents = {
         "recipe": pinned_recipe(plan.recipe, task_set).to_bytes(),
-        "task_set": task_set.to_bytes(),
         "calibration": _read(plan.calibration),
     }
     if plan.recipe.sampling.problems_per_submission > len(task_set):
@@ -119,7 +118,9 @@ def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
     plan.documents.mkdir(parents=True, exist_ok=True)
     for data in documents.values():
         (plan.documents / keccak(data).hex()).write_bytes(data)
-    return {name: keccak(data) for name, data in documents.items()}
+    task_set.write(plan.documents / task_set.hash().hex())
+    hashes = {name: keccak(data) for name, data in documents.items()}
+    return hashes | {"task_set": task_set.hash()}
 
 
 def pinned_recipe(recipe: Recipe, task_set: TaskSet) -> Recipe:

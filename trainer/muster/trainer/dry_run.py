@@ -27,13 +27,6 @@ def resolve(
             "a recipe is pinned together with the verifiers of its tasks",
             hint="give the problems as well: --task-set FILE",
         )
-    recipe = pinned_recipe(load_recipe(recipe_file), _read(task_set_file))
+    recipe = pinned_recipe(load_recipe(recipe_file), TaskSet.open(task_set_file))
     found |= {"recipe": recipe.model_dump(mode="json"), "recipe_hash": hex0x(recipe.hash())}
     return found
-
-
-def _read(path: Path) -> TaskSet:
-    try:
-        return TaskSet.from_bytes(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error

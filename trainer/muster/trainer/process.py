@@ -298,10 +298,7 @@ class _Assembly:
         settings = self.settings
         if settings.eval_set is None:
             return None
-        try:
-            task_set = TaskSet.from_bytes(settings.eval_set.read_bytes())
-        except OSError as error:
-            raise ConfigError(f"cannot read {settings.eval_set}: {error.strerror}") from error
+        task_set = TaskSet.open(settings.eval_set)
         check_task_set(task_set)
         engine = TransformersEngine("float32", threads=settings.threads, device=settings.device)
         return Evaluator(task_set, engine, self.recipe, samples=settings.eval_samples)

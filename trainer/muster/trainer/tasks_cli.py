@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.protocol.errors import ConfigError
-
 if TYPE_CHECKING:
-    from muster.tasks import TaskSet
     from muster.trainer.offline_filter import Progress
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -86,6 +83,7 @@ def tasks_filter(
       muster tasks filter --set tasks.jsonl --model ./model --recipe configs/demo.toml \\
           --passes 8 --keep 0.125:0.5 --out kept.jsonl
     """
+    from muster.tasks import TaskSet
     from muster.telemetry import setup_logging
     from muster.trainer.config import load_recipe
     from muster.trainer.offline_filter import Band, Sampling, kept_set, measure
@@ -98,7 +96,7 @@ def tasks_filter(
         batch=options["batch"],
         dtype=options["dtype"],
     )
-    problems = _read(task_set)
+    problems = TaskSet.open(task_set)
     setup_logging("tasks")
 
     from muster.inference.transformers_engine import TransformersEngine
@@ -110,9 +108,7 @@ def tasks_filter(
     with progress() as on_progress:
         found = measure(problems, engine, model, plan, records=target, on_progress=on_progress)
     kept = kept_set(problems, found, band)
-    fresh = out.with_name(f".{out.name}.part")
-    fresh.write_bytes(kept.to_bytes())
-    fresh.replace(out)
+    kept.write(out)
     counts = {
         "problems": len(problems),
         "kept": len(kept),
@@ -128,15 +124,6 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
         f"{counts['kept']} of {counts['problems']} problems kept in {out}; {counts['too_hard']} "
         f"too hard, {counts['too_easy']} too easy, {counts['undecided']} could not be graded"
     )
-
-
-def _read(path: Path) -> TaskSet:
-    from muster.tasks import TaskSet
-
-    try:
-        return TaskSet.from_bytes(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -181,12 +181,12 @@ async def _examine_proof(
     import psutil
 
     from muster.client.doctor import selfproof
-    from muster.client.documents import read_rules
+    from muster.client.documents import TASK_SETS, read_rules
     from muster.client.quantities import format_size
     from muster.shardcast import Fetcher
 
     try:
-        rules = await read_rules(api, run.config)
+        rules = await read_rules(api, run.config, asked.state_dir / TASK_SETS)
         yield Line("proof", "documents", State.OK, _documents(rules))
         async with Fetcher(relays, asked.state_dir / "policies", attempts=3) as fetcher:
             assert run.latest_version is not None

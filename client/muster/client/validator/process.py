@@ -5,9 +5,15 @@ and serves on juries.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from muster.chain import follow
-from muster.client.documents import fetch_calibration, fetch_recipe, fetch_task_set
+from muster.client.documents import (
+    TASK_SETS,
+    fetch_calibration,
+    fetch_recipe,
+    fetch_task_set,
+)
 from muster.client.seat import EngineFactory, Seat, load_engine, take_seat, transformers_engine
 from muster.client.settings import ValidatorSettings
 from muster.client.validator.decoding import FileDecoder
@@ -22,6 +28,9 @@ from muster.protocol.errors import ConfigError
 from muster.tasks import check_task_set, require_pinned
 from muster.wallet import Wallet
 
+MOST_TRIED = 1024
+"""Problems among which one of each task type is looked for, and graded, at the start."""
+
 
 async def run_validator(
     settings: ValidatorSettings,
@@ -34,7 +43,7 @@ async def run_validator(
     # The first is held by one process at a time, and the folder with it.
     with OutcomeJournal(settings.state_dir) as journal, VoteJournal(settings.state_dir) as votes:
         async with take_seat(settings, account, sends=True) as seat, FileDecoder() as decoder:
-            rules = await fetch_rules(seat)
+            rules = await fetch_rules(seat, settings.state_dir / TASK_SETS)
             place = ValidatorPlace(
                 run_id=settings.run,
                 key=account.key,
@@ -79,12 +88,15 @@ async def _jury_place(
     )
 
 
-async def fetch_rules(seat: Seat) -> Rules:
-    """Return what the run's documents say; raises MusterError when nobody can be judged by them."""
+async def fetch_rules(seat: Seat, folder: Path) -> Rules:
+    """Return what the run's documents say, the task set kept in `folder`.
+
+    Raises MusterError when nobody can be judged by them.
+    """
     config = seat.run.config
     rules = Rules(
         recipe=await fetch_recipe(seat.api, config.recipe_hash),
-        task_set=await fetch_task_set(seat.api, config.task_set_hash),
+        task_set=await fetch_task_set(seat.api, config.task_set_hash, folder),
         calibration=await fetch_calibration(seat.api, config.calibration_hash),
     )
     await asyncio.to_thread(require_consistent, rules)
@@ -107,5 +119,6 @@ def require_consistent(rules: Rules) -> None:
             f"the run's task set has {len(rules.task_set)} problems, a submission needs {wanted}"
         )
     require_pinned(recipe.verifiers)
-    one_of_each = {problem.task_type: problem for problem in rules.task_set}
+    some = (rules.task_set[i] for i in rules.task_set.spread(MOST_TRIED))
+    one_of_each = {problem.task_type: problem for problem in some}
     check_task_set(one_of_each.values(), allows_judge=recipe.allows_judge)

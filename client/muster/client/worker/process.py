@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from muster.chain import follow
-from muster.client.documents import fetch_recipe, fetch_task_set
+from muster.client.documents import TASK_SETS, fetch_recipe, fetch_task_set
 from muster.client.seat import EngineFactory, load_engine, take_seat, transformers_engine
 from muster.client.settings import WorkerSettings
 from muster.client.worker.journal import SubmissionJournal
@@ -44,7 +44,9 @@ async def run_worker(
                 fetcher=seat.fetcher,
                 engine=await load_engine(engine_factory, settings),
                 recipe=recipe,
-                task_set=await fetch_task_set(seat.api, config.task_set_hash),
+                task_set=await fetch_task_set(
+                    seat.api, config.task_set_hash, settings.state_dir / TASK_SETS
+                ),
                 journal=journal,
                 poll_s=settings.poll_s,
                 heartbeat_s=settings.heartbeat_s,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse
 
 from muster.api.answers import RunDocuments, RunInfo
 from muster.orchestrator.api.deps import ServicesDep, require_run
@@ -36,12 +39,11 @@ async def run_info(run_id: int, services: ServicesDep) -> RunInfo:
 
 @router.get("/documents/{document_hash}")
 async def document(document_hash: str, services: ServicesDep) -> Response:
-    """Return a pinned document's bytes."""
+    """Return a pinned document's bytes, or the range of them that is asked for."""
     data = services.documents.get(to_hash32(document_hash))
     if data is None:
         raise refuse("document_unknown", "the run pins no document with this hash")
-    return Response(
-        data,
-        media_type="application/octet-stream",
-        headers={"cache-control": "public, max-age=31536000, immutable"},
-    )
+    headers = {"cache-control": "public, max-age=31536000, immutable"}
+    if isinstance(data, Path):
+        return FileResponse(data, media_type="application/octet-stream", headers=headers)
+    return Response(data, media_type="application/octet-stream", headers=headers)

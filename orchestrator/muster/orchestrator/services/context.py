@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from muster.chain import ChainView
@@ -12,6 +12,7 @@ from muster.orchestrator.db.models import IdentityRow
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.clock import ChainClock, Wakes
+from muster.orchestrator.services.documents import Documents
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.files import FileStore
 from muster.orchestrator.services.heartbeats import Heartbeats
@@ -30,7 +31,7 @@ from muster.orchestrator.services.unit_cap import CapTerms, UnitCap
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.ids import Address, RunId
 from muster.protocol.recipe import Recipe
 
 
@@ -54,7 +55,7 @@ class Ground:
     """The chain's clock."""
     wakes: Wakes
     """How tasks wake each other."""
-    documents: Mapping[Hash32, bytes]
+    documents: Documents
     """The pinned documents."""
     recipe: Recipe
     """The run's recipe."""
@@ -112,7 +113,7 @@ async def build_services(
     chain: ChainPort,
     view: ChainView,
     key: bytes,
-    documents: Mapping[Hash32, bytes],
+    documents: Documents,
     database: Database,
     clock: Callable[[], float],
     chain_clock: ChainClock,
@@ -129,7 +130,9 @@ async def build_services(
             f"the keystore is {chain.account}",
             hint="give the keystore of that account",
         )
-    recipe = Recipe.from_bytes(documents[run.config.recipe_hash])
+    pinned = documents[run.config.recipe_hash]
+    assert isinstance(pinned, bytes)  # only a task set stays on disk
+    recipe = Recipe.from_bytes(pinned)
     ground = Ground(
         settings=settings,
         chain=chain,
