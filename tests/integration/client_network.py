@@ -170,8 +170,8 @@ async def open_network(
         await owner.token.approve(owner.deployment.contracts["RewardEscrow"], 1000 * TOKEN)
         await owner.escrow.fund(run_id, 1000 * TOKEN)
         (folder / "documents").mkdir()
-        for document in (RECIPE, CALIBRATION, TASK_SET):
-            data = document.to_bytes()
+        TASK_SET.write(folder / "documents" / TASK_SET.hash().hex())
+        for data in (RECIPE.to_bytes(), CALIBRATION.to_bytes()):
             (folder / "documents" / keccak(data).hex()).write_bytes(data)
         store = ChunkStore(folder / "origin")
         network = Network(folder, anvil, owner, await connect(TRAINER), store, run_id)
