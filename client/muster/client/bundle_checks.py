@@ -16,8 +16,8 @@ from muster.client.reasons import CHECKS, marks_of
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import SignatureError
-from muster.protocol.ids import PolicyVersion, RunId
+from muster.protocol.errors import EncodingError, SignatureError, TaskError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
 
@@ -106,9 +106,21 @@ def check_outcomes(evidence: Evidence, facts: ChainFacts) -> Check:
 def check_documents(bundle: Bundle, facts: ChainFacts) -> Check:
     """Return whether recipe, calibration and task set are the pinned ones."""
     pinned = {RECIPE: facts.recipe, CALIBRATION: facts.calibration, TASK_SET: facts.task_set}
-    wrong = [name for name, pin in pinned.items() if keccak(bundle.part(name) or b"") != pin]
+    hashes = {name: keccak(bundle.part(name) or b"") for name in (RECIPE, CALIBRATION)}
+    hashes[TASK_SET] = _task_set_hash(bundle.part(TASK_SET) or b"")
+    wrong = [name for name, pin in pinned.items() if hashes[name] != pin]
     detail = f"not the pinned one: {', '.join(wrong)}" if wrong else "as pinned"
     return _check("documents", not wrong, detail)
+
+
+def _task_set_hash(data: bytes) -> Hash32:
+    """Return a task set's root; for what is none, zero, which nobody pins."""
+    from muster.tasks import root_of_bytes
+
+    try:
+        return root_of_bytes(data)
+    except (EncodingError, TaskError):
+        return Hash32(bytes(32))
 
 
 def read_manifest(bundle: Bundle, facts: ChainFacts) -> Manifest | None:

@@ -5,7 +5,7 @@ the same verifiers, which third parties add by entry point. Nothing here knows m
 chain.
 """
 
-from muster.tasks.document import document_root
+from muster.tasks.document import document_root, root_of_bytes
 from muster.tasks.grades import Grade, Graded, Undecided
 from muster.tasks.problem import Problem
 from muster.tasks.prompts import render_prompt
@@ -26,6 +26,7 @@ __all__ = [
     "identities",
     "render_prompt",
     "require_pinned",
+    "root_of_bytes",
     "verify",
     "verify_all",
 ]

@@ -169,11 +169,20 @@ def document_root(path: Path) -> Hash32:
     return Document.open(path).root
 
 
-def _scan(descriptor: int) -> tuple[Header, Leaves, Ends]:
-    size = os.fstat(descriptor).st_size
-    if size > MAX_TASK_SET_BYTES:
-        raise EncodingError(f"task set of {size} bytes exceeds {MAX_TASK_SET_BYTES}")
-    first, ended, _ = os.pread(descriptor, MAX_HEADER_BYTES + 1, 0).partition(b"\n")
+def root_of_bytes(data: bytes) -> Hash32:
+    """Return the root of a document in memory, whose problems are not parsed.
+
+    Raises EncodingError or TaskError when its lines are not what the header says.
+    """
+    header = _read_header(data, len(data))
+    if data.count(b"\n") != header.count + 1 or not data.endswith(b"\n"):
+        raise EncodingError(f"the header announces {header.count} problems, there are others")
+    return root_of(hash_lines(data, 0, max_line_bytes=MAX_PROBLEM_BYTES)[0])
+
+
+def _read_header(start: bytes, size: int) -> Header:
+    """Return the header of a document of `size` bytes."""
+    first, ended, _ = start[: MAX_HEADER_BYTES + 1].partition(b"\n")
     if not ended:
         raise EncodingError("a task set begins with a header and ends with a line break")
     header = Header.from_bytes(first)
@@ -182,15 +191,24 @@ def _scan(descriptor: int) -> tuple[Header, Leaves, Ends]:
         raise EncodingError(
             f"the header announces {header.count} problems, {size} bytes cannot hold them"
         )
-    return header, *_hash_rows(descriptor, header, len(first))
+    return header
 
 
-def _hash_rows(descriptor: int, header: Header, header_end: int) -> tuple[Leaves, Ends]:
+def _scan(descriptor: int) -> tuple[Header, Leaves, Ends]:
+    size = os.fstat(descriptor).st_size
+    if size > MAX_TASK_SET_BYTES:
+        raise EncodingError(f"task set of {size} bytes exceeds {MAX_TASK_SET_BYTES}")
+    header = _read_header(os.pread(descriptor, MAX_HEADER_BYTES + 1, 0), size)
+    return header, *_hash_rows(descriptor, header)
+
+
+def _hash_rows(descriptor: int, header: Header) -> tuple[Leaves, Ends]:
     """Return leaves and ends of all lines, which are as many as the header says."""
     leaves = np.empty((header.count + 1, 32), np.uint8)
     ends = np.empty(header.count + 1, np.uint64)
-    leaves[0], ends[0] = as_leaves([leaf_of(header.to_bytes(), 0)])[0], header_end
-    done, offset = 1, header_end + 1
+    first = header.to_bytes()
+    leaves[0], ends[0] = as_leaves([leaf_of(first, 0)])[0], len(first)
+    done, offset = 1, len(first) + 1
     while data := os.pread(descriptor, _CHUNK_BYTES, offset):
         found = data.count(b"\n")
         if found > len(leaves) - done:

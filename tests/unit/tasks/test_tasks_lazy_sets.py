@@ -12,7 +12,7 @@ from hypothesis import given
 from test_tasks_documents import TASK_SETS
 
 from muster.protocol.errors import ConfigError, EncodingError, TaskError
-from muster.tasks import Problem, TaskSet, document
+from muster.tasks import Problem, TaskSet, document, root_of_bytes
 from muster.tasks.document import Document, Header
 from muster.tasks.problem import MIN_PROBLEM_BYTES
 from muster.tasks.sort_digits import make_task_set
@@ -187,3 +187,13 @@ def test_large_set_needs_little_memory(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert path.stat().st_size > 59e6
     assert int(done.stdout) * 1024 < 40e6
+
+
+def test_root_of_bytes_is_the_root_of_the_set() -> None:
+    assert root_of_bytes(TASKS.to_bytes()) == TASKS.hash()
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_bytes_have_no_root(case: str) -> None:
+    with pytest.raises((EncodingError, TaskError)):
+        root_of_bytes(HOSTILE[case][0])
