@@ -13,10 +13,9 @@ import numpy.typing as npt
 Tokens = Sequence[int]
 
 
-def plan_decode(prompts: Sequence[Tokens], max_rows: int) -> list[list[int]]:
-    """Return batches of positions: prompts of like length together, equal prompts side by side."""
-    order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), tuple(prompts[i])))
-    return [order[i : i + max_rows] for i in range(0, len(order), max_rows)]
+def plan_decode(prompts: Sequence[Tokens]) -> list[int]:
+    """Return the order to generate in: prompts of like length together, equal ones side by side."""
+    return sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), tuple(prompts[i])))
 
 
 def plan_prefill(

@@ -1,11 +1,12 @@
-"""Generating one batch, top to bottom.
+"""Generating samples, top to bottom.
 
- 1. prefill of the distinct prompts, whose keys and values are then shared out to their samples;
- 2. per position: choose by `logit / T + noise`, commit to the hidden states that predicted, drop
-    the rows that ended, one forward pass over the rest;
- 3. the last proofs, which a thread has been building meanwhile.
+ 1. admit samples while there is room: their prompts are computed, once for all samples of one;
+ 2. choose a token per row by `logit / T + noise`, and commit to the hidden states that predicted;
+ 3. drop the rows that ended, whose room is for the next samples;
+ 4. one forward pass over the rest, and on with 1;
+ 5. the last proofs, which a thread has been building meanwhile.
 
-Axes: R rows, L width.
+Axes: Q requests, R rows that are being generated.
 """
 
 from __future__ import annotations
@@ -14,103 +15,96 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from muster.inference.batches import distinct, pad_left
+from muster.inference.batches import plan_decode
+from muster.inference.decoding_rows import DecodingRows, Predicted
 from muster.inference.engine import Completion, Request
-from muster.inference.forward import Forward, to_rows
-from muster.inference.growing_cache import growing_cache
+from muster.inference.forward import to_rows
 from muster.inference.sampler import Sampler
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import IncrementalBuilder
 
 
-def generate_batch(
-    forward: Forward, requests: Sequence[Request], *, eos: frozenset[int], proof: ProofRecipe
+def generate(
+    rows: DecodingRows,
+    requests: Sequence[Request],
+    sampler: Sampler,
+    *,
+    eos: npt.NDArray[np.bool_],
+    proof: ProofRecipe,
 ) -> list[Completion]:
-    """Return the requests' completions; call under `torch.inference_mode`."""
+    """Return the requests' completions in the order asked; call under `torch.inference_mode`.
+
+    `eos` says of every token id whether it ends a completion. There is at least one request.
+    """
     with IncrementalBuilder(chunk_tokens=proof.chunk_tokens, topk=proof.topk) as proofs:
-        samples = _decode(forward, requests, eos, proofs)
-        return [Completion(tokens, proofs.take(row)) for row, tokens in enumerate(samples)]
+        return _Decode(rows, requests, sampler, eos, proofs).run()
 
 
-def _decode(
-    forward: Forward, requests: Sequence[Request], eos: frozenset[int], proofs: IncrementalBuilder
-) -> list[tuple[int, ...]]:
-    """Return every row's tokens; its hidden states go to `proofs`."""
-    limits_R = np.array([r.max_new_tokens for r in requests])
-    longest = int(limits_R.max())
-    sampler = Sampler(requests, forward.vocab_size, forward.device)
-    tokens = np.empty((len(requests), longest), np.int64)
-    lengths = np.zeros(len(requests), np.int64)
-    eos_ids = np.array(sorted(eos), np.int64)
+class _Decode:
+    """The state of one `generate`: which request each row is, and what it has so far."""
 
-    context = _Context(forward, [r.prompt_tokens for r in requests], longest)
-    hidden, logits = context.prefill()
-    live = np.arange(len(requests))
-    for position in range(longest):
-        chosen = sampler.choose(live, logits, position)
-        ends = np.isin(chosen, eos_ids) | (limits_R[live] == position + 1)
-        proofs.add(live, to_rows(hidden))
-        tokens[live, position] = chosen
-        lengths[live] = position + 1
-        if ends.any():
-            proofs.end(live[ends])
-            if ends.all():
-                break
-            context.keep(~ends)
-            live, chosen = live[~ends], chosen[~ends]
-        hidden, logits = context.step(chosen)
-    return [tuple(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)]
+    def __init__(
+        self,
+        rows: DecodingRows,
+        requests: Sequence[Request],
+        sampler: Sampler,
+        eos: npt.NDArray[np.bool_],
+        proofs: IncrementalBuilder,
+    ) -> None:
+        self._rows, self._requests, self._sampler = rows, requests, sampler
+        self._is_eos_V, self._proofs = eos, proofs
+        self._limits_Q = np.array([r.max_new_tokens for r in requests])
+        self._tokens: list[list[int]] = [[] for _ in requests]
+        self._live_R = np.empty(0, np.int64)
+        self._position_R = np.empty(0, np.int64)
+        self._last_R = np.empty(0, np.int64)
 
+    def run(self) -> list[Completion]:
+        """Return the completions."""
+        waiting = plan_decode([r.prompt_tokens for r in self._requests])
+        while waiting or len(self._live_R):
+            while waiting and (room := self._rows.room()):
+                self._admit(np.array(waiting[:room]))
+                waiting = waiting[room:]
+            if len(self._live_R):
+                self._take(0, self._rows.step(self._last_R))
+        return [
+            Completion(tuple(tokens), self._proofs.take(i)) for i, tokens in enumerate(self._tokens)
+        ]
 
-class _Context:
-    """Keys, values and padding of the rows that are still being generated."""
+    def _admit(self, requests: npt.NDArray[np.int64]) -> None:
+        first = len(self._live_R)
+        zeros = np.zeros(len(requests), np.int64)
+        self._live_R = np.concatenate([self._live_R, requests])
+        self._position_R = np.concatenate([self._position_R, zeros])
+        self._last_R = np.concatenate([self._last_R, zeros])
+        prompts = [self._requests[i].prompt_tokens for i in requests]
+        self._take(first, self._rows.admit(prompts))
 
-    def __init__(self, forward: Forward, prompts: Sequence[Sequence[int]], longest: int) -> None:
-        self._forward = forward
-        self._prompts, self._prompt_of_R = distinct(prompts)
-        self._cache = growing_cache(forward.model.config)
-        self._longest = longest
-        self._mask_RL: npt.NDArray[np.int64] | None = None
-        self._next_R = np.array([len(prompt) for prompt in prompts])
-        self._width = 0
+    def _take(self, first: int, predicted: Predicted) -> None:
+        """Choose the next token of the rows from `first` on, and drop those that it ends."""
+        hidden, logits = predicted
+        live, position = self._live_R[first:], self._position_R[first:]
+        chosen = self._sampler.choose(live, logits, position)
+        self._proofs.add(live, to_rows(hidden))
+        for request, token in zip(live.tolist(), chosen.tolist(), strict=True):
+            self._tokens[request].append(token)
+        self._last_R[first:] = chosen
+        position += 1
+        has_ended = self._is_eos_V[chosen] | (self._limits_Q[live] == position)
+        if has_ended.any():
+            self._proofs.end(live[has_ended])
+            self._drop(first + np.flatnonzero(has_ended))
 
-    def prefill(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return hidden states and logits of every row's last prompt token."""
-        tokens, mask = pad_left(self._prompts)
-        positions = None if mask is None else np.maximum(mask.cumsum(axis=1) - 1, 0)
-        hidden, logits = self._forward(
-            tokens, keep=1, cache=self._cache, mask=mask, positions_RL=positions
-        )
-        self._width = tokens.shape[1]
-        if mask is not None:
-            ones = np.ones((len(self._prompt_of_R), self._longest), np.int64)
-            self._mask_RL = np.hstack([mask[self._prompt_of_R], ones])
-        if len(self._prompts) == len(self._prompt_of_R):
-            return hidden[:, -1], logits[:, -1]
-        shared = torch.from_numpy(self._prompt_of_R).to(hidden.device)
-        self._cache.reorder_cache(shared)
-        return hidden[shared, -1], logits[shared, -1]
-
-    def step(self, tokens_R: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return hidden states and logits after one more token per row."""
-        self._width += 1
-        is_padded = self._mask_RL is not None
-        hidden, logits = self._forward(
-            tokens_R[:, None],
-            keep=1,
-            cache=self._cache,
-            mask=self._mask_RL[:, : self._width] if self._mask_RL is not None else None,
-            positions_RL=self._next_R[:, None] if is_padded else None,
-        )
-        self._next_R = self._next_R + 1
-        return hidden[:, -1], logits[:, -1]
-
-    def keep(self, rows: npt.NDArray[np.bool_]) -> None:
-        """Drop the other rows."""
-        kept = np.flatnonzero(rows)
-        self._cache.reorder_cache(torch.from_numpy(kept).to(self._forward.device))
-        self._next_R = self._next_R[kept]
-        if self._mask_RL is not None:
-            self._mask_RL = self._mask_RL[kept]
+    def _drop(self, ended: npt.NDArray[np.int64]) -> None:
+        """Close the gaps that ended rows leave with the last rows, so that few are moved."""
+        is_live = np.ones(len(self._live_R), bool)
+        is_live[ended] = False
+        left = int(is_live.sum())
+        order = np.arange(left)
+        order[~is_live[:left]] = left + np.flatnonzero(is_live[left:])
+        self._rows.keep(order)
+        self._live_R = self._live_R[order]
+        self._position_R = self._position_R[order]
+        self._last_R = self._last_R[order]

@@ -1,7 +1,8 @@
 """The engine on Hugging Face transformers: any causal language model, a decode loop of its own.
 
-Owns the loaded policy and the division into batches. `muster.inference.decode_loop` generates one
-batch. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
+Owns the loaded policy and what a pass may hold. `muster.inference.decode_loop` generates, through
+`muster.inference.slots` where the architecture is known there, through the model's own forward pass
+otherwise. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import psutil
 import torch
 
-from muster.inference.batches import Tokens, pad_right, plan_decode, plan_prefill
-from muster.inference.decode_loop import generate_batch
+from muster.inference import decode_loop
+from muster.inference.batches import Tokens, pad_right, plan_prefill
+from muster.inference.decoding_rows import DecodingRows
 from muster.inference.engine import Completion, Prefill, Request
 from muster.inference.forward import Forward, to_patterns
+from muster.inference.lean_model import LeanModel
 from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
+from muster.inference.probing import lean_model
+from muster.inference.sampler import Sampler
+from muster.inference.slots import Slots
+from muster.inference.whole_batch import WholeBatch
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
@@ -34,7 +43,9 @@ class TransformersEngine:
     """InferenceEngine on transformers; see `muster.inference.engine` for the contract.
 
     `threads` sets torch's thread count for the whole process; `max_rows` bounds the samples of one
-    forward pass.
+    forward pass, `cache_bytes` their keys and values (half of what memory is free by default): both
+    leave room for one sample at least. Samples beyond them wait for others to end. Without `lean`,
+    every architecture is decoded through its own forward pass.
     """
 
     def __init__(
@@ -44,13 +55,18 @@ class TransformersEngine:
         threads: int = 1,
         device: str = "cpu",
         max_rows: int = 256,
+        cache_bytes: int | None = None,
+        lean: bool = True,
     ) -> None:
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         self._device = device
         self.max_rows = max_rows
         self.dtype = dtype
+        self.lean = lean
+        self._cache_bytes = cache_bytes
         self._policy: LoadedPolicy | None = None
         self._forward: Forward | None = None
+        self._lean: LeanModel | None = None
         self._version: PolicyVersion | None = None
         # Weights must not change under a running generation, or its proofs would be a forger's.
         self._lock = threading.Lock()
@@ -101,6 +117,7 @@ class TransformersEngine:
             if not in_place:
                 self._policy = load_folder(folder, dtype=self._dtype, device=self._device)
                 self._forward = Forward(self._policy.model)
+                self._lean = lean_model(self._policy.model, self._forward)
             self._version = version
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
 
@@ -126,12 +143,13 @@ class TransformersEngine:
             for request in requests:
                 _require_samplable(request)
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
-            made: dict[int, Completion] = {}
-            for batch in plan_decode([r.prompt_tokens for r in requests], self.max_rows):
-                chosen = [requests[i] for i in batch]
-                completions = generate_batch(forward, chosen, eos=policy.eos_token_ids, proof=proof)
-                made.update(zip(batch, completions, strict=True))
-        return [made[i] for i in range(len(requests))]
+            if not requests:
+                return []
+            sampler = Sampler(requests, forward.vocab_size, forward.device)
+            is_eos_V = np.isin(np.arange(forward.vocab_size), sorted(policy.eos_token_ids))
+            return decode_loop.generate(
+                self._rows_for(requests), requests, sampler, eos=is_eos_V, proof=proof
+            )
 
     def prefill(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:
         """Return per sample the hidden states and logits that predict its completion tokens."""
@@ -149,6 +167,15 @@ class TransformersEngine:
         if self._policy is None or self._forward is None or self._version is None:
             raise EngineError("no policy is loaded", hint="call load_policy first")
         return self._policy, self._forward
+
+    def _rows_for(self, requests: Sequence[Request]) -> DecodingRows:
+        _, forward = self._loaded()
+        if self._lean is None or not self.lean or not self._lean.is_intact():
+            return WholeBatch(forward, self.max_rows, max(r.max_new_tokens for r in requests))
+        longest = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
+        cache_bytes = self._cache_bytes or _free_bytes(forward.device) // 2
+        fitting = max(1, cache_bytes // (longest * self._lean.bytes_per_token))
+        return Slots(self._lean, min(self.max_rows, len(requests), fitting), longest)
 
     @contextmanager
     def _computing(self) -> Iterator[tuple[LoadedPolicy, Forward]]:
@@ -176,6 +203,12 @@ class TransformersEngine:
                 f"{len(prompt)} prompt and {new_tokens} new tokens exceed the context of {context}",
                 hint="prompts are never truncated: use shorter problems or a smaller limit",
             )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
 
 
 def _require_samplable(request: Request) -> None:

@@ -33,6 +33,8 @@ class Way:
     """The attention kernel."""
     path: Literal["prefill", "padded left", "decode"] = "prefill"
     """How a validator feeds tokens: at once, at once behind padding, or one by one with a cache."""
+    lean: bool = True
+    """Whether a worker decodes without the model's own forward pass, where it can."""
     samples: int | None = None
     """How many samples to spend on it; None for all."""
 
@@ -42,12 +44,15 @@ WORKERS = {
         Way("batched"),
         Way("one by one", max_rows=1, samples=_FEW),
         Way("batches of 7", max_rows=7, samples=4 * _FEW),
+        Way("own forward pass", lean=False, samples=4 * _FEW),
         Way("two threads", threads=2),
     ),
     "full": (
         Way("batched"),
         Way("one by one", max_rows=1, samples=_FEW),
         Way("batches of 7", max_rows=7, samples=4 * _FEW),
+        Way("own forward pass", lean=False),
+        Way("own, batches of 7", lean=False, max_rows=7, samples=4 * _FEW),
         Way("batches of 2", max_rows=2, samples=2 * _FEW),
         Way("two threads", threads=2),
         Way("eager attention", attention="eager"),
@@ -79,16 +84,18 @@ VALIDATORS = {
 def computing(engine: TransformersEngine, way: Way) -> Iterator[None]:
     """Run the body with the engine set up in a way; afterwards it is as before."""
     config = engine.model.config
-    own = engine.max_rows, torch.get_num_threads(), config._attn_implementation
-    _set_up(engine, way.max_rows, way.threads, way.attention)
+    own = engine.max_rows, engine.lean, torch.get_num_threads(), config._attn_implementation
+    _set_up(engine, way.max_rows, way.lean, way.threads, way.attention)
     try:
         yield
     finally:
         _set_up(engine, *own)
 
 
-def _set_up(engine: TransformersEngine, max_rows: int, threads: int, attention: str) -> None:
-    engine.max_rows = max_rows
+def _set_up(
+    engine: TransformersEngine, max_rows: int, lean: bool, threads: int, attention: str
+) -> None:
+    engine.max_rows, engine.lean = max_rows, lean
     torch.set_num_threads(threads)
     if engine.model.config._attn_implementation != attention:
         engine.model.set_attn_implementation(attention)

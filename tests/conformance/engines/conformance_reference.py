@@ -59,7 +59,8 @@ class Reference:
         while len(tokens) < request.max_new_tokens and self._eos not in tokens:
             hidden_LH, logits_LV = self.predict((*request.prompt_tokens, *tokens))
             scores_V = logits_LV[-1] / np.float32(request.temperature)
-            noise_V = gumbel_noise([request.seed], [len(tokens)], len(scores_V))[0]
+            position = request.position + len(tokens)
+            noise_V = gumbel_noise([request.seed], [position], len(scores_V))[0]
             tokens.append(int((scores_V + noise_V).argmax()))
             hidden.append(hidden_LH[-1])
             logits.append(logits_LV[-1])

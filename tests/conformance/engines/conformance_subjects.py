@@ -24,10 +24,10 @@ class Subject:
     """Starts it without a policy; leaving the context ends it. Once per session and subject."""
 
 
-def _transformers(dtype: NumberFormat, max_rows: int) -> Subject:
+def _transformers(dtype: NumberFormat, max_rows: int, *, lean: bool = True) -> Subject:
     @contextmanager
     def start() -> Iterator[InferenceEngine]:
-        yield TransformersEngine(dtype, max_rows=max_rows)
+        yield TransformersEngine(dtype, max_rows=max_rows, lean=lean)
 
     return Subject(dtype, start)
 
@@ -35,6 +35,7 @@ def _transformers(dtype: NumberFormat, max_rows: int) -> Subject:
 SUBJECTS: dict[str, Subject] = {
     "transformers-float32": _transformers("float32", 256),
     "transformers-float32-3-rows": _transformers("float32", 3),
+    "transformers-float32-own-forward": _transformers("float32", 3, lean=False),
     "transformers-bfloat16": _transformers("bfloat16", 256),
     "transformers-bfloat16-3-rows": _transformers("bfloat16", 3),
 }

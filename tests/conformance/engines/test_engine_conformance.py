@@ -243,6 +243,26 @@ def test_temperatures_may_differ_in_a_batch(
     assert_right(subject, reference, requests, engine.generate(requests, proof=PROOF))
 
 
+def test_noise_may_begin_at_any_position(
+    subject: Subject, engine: InferenceEngine, reference: Reference
+) -> None:
+    (whole,) = drawn(1, limit=24)
+    tokens = reference.complete(whole).tokens
+    requests = [
+        replace(
+            whole,
+            prompt_tokens=(*whole.prompt_tokens, *tokens[:cut]),
+            position=cut,
+            max_new_tokens=whole.max_new_tokens - cut,
+        )
+        for cut in range(min(8, len(tokens)))
+    ]
+    made = engine.generate(requests, proof=PROOF)
+    assert_right(subject, reference, requests, made)
+    if subject.dtype == "float32":
+        assert [c.tokens for c in made] == [tokens[r.position :] for r in requests]
+
+
 def test_the_same_request_twice_gives_the_same_twice(
     subject: Subject, engine: InferenceEngine, reference: Reference
 ) -> None:
@@ -303,6 +323,7 @@ def test_damaged_policy_leaves_none_and_the_next_one_loads(
         (Request((2,), 1, float("nan"), 5), "cannot sample"),
         (Request((2,), -1, 1.0, 5), "cannot sample"),
         (Request((2,), 1 << 64, 1.0, 5), "cannot sample"),
+        (Request((2,), 1, 1.0, 5, position=-1), "position"),
     ],
 )
 def test_requests_that_cannot_be_served_are_refused(
@@ -338,3 +359,4 @@ def test_the_engine_knows_its_policy(engine: InferenceEngine) -> None:
 def test_text_round_trips_without_eos(engine: InferenceEngine) -> None:
     text = "sort 3172: "
     assert engine.decode((*engine.encode(text), EOS)) == text
+    assert engine.encode(text, is_start=False) == engine.encode(text)

@@ -10,15 +10,13 @@ from muster.inference.batches import distinct, pad_left, pad_right, plan_decode,
 rows = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=20)
 
 
-@given(rows, st.integers(1, 8))
-def test_decode_plan_holds_every_sample_once(prompts: list[list[int]], max_rows: int) -> None:
-    batches = plan_decode(prompts, max_rows)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(prompts)))
-    assert all(1 <= len(batch) <= max_rows for batch in batches)
+@given(rows)
+def test_decode_plan_holds_every_sample_once(prompts: list[list[int]]) -> None:
+    assert sorted(plan_decode(prompts)) == list(range(len(prompts)))
 
 
 def test_decode_plan_puts_equal_prompts_side_by_side() -> None:
-    assert plan_decode([[2, 2], [1], [3, 3], [2, 2]], 3) == [[1, 0, 3], [2]]
+    assert plan_decode([[2, 2], [1], [3, 3], [2, 2]]) == [1, 0, 3, 2]
 
 
 @given(rows, st.integers(1, 8), st.integers(1, 30))
@@ -36,7 +34,7 @@ def test_prefill_plan_holds_every_sample_once(
 
 
 def test_prefill_plan_of_nothing_is_empty() -> None:
-    assert plan_prefill([], 8, 8) == plan_decode([], 8) == []
+    assert plan_prefill([], 8, 8) == plan_decode([]) == []
 
 
 def test_distinct_prompts_keep_their_order() -> None:

@@ -191,7 +191,7 @@ def test_noise_made_step_by_step_gives_the_same_tokens(
 ) -> None:
     asked = requests(engine)
     expected = engine.generate(asked, proof=PROOF)
-    monkeypatch.setattr("muster.inference.sampler._PRECOMPUTED_ELEMENTS", 0)
+    monkeypatch.setattr("muster.inference.sampler._AHEAD_ELEMENTS", 0)
     assert engine.generate(asked, proof=PROOF) == expected
 
 

@@ -24,8 +24,16 @@ def chosen(position: int, *, on_device: bool = False) -> list[int]:
     if on_device:
         # The accelerator's path, which runs on a CPU as well.
         choosing._on_cpu = False
-    logits = torch.randn(len(ROWS), VOCAB, generator=torch.Generator().manual_seed(position))
-    return choosing.choose(np.array(ROWS), logits, position).tolist()
+    return choose(choosing, ROWS, [position] * len(ROWS))
+
+
+def choose(choosing: Sampler, rows: list[int], positions: list[int]) -> list[int]:
+    # A row's logits depend on its request and position, whoever is beside it.
+    logits = [
+        torch.randn(VOCAB, generator=torch.Generator().manual_seed(100 * row + position))
+        for row, position in zip(rows, positions, strict=True)
+    ]
+    return choosing.choose(np.array(rows), torch.stack(logits), np.array(positions)).tolist()
 
 
 @pytest.mark.parametrize("position", range(6))
@@ -34,16 +42,42 @@ def test_choices_on_an_accelerator_are_those_of_the_cpu(position: int) -> None:
 
 
 @pytest.mark.parametrize("position", range(6))
-def test_choices_without_precomputed_noise_are_the_same(
+def test_choices_without_noise_made_ahead_are_the_same(
     position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = chosen(position)
-    monkeypatch.setattr(sampler, "_PRECOMPUTED_ELEMENTS", 0)
+    monkeypatch.setattr(sampler, "_AHEAD_ELEMENTS", 0)
     assert chosen(position) == expected
+
+
+@pytest.mark.parametrize("ahead", [0, 2, 3, 16])
+def test_rows_that_join_and_leave_keep_their_noise(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "_MOST_AHEAD", ahead)
+    choosing = Sampler(requests(), VOCAB, torch.device("cpu"))
+    found = []
+    for rows, positions in [
+        ([0, 2], [0, 0]),
+        ([2, 0], [1, 1]),
+        ([2, 3], [2, 0]),
+        ([3, 2, 1], [1, 3, 0]),
+        ([1, 2, 3], [1, 4, 2]),
+    ]:
+        for pair in zip(rows, positions, choose(choosing, rows, positions), strict=True):
+            found.append(pair)
+    alone = [chosen_alone(row, position) for row, position, _ in found]
+    assert [token for *_, token in found] == alone
+
+
+def chosen_alone(row: int, position: int) -> int:
+    return choose(Sampler(requests(), VOCAB, torch.device("cpu")), [row], [position])[0]
 
 
 def test_noise_belongs_to_the_request_and_not_to_its_place() -> None:
     alone = Sampler(requests()[2:3], VOCAB, torch.device("cpu"))
-    logits = torch.zeros(1, VOCAB)
     together = Sampler(requests(), VOCAB, torch.device("cpu"))
-    assert alone.choose(np.array([0]), logits, 4) == together.choose(np.array([2]), logits, 4)
+    logits, position = torch.zeros(1, VOCAB), np.array([4])
+    assert alone.choose(np.array([0]), logits, position) == together.choose(
+        np.array([2]), logits, position
+    )

@@ -1,0 +1,166 @@
+"""Rows of a lean decode: a fixed number of slots that finished samples leave to the next.
+
+Keys and values lie in one buffer whose size is known before the first token; every token is written
+in place, and a prompt is computed once for all its samples. Axes: Y layers, S slots, R rows in use,
+P prompts, L positions, K key heads, E head size, H hidden units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from muster.inference.batches import distinct, pad_right
+from muster.inference.decoding_rows import Predicted
+from muster.inference.lean_model import LeanModel
+
+PROMPT_TOKENS = 1 << 14
+"""Prompt tokens computed at once, padding included; a single prompt may be longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    tokens: tuple[int, ...]
+    cache_Y2LKE: torch.Tensor
+    hidden_H: torch.Tensor
+
+
+class Slots:
+    """DecodingRows of a LeanModel; `length` is the most positions that a sample may have."""
+
+    def __init__(self, model: LeanModel, slots: int, length: int) -> None:
+        self._model = model
+        self._rotary = model.begin(length)
+        shape = (model.layers, 2, slots, length, model.key_heads, model.head_size)
+        self._cache = _zeros(shape, model.dtype, model.device)
+        self._mask_SL = torch.full(
+            (slots, length), -torch.inf, dtype=model.dtype, device=model.device
+        )
+        self._lengths_R = np.empty(0, np.int64)
+        self._kept: _Prompt | None = None
+
+    def room(self) -> int:
+        """Return how many slots are free."""
+        return len(self._mask_SL) - len(self._lengths_R)
+
+    def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
+        """Append a row per prompt; return what predicts their first tokens."""
+        different, prompt_of_R = distinct(prompts)
+        first = len(self._lengths_R)
+        hidden_PH: list[torch.Tensor] = []
+        for prompt in self._computed(different):
+            rows = torch.from_numpy(first + np.flatnonzero(prompt_of_R == len(hidden_PH)))
+            size = len(prompt.tokens)
+            self._cache[:, :, rows, :size] = prompt.cache_Y2LKE[:, :, None]
+            self._mask_SL[rows] = -torch.inf
+            self._mask_SL[rows, :size] = 0
+            hidden_PH.append(prompt.hidden_H)
+        lengths = np.array([len(prompt) for prompt in prompts])
+        self._lengths_R = np.concatenate([self._lengths_R, lengths])
+        # Samples of the last prompt that still wait shall find it computed.
+        self._kept = _Prompt(prompt.tokens, prompt.cache_Y2LKE.clone(), prompt.hidden_H)
+        hidden = torch.stack(hidden_PH)
+        shared = torch.from_numpy(prompt_of_R).to(self._model.device)
+        return hidden[shared], self._model.logits(hidden)[shared]
+
+    def step(self, tokens_R: npt.NDArray[np.int64]) -> Predicted:
+        """Take one more token per row; return what predicts the next."""
+        model, cache = self._model, self._cache
+        rows, length = len(tokens_R), cache.shape[3]
+        width = int(self._lengths_R.max()) + 1
+        places_R = torch.from_numpy(self._lengths_R).to(model.device)
+        at_R = torch.from_numpy(np.arange(rows) * length + self._lengths_R).to(model.device)
+        self._mask_SL.view(-1).index_fill_(0, at_R, 0)
+        mask = self._mask_SL[:rows, None, None, :width]
+
+        def attend(
+            layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        ) -> torch.Tensor:
+            seen = []
+            for half, new in ((0, keys), (1, values)):
+                buffer = cache[layer, half]
+                buffer.view(-1, *buffer.shape[2:]).index_copy_(0, at_R, new)
+                seen.append(buffer[:rows, :width].transpose(1, 2))
+            # Query heads of one key head stand where positions usually do: nothing is repeated.
+            grouped = queries.reshape(rows, model.key_heads, -1, model.head_size)
+            mixed = F.scaled_dot_product_attention(
+                grouped, seen[0], seen[1], attn_mask=mask, scale=model.scale
+            )
+            return mixed.flatten(1)
+
+        tokens = torch.from_numpy(tokens_R).to(model.device)
+        hidden = model.run(tokens, self._rotary.at(places_R), attend)
+        self._lengths_R = self._lengths_R + 1
+        return hidden, model.logits(hidden)
+
+    def keep(self, order: npt.NDArray[np.int64]) -> None:
+        """Row i becomes what row `order[i]` was, which must not be below i; others are dropped."""
+        for row in np.flatnonzero(order != np.arange(len(order))):
+            source, size = order[row], self._lengths_R[order[row]]
+            self._cache[:, :, row, :size] = self._cache[:, :, source, :size]
+            self._mask_SL[row] = self._mask_SL[source]
+        self._lengths_R = self._lengths_R[order]
+
+    def _computed(self, prompts: Sequence[tuple[int, ...]]) -> Iterator[_Prompt]:
+        """Yield every prompt computed, in their order; what is kept is not computed again."""
+        start = 0
+        if self._kept is not None and self._kept.tokens == prompts[0]:
+            yield self._kept
+            start = 1
+        while start < len(prompts):
+            end = start + 1
+            while end < len(prompts) and _padded(prompts[start : end + 1]) <= PROMPT_TOKENS:
+                end += 1
+            yield from self._compute(prompts[start:end])
+            start = end
+
+    def _compute(self, prompts: Sequence[tuple[int, ...]]) -> list[_Prompt]:
+        # Padding follows the tokens, where causal attention never looks.
+        model = self._model
+        tokens_PL = torch.from_numpy(pad_right(prompts)).to(model.device)
+        count, length = tokens_PL.shape
+        cache = self._cache.new_empty(model.layers, 2, count, length, *self._cache.shape[4:])
+
+        def attend(
+            layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        ) -> torch.Tensor:
+            queries, keys, values = (
+                heads.view(count, length, -1, model.head_size) for heads in (queries, keys, values)
+            )
+            cache[layer, 0], cache[layer, 1] = keys, values
+            mixed = F.scaled_dot_product_attention(
+                queries.transpose(1, 2),
+                keys.transpose(1, 2),
+                values.transpose(1, 2),
+                is_causal=True,
+                scale=model.scale,
+                enable_gqa=True,
+            )
+            return mixed.transpose(1, 2).reshape(count * length, -1)
+
+        places = torch.arange(length, device=model.device).repeat(count)
+        hidden = model.run(tokens_PL.view(-1), self._rotary.at(places), attend)
+        hidden_PLH = hidden.view(count, length, -1)
+        return [
+            _Prompt(tokens, cache[:, :, i, : len(tokens)], hidden_PLH[i, len(tokens) - 1])
+            for i, tokens in enumerate(prompts)
+        ]
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros: what attention masks out it still multiplies by nought."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # The system hands out such pages when they are first written: unused slots take no memory.
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)
+
+
+def _padded(prompts: Sequence[tuple[int, ...]]) -> int:
+    return len(prompts) * max(map(len, prompts))

@@ -1,0 +1,312 @@
+"""Lean decoding: the model's own numbers, for known families and while nothing changed them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from inference_policy import EOS, build_policy
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from muster.inference import slots as slots_module
+from muster.inference import substitutes
+from muster.inference.batches import pad_right
+from muster.inference.engine import Request
+from muster.inference.forward import Forward
+from muster.inference.lean_model import LeanModel
+from muster.inference.probing import lean_model
+from muster.inference.slots import Slots
+from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import ProofRecipe
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+KNOWN = {
+    "llama": LlamaConfig(**COMMON),
+    "llama with biases": LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True),
+    "llama 3 positions": LlamaConfig(**COMMON, rope_parameters=LLAMA3),
+    "yarn positions": Qwen3Config(**COMMON, head_dim=8, rope_parameters=YARN),
+    "mistral": MistralConfig(**COMMON, sliding_window=None),
+    "qwen2": Qwen2Config(**COMMON),
+    "qwen3": Qwen3Config(**COMMON, head_dim=16),
+    "qwen3 tied": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=True),
+    "one key head": Qwen3Config(**{**COMMON, "num_key_value_heads": 1}, head_dim=16),
+    "as many key heads": Qwen3Config(**{**COMMON, "num_key_value_heads": 4}, head_dim=16),
+}
+
+UNKNOWN = {
+    "another family": Gemma2Config(**COMMON, head_dim=8),
+    "a window": MistralConfig(**COMMON, sliding_window=4),
+    "some windows": Qwen3Config(
+        **COMMON,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=1,
+    ),
+    "positions by length": LlamaConfig(
+        **COMMON, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    ),
+}
+
+
+def built(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Forward]:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    model.to(dtype).eval().requires_grad_(False)
+    return model, Forward(model)
+
+
+def lean_of(config: PretrainedConfig) -> tuple[LeanModel, Forward]:
+    model, forward = built(config)
+    lean = lean_model(model, forward)
+    assert lean is not None
+    return lean, forward
+
+
+def own_rows(forward: Forward, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = pad_right(rows)
+    hidden, logits = forward(tokens, keep=tokens.shape[1])
+    lasts = [len(row) - 1 for row in rows]
+    return hidden[range(len(rows)), lasts], logits[range(len(rows)), lasts]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@torch.inference_mode()
+def test_rows_compute_what_the_model_does(name: str) -> None:
+    lean, forward = lean_of(KNOWN[name])
+    rows = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
+    slots = Slots(lean, 5, 40)
+    found = slots.admit([tuple(row) for row in rows])
+    draw = np.random.default_rng(0)
+    for step in range(25):
+        for ours, own in zip(found, own_rows(forward, rows), strict=True):
+            assert torch.allclose(ours, own, atol=2e-4)
+        if step == 5:
+            slots.keep(np.array([0, 2]))
+            rows = [rows[0], rows[2]]
+        if step == 9:
+            later = [[7, 7, 7, 2], [6, 5, 3, 5, 8, 9, 7], [7, 7, 7, 2]]
+            for ours, own in zip(
+                slots.admit([tuple(row) for row in later]), own_rows(forward, later), strict=True
+            ):
+                assert torch.allclose(ours, own, atol=2e-4)
+            rows += later
+        if step == 15:
+            slots.keep(np.array([4, 1, 3]))
+            rows = [rows[4], rows[1], rows[3]]
+        tokens = draw.integers(0, 40, len(rows))
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.append(token)
+        found = slots.step(tokens)
+
+
+@torch.inference_mode()
+def test_prompts_beyond_one_pass_are_computed_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "PROMPT_TOKENS", 8)
+    lean, forward = lean_of(KNOWN["qwen3"])
+    rows = [[1, 2], [3, 4, 5], [1, 2], [6] * 12, [7, 8, 9]]
+    hidden, logits = Slots(lean, 5, 20).admit([tuple(row) for row in rows])
+    own_hidden, own_logits = own_rows(forward, rows)
+    assert torch.allclose(hidden, own_hidden, atol=2e-4)
+    assert torch.allclose(logits, own_logits, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_model_computes_the_same_after_its_weights_are_laid_out(dtype: torch.dtype) -> None:
+    model, forward = built(KNOWN["llama with biases"], dtype)
+    tokens = np.array([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        before = forward(tokens, keep=4)[1]
+    names = {name: weight.clone() for name, weight in model.named_parameters()}
+    assert lean_model(model, forward) is not None
+    assert all(torch.equal(weight, names[n]) for n, weight in model.named_parameters())
+    with torch.inference_mode():
+        assert torch.allclose(forward(tokens, keep=4)[1], before, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_other_models_decode_through_their_own_forward_pass(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert lean_model(*built(UNKNOWN[name])) is None
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "own forward pass" in record.message
+
+
+@pytest.mark.parametrize("change", ["scale", "rotary", "missing"])
+def test_arithmetic_that_is_not_the_models_is_refused(
+    change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, forward = built(KNOWN["qwen3"])
+    if change == "scale":
+        monkeypatch.setattr(slots_module.F, "rms_norm", lambda x, *_: 1.1 * x)
+    elif change == "rotary":
+        own = LeanModel.begin
+        monkeypatch.setattr(LeanModel, "begin", lambda self, length: own(self, length).at([0] * 8))
+    else:
+        del model.model.layers[1].self_attn.o_proj
+    assert lean_model(model, forward) is None
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+@pytest.fixture
+def lean_engine(policy_folder: Path) -> TransformersEngine:
+    engine = TransformersEngine()
+    engine.load_policy(policy_folder, PolicyVersion(0))
+    return engine
+
+
+def decodes_lean(engine: TransformersEngine) -> bool:
+    return isinstance(engine._rows_for([Request((1, 2), 1, 1.0, 4)]), Slots)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        substitutes.first_layers,
+        substitutes.rounded_cache(8),
+        substitutes.without_unlikely(0.1),
+    ],
+)
+def test_changed_model_is_decoded_as_it_is(lean_engine: TransformersEngine, change: Any) -> None:
+    assert decodes_lean(lean_engine)
+    with change(lean_engine.model, 0):
+        assert not decodes_lean(lean_engine)
+    assert decodes_lean(lean_engine)
+
+
+def test_other_attention_kernel_is_used_when_asked_for(lean_engine: TransformersEngine) -> None:
+    lean_engine.model.set_attn_implementation("eager")
+    assert not decodes_lean(lean_engine)
+    lean_engine.model.set_attn_implementation("sdpa")
+    lean_engine.lean = False
+    assert not decodes_lean(lean_engine)
+
+
+def test_changed_weights_are_decoded(lean_engine: TransformersEngine) -> None:
+    asked = [Request((1, 2, 3), seed, 1.0, 20) for seed in range(8)]
+    before = lean_engine.generate(asked, proof=ProofRecipe())
+    with substitutes.weights(substitutes.noise(0.5))(lean_engine.model, 0):
+        changed = lean_engine.generate(asked, proof=ProofRecipe())
+        lean_engine.lean = False
+        assert [c.tokens for c in changed] == [
+            c.tokens for c in lean_engine.generate(asked, proof=ProofRecipe())
+        ]
+        lean_engine.lean = True
+    assert [c.tokens for c in changed] != [c.tokens for c in before]
+    assert lean_engine.generate(asked, proof=ProofRecipe()) == before
+
+
+@pytest.mark.parametrize(("max_rows", "rows"), [(256, 6), (4, 4)])
+def test_rows_are_bounded_before_generation(
+    lean_engine: TransformersEngine, max_rows: int, rows: int
+) -> None:
+    lean_engine.max_rows = max_rows
+    asked = [Request((1, 2), seed, 1.0, 4) for seed in range(6)]
+    assert lean_engine._rows_for(asked).room() == rows
+
+
+@pytest.mark.parametrize(("rows_of_memory", "rows"), [(0, 1), (1, 1), (3, 3), (99, 6)])
+def test_keys_and_values_stay_within_their_memory(
+    policy_folder: Path, rows_of_memory: int, rows: int
+) -> None:
+    # 2 layers x keys and values x 1 head x 32 x 4 bytes, 6 positions.
+    per_row = 2 * 2 * 32 * 4 * 6
+    engine = TransformersEngine(cache_bytes=max(1, rows_of_memory * per_row))
+    engine.load_policy(policy_folder, PolicyVersion(0))
+    asked = [Request((1, 2), seed, 1.0, 4) for seed in range(6)]
+    assert engine._rows_for(asked).room() == rows
+    assert len(engine.generate(asked, proof=ProofRecipe())) == 6
+
+
+def test_a_prompt_is_computed_once_for_all_its_samples(
+    lean_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[tuple[int, ...]] = []
+    own = Slots._compute
+
+    def counted(self: Slots, prompts: list[tuple[int, ...]]) -> Any:
+        computed.extend(prompts)
+        return own(self, prompts)
+
+    monkeypatch.setattr(Slots, "_compute", counted)
+    lean_engine.max_rows = 3
+    prompts = [(1, 2), (3, 4), (5, 6, 7)]
+    asked = [Request(prompts[i % 3], i, 1.0, 1 + i % 9) for i in range(24)]
+    lean_engine.generate(asked, proof=ProofRecipe())
+    assert sorted(computed) == sorted(prompts)
+
+
+def test_finished_rows_leave_their_room_to_others(
+    lean_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    own = Slots.step
+
+    def counted(self: Slots, tokens: Any) -> Any:
+        steps.append(len(tokens))
+        return own(self, tokens)
+
+    monkeypatch.setattr(Slots, "step", counted)
+    lean_engine.max_rows = 4
+    # Temperatures that make every token as likely: completions end by their limits.
+    asked = [Request((1, 2), i, 1.0, 30 if i == 0 else 5) for i in range(16)]
+    made = lean_engine.generate(asked, proof=ProofRecipe())
+    tokens = sum(len(c.tokens) for c in made)
+    assert sum(steps) == tokens - len(made)
+    # In whole batches, every batch takes as many steps as its longest sample.
+    assert len(steps) <= max(30, tokens // 3)
+
+
+def test_untied_and_tied_policies_swap_in_place(tmp_path: Path) -> None:
+    for tied in (True, False):
+        folder = build_policy(tmp_path / f"{tied}", training_steps=0, tied=tied)
+        engine = TransformersEngine()
+        engine.load_policy(folder, PolicyVersion(0))
+        model = engine.model
+        engine.load_policy(folder, PolicyVersion(1))
+        assert engine.model is model
+        assert decodes_lean(engine)
