@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer worker
 
-.PHONY: setup check fmt test test-packages test-networks test-all audit coverage-contracts mutate-contracts demo example-length docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm check fmt test test-packages test-networks test-vllm test-all audit coverage-contracts mutate-contracts demo example-length docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -29,6 +29,14 @@ $(VENV)/.installed: pyproject.toml $(KERNEL)
 node_modules/.installed: package.json package-lock.json
 	@command -v npm >/dev/null || { echo "error: npm is not installed (it brings Anvil, Forge and solc)"; echo "hint: install Node.js 20 or newer with npm, then run make $(MAKECMDGOALS) again"; exit 1; } >&2
 	npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# The vLLM engine on a CPU, in an environment of its own: 2.5 GB, some minutes.
+vllm: .envs/vllm/.installed
+
+.envs/vllm/.installed: protocol/muster/inference/vllm/requirements-cpu.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	@touch $@
 
 check: setup
@@ -56,7 +64,11 @@ test-packages: setup
 test-networks: setup
 	$(BIN)/python -m pytest -q -m "not slow" tests/integration tests/e2e
 
-test-all: setup
+# The engine on vLLM against the one on transformers, alone and in a network.
+test-vllm: setup vllm
+	$(BIN)/python -m pytest -q tests/vllm_engine
+
+test-all: setup vllm
 	FOUNDRY_PROFILE=deep tools/forge test
 	$(BIN)/python -m pytest -q
 

@@ -60,7 +60,8 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
     _require_complete(folder, report)
     require_supported(model)
     model.to(device).eval().requires_grad_(False)
-    return LoadedPolicy(model, tokenizer, _eos_token_ids(model, tokenizer), fingerprint(folder))
+    eos = eos_token_ids(model.config.get_text_config(), model.generation_config, tokenizer)
+    return LoadedPolicy(model, tokenizer, eos, fingerprint(folder))
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
@@ -124,11 +125,14 @@ def require_supported(model: Any) -> None:
         raise EngineError(f"{type(model).__name__} is not a causal language model with a head")
 
 
-def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def eos_token_ids(config: Any, generation: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end a completion, by a text configuration, the generation settings (None
+    for none) and a tokenizer.
+    """
     found: set[int] = set()
     for value in (
-        getattr(model.config.get_text_config(), "eos_token_id", None),
-        getattr(model.generation_config, "eos_token_id", None),
+        getattr(config, "eos_token_id", None),
+        getattr(generation, "eos_token_id", None),
         tokenizer.eos_token_id,
     ):
         found.update([value] if isinstance(value, int) else value or [])

@@ -1,17 +1,21 @@
 """The engines under test. An entry in SUBJECTS puts an engine through the whole suite.
 
-An engine of its own environment is named where it is installed, and is not collected elsewhere.
+Engines on vLLM are collected where vLLM's environment is installed (`make vllm`), and only by
+`make test-vllm` and `make test-all`: each takes a process of a gigabyte and its time to start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
 from muster.inference.engine import InferenceEngine
 from muster.inference.plan import NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
+from muster.inference.vllm.engine import VllmEngine
+from muster.inference.vllm.environment import find_python
+from muster.protocol.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,23 @@ def _transformers(dtype: NumberFormat, max_rows: int, *, lean: bool = True) -> S
     return Subject(dtype, start)
 
 
+def _vllm(dtype: NumberFormat, **options: int) -> Subject:
+    @contextmanager
+    def start() -> Iterator[InferenceEngine]:
+        with closing(VllmEngine(dtype, **options)) as engine:
+            yield engine
+
+    return Subject(dtype, start)
+
+
+def is_vllm_installed() -> bool:
+    try:
+        find_python()
+    except EngineError:
+        return False
+    return True
+
+
 SUBJECTS: dict[str, Subject] = {
     "transformers-float32": _transformers("float32", 256),
     "transformers-float32-3-rows": _transformers("float32", 3),
@@ -39,3 +60,14 @@ SUBJECTS: dict[str, Subject] = {
     "transformers-bfloat16": _transformers("bfloat16", 256),
     "transformers-bfloat16-3-rows": _transformers("bfloat16", 3),
 }
+VLLM_SUBJECTS: dict[str, Subject] = {
+    "vllm-float32": _vllm("float32"),
+    # Prompts prefilled in parts, requests that wait, and a cache so small that some are preempted:
+    # 5 blocks of 128 positions, one of which vLLM keeps, in 2 layers of 2 heads of 32.
+    "vllm-float32-crowded": _vllm(
+        "float32", max_rows=6, batch_tokens=24, cache_bytes=5 * 128 * 2 * 2 * 2 * 32 * 4
+    ),
+    "vllm-bfloat16": _vllm("bfloat16"),
+}
+if is_vllm_installed():
+    SUBJECTS |= VLLM_SUBJECTS

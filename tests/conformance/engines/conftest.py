@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from _pytest.mark import ParameterSet
 from conformance_policy import build_policy
 from conformance_reference import Reference
-from conformance_subjects import SUBJECTS, Subject
+from conformance_subjects import SUBJECTS, VLLM_SUBJECTS, Subject
 
 from muster.inference.engine import InferenceEngine
 from muster.inference.plan import NumberFormat
@@ -35,7 +36,12 @@ def reference(references: tuple[Reference, Reference]) -> Reference:
     return references[0]
 
 
-@pytest.fixture(params=SUBJECTS)
+def parameter(name: str) -> ParameterSet:
+    marks = (pytest.mark.slow, pytest.mark.vllm) if name in VLLM_SUBJECTS else ()
+    return pytest.param(name, marks=marks)
+
+
+@pytest.fixture(params=map(parameter, SUBJECTS))
 def subject(request: pytest.FixtureRequest) -> Subject:
     return SUBJECTS[request.param]
 

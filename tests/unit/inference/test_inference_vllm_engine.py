@@ -1,0 +1,242 @@
+"""The vLLM engine's side of things, with a process that fails on demand in vLLM's place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import vllm_double
+
+from muster.inference.engine import InferenceEngine, Request
+from muster.inference.vllm.engine import Patience, VllmEngine
+from muster.protocol.errors import EngineError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.recipe import ProofRecipe
+
+PROOF = ProofRecipe()
+DOUBLE = Path(vllm_double.__file__)
+ASKED = [Request((1, 2, 3), seed, 1.0, 8) for seed in range(4)]
+EXPECTED = [(seed, 3, vllm_double.EOS) for seed in range(4)]
+
+Open = Callable[..., VllmEngine]
+
+
+def policy(folder: Path, mode: str = "") -> Path:
+    folder.mkdir()
+    (folder / "mode").write_text(mode)
+    return folder
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    engines = []
+
+    def open_(mode: str = "", silence_s: float = 20.0, restarts: int = 2) -> VllmEngine:
+        patience = Patience(open_s=20.0, silence_s=silence_s, restarts=restarts)
+        engine = VllmEngine(python=Path(sys.executable), child=DOUBLE, patience=patience)
+        engines.append(engine)
+        engine.load_policy(policy(tmp_path / "policy", mode), PolicyVersion(3))
+        return engine
+
+    yield open_
+    for engine in engines:
+        engine.close()
+
+
+def tokens(engine: VllmEngine) -> list[tuple[int, ...]]:
+    return [completion.tokens for completion in engine.generate(ASKED, proof=PROOF)]
+
+
+def is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends within ten seconds."""
+    deadline = time.monotonic() + 10
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_running(pid)
+
+
+def test_answers_come_in_the_order_asked_with_their_proofs(opened: Open) -> None:
+    engine = opened()
+    made = engine.generate(ASKED, proof=PROOF)
+    assert [completion.tokens for completion in made] == EXPECTED
+    assert {tuple(completion.proofs) for completion in made} == {(b"a", b"bc")}
+    assert engine.encode("ab") == (97, 98)
+    assert engine.generate([], proof=PROOF) == engine.prefill([]) == []
+
+
+def test_prefills_are_put_together_from_parts(opened: Open) -> None:
+    prefills = opened().prefill([((1,), (5, 6, 7)), ((1, 2), (8,))])
+    assert [prefill.logits_TV[:, 0].tolist() for prefill in prefills] == [[5, 6, 7], [8]]
+    assert [prefill.hidden_TH.shape for prefill in prefills] == [(3, 4), (1, 4)]
+
+
+def test_engine_satisfies_the_protocol(opened: Open) -> None:
+    engine: InferenceEngine = opened()
+    assert (engine.policy_version, engine.hidden_size, engine.vocab_size) == (3, 4, 11)
+    assert engine.eos_token_ids == frozenset({vllm_double.EOS})
+
+
+@pytest.mark.parametrize(
+    "failure", ["dies", "ends", "hangs", "breaks", "talks nonsense", "forgets", "answers too much"]
+)
+def test_failure_is_survived_by_another_process(opened: Open, failure: str) -> None:
+    engine = opened(f"once {failure}", silence_s=1.0 if failure == "hangs" else 20.0)
+    before = engine.pid
+    assert tokens(engine) == EXPECTED
+    assert engine.pid != before
+    assert before is not None
+    assert not is_running(before)
+    assert engine.policy_version == 3
+
+
+def test_what_was_answered_before_a_failure_is_not_asked_again(
+    opened: Open, tmp_path: Path
+) -> None:
+    engine = opened("once dies")
+    assert tokens(engine) == EXPECTED
+    # Samples 3 and 2 were answered; the second process was asked for 0 and 1 alone.
+    assert (tmp_path / "asked").read_text() == "generate\n" * 2
+
+
+def test_missing_rows_of_a_prefill_are_asked_again(opened: Open) -> None:
+    (prefill,) = opened("once forgets rows").prefill([((1,), (5, 6, 7))])
+    assert prefill.logits_TV[:, 0].tolist() == [5, 6, 7]
+
+
+def test_signs_of_life_keep_a_slow_process(opened: Open) -> None:
+    engine = opened("once is slow", silence_s=0.5)
+    before = engine.pid
+    assert tokens(engine) == EXPECTED
+    assert engine.pid == before
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ("dies", "killed by signal 9: Killed"),
+        ("ends", "ended with code 1: out of memory"),
+        ("breaks", "RuntimeError: no"),
+        ("talks nonsense", "is none"),
+        ("forgets", "3 of 4 samples"),
+        ("answers too much", "9 tokens"),
+    ],
+)
+def test_failure_for_ever_is_an_error_that_says_how(opened: Open, failure: str, said: str) -> None:
+    engine = opened(f"always {failure}")
+    with pytest.raises(EngineError, match=f"failed 3 times in a row, last: .*{said}"):
+        engine.generate(ASKED, proof=PROOF)
+    assert engine.pid is None
+    # The policy is still the engine's: with more memory the next batch may pass.
+    assert engine.policy_version == 3
+
+
+def test_process_killed_between_batches_is_replaced(opened: Open) -> None:
+    engine = opened()
+    assert engine.pid is not None
+    os.kill(engine.pid, 9)
+    assert tokens(engine) == EXPECTED
+
+
+def test_opening_that_kills_is_given_up_with_what_it_said(opened: Open) -> None:
+    with pytest.raises(EngineError, match=r"failed 3 times.*no room for the model"):
+        opened("dies opening")
+
+
+def test_refused_policy_is_not_tried_twice_and_leaves_none(opened: Open, tmp_path: Path) -> None:
+    engine = opened()
+    with pytest.raises(EngineError, match="no such model") as refusal:
+        engine.load_policy(policy(tmp_path / "other", "refuses"), PolicyVersion(4))
+    assert refusal.value.hint == "another"
+    assert engine.policy_version is None
+    with pytest.raises(EngineError, match="no policy is loaded"):
+        engine.generate(ASKED, proof=PROOF)
+
+
+def test_policy_that_changed_on_disk_is_not_loaded_again(opened: Open, tmp_path: Path) -> None:
+    engine = opened()
+    (tmp_path / "policy" / "mode").write_text("something else")
+    engine.close()
+    with pytest.raises(EngineError, match="changed while it was loaded"):
+        engine.generate(ASKED, proof=PROOF)
+    assert engine.policy_version is None
+
+
+def test_missing_folder_is_refused_without_a_process(tmp_path: Path) -> None:
+    engine = VllmEngine(python=Path(sys.executable), child=DOUBLE)
+    with pytest.raises(EngineError, match="no policy folder"):
+        engine.load_policy(tmp_path / "nowhere", PolicyVersion(0))
+    assert engine.pid is None
+
+
+def test_interpreter_that_does_not_start_is_an_engine_error(tmp_path: Path) -> None:
+    engine = VllmEngine(python=tmp_path / "python", child=DOUBLE)
+    with pytest.raises(EngineError, match="does not start"):
+        engine.load_policy(policy(tmp_path / "policy"), PolicyVersion(0))
+
+
+@pytest.mark.parametrize(
+    ("request_", "match"),
+    [
+        (Request((), 1, 1.0, 5), "empty"),
+        (Request((1,), 1, 1.0, 0), "empty"),
+        (Request((vllm_double.VOCAB,), 1, 1.0, 5), "outside the vocabulary"),
+        (Request((1,) * 60, 1, 1.0, 5), "exceed the context of 64"),
+        (Request((1,), 1, float("nan"), 5), "cannot sample"),
+        (Request((1,), 2**64, 1.0, 5), "cannot sample"),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused(
+    opened: Open, request_: Request, match: str
+) -> None:
+    with pytest.raises(EngineError, match=match):
+        opened().generate([request_], proof=PROOF)
+
+
+def test_process_ends_with_its_engine(opened: Open) -> None:
+    engine = opened()
+    pid = engine.pid
+    assert pid is not None
+    engine.close()
+    assert not is_running(pid)
+
+
+def test_engine_that_nobody_holds_ends_its_process(tmp_path: Path) -> None:
+    engine = VllmEngine(python=Path(sys.executable), child=DOUBLE)
+    engine.load_policy(policy(tmp_path / "policy"), PolicyVersion(0))
+    pid = engine.pid
+    assert pid is not None
+    del engine
+    assert ends(pid)
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from muster.inference.vllm.engine import VllmEngine
+engine = VllmEngine(python=Path(sys.executable), child=Path(sys.argv[1]))
+engine.load_policy(Path(sys.argv[2]), 0)
+print(engine.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+def test_process_ends_with_its_owner_however_that_dies(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(DOUBLE), str(policy(tmp_path / "policy"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert is_running(pid)
+        owner.kill()
+    assert ends(pid)

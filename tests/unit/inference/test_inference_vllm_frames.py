@@ -1,0 +1,184 @@
+"""What the vLLM engine and its process say to each other: it round-trips, and lies are caught."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.inference.engine import Completion, Request
+from muster.inference.vllm import messages
+from muster.inference.vllm.channel import (
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    Channel,
+    ChannelBroken,
+    ChannelClosed,
+    ChannelSilent,
+    Frame,
+)
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=9).map(tuple)
+REQUESTS = st.lists(
+    st.builds(
+        Request,
+        st.sampled_from([(1,), (2, 3), (4, 5, 6)]),
+        st.integers(0, 2**64 - 1),
+        st.floats(0.1, 2.0),
+        st.integers(1, 99),
+    ),
+    min_size=1,
+)
+Ends = tuple[Channel, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    yield channel, theirs
+    channel.close()
+    theirs.close()
+
+
+def test_frame_arrives_as_it_was_sent(ends: Ends) -> None:
+    channel, theirs = ends
+    frame = Frame({"kind": "rows", "text": "ä"}, b"\0\xff" * 5000)
+    Channel(theirs).send(frame)
+    assert channel.receive(within_s=5) == frame
+
+
+def lengths(header: int, body: int) -> bytes:
+    return struct.pack("<II", header, body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "match"),
+    [
+        (lengths(MAX_HEADER_BYTES + 1, 0), "is none"),
+        (lengths(2, MAX_BODY_BYTES + 1), "is none"),
+        (lengths(2, 0) + b"[]", "not an object"),
+        (lengths(2, 0) + b"{[", "does not parse"),
+        (lengths(1 << 20, 0) + b"[" * (1 << 20), "does not parse"),
+        (lengths(1, 0) + b"\xff", "does not parse"),
+    ],
+)
+def test_what_is_no_frame_is_refused(ends: Ends, sent: bytes, match: str) -> None:
+    channel, theirs = ends
+    # From a thread: a long one does not fit into the socket at once.
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(theirs.sendall, sent)
+        with pytest.raises(ChannelBroken, match=match):
+            channel.receive(within_s=5)
+        done.result()
+
+
+@pytest.mark.parametrize("sent", [b"", lengths(10, 0), lengths(2, 4) + b"{}ab"])
+def test_frame_cut_short_is_noticed(ends: Ends, sent: bytes) -> None:
+    channel, theirs = ends
+    theirs.sendall(sent)
+    with pytest.raises(ChannelSilent):
+        channel.receive(within_s=0.05)
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        channel.receive(within_s=5)
+
+
+def test_nobody_taking_a_frame_is_noticed(ends: Ends) -> None:
+    channel, theirs = ends
+    with pytest.raises(ChannelSilent):
+        channel.send(Frame({}, bytes(1 << 24)), within_s=0.05)
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        channel.send(Frame({}, bytes(1 << 24)), within_s=5)
+
+
+def test_frame_too_long_is_not_sent(ends: Ends) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        ends[0].send(Frame({"text": "a" * MAX_HEADER_BYTES}))
+
+
+def carried(frame: Frame) -> Frame:
+    """The frame after its header has been JSON."""
+    return Frame(json.loads(json.dumps(frame.header)), frame.body)
+
+
+@given(REQUESTS)
+def test_requests_round_trip(requests: list[Request]) -> None:
+    assert messages.requests_of(carried(messages.generate_frame(requests, 32, 128))) == requests
+
+
+@given(st.lists(st.tuples(TOKENS, TOKENS)))
+def test_samples_round_trip(samples: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    assert messages.samples_of(carried(messages.prefill_frame(samples))) == samples
+
+
+@given(st.integers(0, 3), TOKENS, st.lists(st.binary(max_size=9)))
+def test_completions_round_trip(place: int, tokens: tuple[int, ...], proofs: list[bytes]) -> None:
+    frame = carried(messages.completion_frame(place, Completion(tokens, proofs)))
+    assert messages.completion_of(frame, [9] * 4) == (place, Completion(tokens, proofs))
+
+
+LIES = [
+    {"place": 4},
+    {"place": -1},
+    {"place": None},
+    {"tokens": 0},
+    {"tokens": 10},
+    {"tokens": 2},
+    {"proofs": [2, 2]},
+    {"proofs": [4, -1]},
+    {"proofs": 3},
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_completion_that_answers_something_else_is_caught(lie: dict[str, object]) -> None:
+    frame = messages.completion_frame(3, Completion((1, 2, 3), [b"a", b"bc"]))
+    assert messages.completion_of(frame, [9] * 4)[0] == 3
+    with pytest.raises(ChannelBroken):
+        messages.completion_of(Frame({**frame.header, **lie}, frame.body), [9] * 4)
+
+
+def test_rows_round_trip() -> None:
+    hidden = np.arange(6, dtype=np.uint16).reshape(2, 3)
+    logits = np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)
+    place, start, patterns, scores = messages.rows_of(
+        carried(messages.rows_frame(7, 4, hidden, logits)), 3, 5
+    )
+    assert (place, start) == (7, 4)
+    assert patterns.tolist() == hidden.tolist()
+    assert scores.tolist() == logits.tolist()
+
+
+@pytest.mark.parametrize("lie", [{"rows": 1}, {"rows": 0}, {"rows": -2}, {"start": "x"}])
+def test_rows_of_another_size_are_caught(lie: dict[str, object]) -> None:
+    frame = messages.rows_frame(0, 0, np.zeros((2, 3), np.uint16), np.zeros((2, 5), np.float32))
+    with pytest.raises(ChannelBroken):
+        messages.rows_of(Frame({**frame.header, **lie}, frame.body), 3, 5)
+
+
+@pytest.mark.parametrize(
+    "lie", [{"hidden_size": 0}, {"vocab_size": None}, {"eos_token_ids": 3}, {"context": "x"}]
+)
+def test_facts_that_cannot_be_are_caught(lie: dict[str, object]) -> None:
+    facts = messages.Facts(4, 11, frozenset({10}), 64)
+    assert messages.Facts.from_header(facts.to_header()) == facts
+    with pytest.raises(ChannelBroken):
+        messages.Facts.from_header({**facts.to_header(), **lie})
+
+
+@given(st.lists(st.integers(1, messages.BATCH_TOKENS * 2)))
+def test_parts_cover_all_samples_within_the_bound(counts: list[int]) -> None:
+    parts = list(messages.parts(counts))
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(len(counts)))
+    for part in parts:
+        held = counts[part]
+        assert len(held) == 1 or sum(held) <= messages.BATCH_TOKENS

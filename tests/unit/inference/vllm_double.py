@@ -1,0 +1,110 @@
+"""What stands in for vLLM's process: the same frames, answered by arithmetic, failing on demand.
+
+Run as `muster.inference.vllm.child` is. A policy folder holds `mode`, which says how to fail;
+beside it `asked` has a line per question so far to any process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HIDDEN, VOCAB, EOS, CONTEXT = 4, 11, 10, 64
+
+
+def answers(frame: Any, folder: Path) -> Iterator[Any]:
+    import numpy as np
+
+    from muster.inference.engine import Completion
+    from muster.inference.vllm import messages
+    from muster.inference.vllm.channel import Frame
+
+    mode = (folder / "mode").read_text()
+    notes = folder.parent / "asked"
+    asked = notes.read_text().count("\n") if notes.exists() else 0
+    if frame.kind == "open":
+        if mode == "dies opening":
+            sys.stderr.write("no room for the model\n")
+            os.kill(os.getpid(), 9)
+        if mode == "refuses":
+            yield Frame({"kind": "refused", "message": "no such model", "hint": "another"})
+            return
+        facts = messages.Facts(HIDDEN, VOCAB, frozenset({EOS}), CONTEXT)
+        yield Frame({"kind": "done", "in_place": False, **facts.to_header()})
+        return
+    with notes.open("a") as file:
+        file.write(f"{frame.kind}\n")
+    fails = mode.startswith("always ") or asked == 0
+    how = mode.removeprefix("always ").removeprefix("once ")
+    if frame.kind == "encode":
+        yield Frame({"kind": "done", "tokens": list(frame.body)})
+    elif frame.kind == "prefill":
+        for place, (_, completion) in enumerate(messages.samples_of(frame)):
+            rows = len(completion) - (fails and how == "forgets rows")
+            hidden = np.full((rows, HIDDEN), completion[0], np.uint16)
+            logits = np.tile(np.array(completion[:rows], np.float32)[:, None], (1, VOCAB))
+            for start in range(0, rows, 2):
+                part = slice(start, start + 2)
+                yield messages.rows_frame(place, start, hidden[part], logits[part])
+        yield Frame({"kind": "done"})
+    elif frame.kind == "generate":
+        requests = messages.requests_of(frame)
+        for place, request in reversed(list(enumerate(requests))):
+            if fails and place == 1:
+                yield from failure(how)
+            tokens = (request.seed % EOS, len(request.prompt_tokens), EOS)[: request.max_new_tokens]
+            if fails and how == "answers too much":
+                tokens = (0,) * (request.max_new_tokens + 1)
+            if not (fails and how == "forgets" and place == 0):
+                yield messages.completion_frame(place, Completion(tokens, [b"a", b"bc"]))
+        yield Frame({"kind": "done"})
+
+
+def failure(how: str) -> Iterator[Any]:
+    from muster.inference.vllm.channel import Frame
+
+    if how == "dies":
+        sys.stderr.write("Killed\n")
+        os.kill(os.getpid(), 9)
+    if how == "ends":
+        sys.exit("out of memory")
+    if how == "hangs":
+        time.sleep(3600)
+    if how == "breaks":
+        yield Frame({"kind": "broken", "message": "RuntimeError: no"})
+    if how == "talks nonsense":
+        os.write(int(sys.argv[1]), b"\xff" * 64)
+        time.sleep(3600)
+    if how == "is slow":
+        for _ in range(4):
+            time.sleep(0.2)
+            yield Frame({"kind": "alive"})
+
+
+def main() -> None:
+    import socket
+
+    from muster.inference.vllm.channel import Channel, ChannelBroken
+
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    folder = Path("/nowhere")
+    while True:
+        try:
+            frame = channel.receive()
+        except ChannelBroken:
+            return
+        folder = Path(frame.header.get("folder", folder))
+        for answer in answers(frame, folder):
+            channel.send(answer)
+
+
+if __name__ == "__main__":
+    package = types.ModuleType("muster")
+    package.__path__ = sys.argv[2:]
+    sys.modules["muster"] = package
+    main()
