@@ -63,9 +63,9 @@ SUBJECTS: dict[str, Subject] = {
 VLLM_SUBJECTS: dict[str, Subject] = {
     "vllm-float32": _vllm("float32"),
     # Prompts prefilled in parts, requests that wait, and a cache so small that some are preempted:
-    # 5 blocks of 128 positions, one of which vLLM keeps, in 2 layers of 2 heads of 32.
+    # 8 blocks of 32 positions, one of which vLLM keeps, in 2 layers of 2 heads of 32.
     "vllm-float32-crowded": _vllm(
-        "float32", max_rows=6, batch_tokens=24, cache_bytes=5 * 128 * 2 * 2 * 2 * 32 * 4
+        "float32", max_rows=6, batch_tokens=24, cache_bytes=8 * 32 * 2 * 2 * 2 * 32 * 4
     ),
     "vllm-bfloat16": _vllm("bfloat16"),
 }

@@ -56,6 +56,17 @@ class HiddenStates:
 
         runner.execute_model = watched
 
+    def muster_repack(self) -> None:
+        """Make heads multiply by the weights they share with the embeddings, after a reload.
+
+        On a CPU vLLM multiplies by a packed copy, and `reload_weights` packs anew what it loaded:
+        not a head whose weights are the embeddings', which would go on with the former policy's.
+        """
+        for layer in self.model_runner.get_model().modules():
+            # Layers whose weights are loaded for themselves keep the packed copy only.
+            if hasattr(layer, "cpu_linear") and layer.weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
+
     def muster_prove(self, chunk_tokens: int, topk: int) -> None:
         """Build proofs of what is generated from now on."""
         self.muster_capture = ChosenRows(chunk_tokens, topk)

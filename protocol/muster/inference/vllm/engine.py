@@ -189,9 +189,11 @@ class VllmEngine:
                 self._place.drop()
                 done = self._last(question, self._patience.open_s)
         except EngineError:
-            # Half a model may be left in it.
-            self._place.drop()
+            if not self._place.has_policy:
+                # Half a model may be left in it. One whose weights were not touched can go on.
+                self._place.drop()
             raise
+        self._place.has_policy = True
         return done
 
     def _ask(self, question: Frame) -> Frame:
@@ -266,7 +268,7 @@ class VllmEngine:
 
     def _hold(self) -> None:
         """Make the process hold the loaded policy, if it was started since."""
-        if self._place.process is not None:
+        if self._place.has_policy:
             return
         loaded = self._loaded
         assert loaded is not None  # every caller looked
@@ -293,6 +295,7 @@ class _Place:
         self._environ = environ
         self._child = child
         self.process: EngineProcess | None = None
+        self.has_policy = False
         self._is_asked = False
 
     def ask(self, question: Frame, silence_s: float) -> Iterator[Frame]:
@@ -310,7 +313,7 @@ class _Place:
     def drop(self, *, within_s: float = END_S) -> None:
         """End the process, if one runs; it has some seconds to do so by itself."""
         process, self.process = self.process, None
-        self._is_asked = False
+        self.has_policy = self._is_asked = False
         if process is not None:
             process.close(within_s=within_s)
 

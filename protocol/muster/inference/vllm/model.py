@@ -25,8 +25,8 @@ from muster.protocol.recipe import ProofRecipe
 
 CPU_CACHE_BYTES = 4 << 30
 """Most that keys and values take on a CPU, unless one sample needs more."""
-_BLOCK_TOKENS = 128
-"""Positions of a block of vLLM's cache on a CPU."""
+_CPU_BLOCK_TOKENS = 32
+"""Positions of a block of the cache on a CPU, the fewest it can: samples share whole blocks."""
 
 Rows = tuple[int, int, npt.NDArray[np.uint16], npt.NDArray[np.float32]]
 """A sample's place, the first row, hidden states [R, H], logits [R, V]."""
@@ -71,6 +71,7 @@ class HostedPolicy:
         if fingerprint(folder) != self._fingerprint or _shapes(folder) != self._shapes:
             return False
         self._call("reload_weights", weights_path=str(folder))
+        self._call("muster_repack")
         # Keys and values of the former weights.
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("the prefix cache is in use")
@@ -200,6 +201,7 @@ def _open(folder: Path, config: Any, options: Options) -> Any:
             # A token is chosen, and its row taken, before the next step is scheduled.
             async_scheduling=False,
             kv_cache_memory_bytes=cache_bytes,
+            block_size=_CPU_BLOCK_TOKENS if on_cpu else None,
             disable_log_stats=True,
             logits_processors=[SeededGumbel],
             worker_extension_cls="muster.inference.vllm.capture.HiddenStates",
@@ -276,8 +278,8 @@ def _cache_bytes(config: Any, options: Options) -> int:
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = 2 if options.dtype == "bfloat16" else 4
-    block: int = 2 * text.num_hidden_layers * heads * _head_size(text) * width * _BLOCK_TOKENS
-    per_sample: int = -(-(_context(config) or 1) // _BLOCK_TOKENS) * block
+    block: int = 2 * text.num_hidden_layers * heads * _head_size(text) * width * _CPU_BLOCK_TOKENS
+    per_sample: int = -(-(_context(config) or 1) // _CPU_BLOCK_TOKENS) * block
     # vLLM keeps a block for itself.
     return max(min(options.max_rows * per_sample, CPU_CACHE_BYTES), per_sample) + block
 
