@@ -22,6 +22,8 @@ from transformers.utils import logging as transformers_logging
 
 from muster.protocol.errors import EngineError
 
+_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".peft")
+
 
 @dataclass(slots=True)
 class LoadedPolicy:
@@ -65,11 +67,11 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a policy folder except the weights and their index."""
+    """Return the SHA-256 of every file of a policy folder except weights, index and adapter."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
-        if path.is_file() and not path.name.endswith((".safetensors", ".safetensors.index.json"))
+        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES)
     }
 
 

@@ -13,6 +13,7 @@ MusterError
 ├── ProtocolError (ValueError)          bytes that do not follow docs/protocol.md
 │   ├── EncodingError                   a message, record or file that does not parse
 │   ├── DeltaError                      a weight delta that does not parse or fit its base
+│   ├── AdapterError                    a low-rank adapter that cannot be merged with its base
 │   ├── ProofError                      a TOPLOC proof that does not parse
 │   └── SignatureError                  a signature that is malformed or by the wrong key
 ├── ApiError (RuntimeError)             the orchestrator refused a request; carries status and code
@@ -117,7 +118,21 @@ class DeltaError(ProtocolError):
 
     `reason` is "format" (not a delta), "base" (made against another version), "target" (makes other
     files than announced), "truncated", "bounds" (reads outside the base or writes outside the
-    target), "block" (a malformed block) or "trailing" (goes on after its end).
+    target), "block" (a malformed block), "adapter" (merges with an adapter that is not there) or
+    "trailing" (goes on after its end).
+    """
+
+    def __init__(self, message: str, *, reason: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class AdapterError(ProtocolError):
+    """The files of a low-rank adapter cannot be merged with the base.
+
+    `reason` is "missing" (a file or tensor), "config" (another kind of adapter), "rank" (shapes
+    that are not of its rank), "unexpected" (a tensor that is no update), "base" (made for another
+    base) or "bounds" (the file is too short).
     """
 
     def __init__(self, message: str, *, reason: str, hint: str | None = None) -> None:

@@ -66,6 +66,19 @@ class TrainingRecipe(ObjectiveRecipe):
     """Gradient clip, L2 norm over all parameters."""
 
 
+class AdapterRecipe(DocumentPart):
+    """What is trained: all weights, or a low-rank adapter over them (LoRA), without dropout."""
+
+    rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Rank of every update; 0 for no adapter: all weights are trained."""
+    alpha: Annotated[float, Field(gt=0, le=1 << 20)] = 32.0
+    """Updates are scaled by alpha / rank."""
+    target_modules: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")], ...], Field(max_length=64)
+    ] = ()
+    """Linear layers that get an update, by the end of their names; empty for all but the head."""
+
+
 class VerifierIdentity(DocumentPart):
     """Which verifier grades a task type; another one's scores may differ."""
 
@@ -128,6 +141,8 @@ class Recipe(Document):
     """Whether the task set may hold problems whose grades validators cannot replay."""
     filters: FilterRecipe = FilterRecipe()
     """Which rollouts it learns from."""
+    adapter: AdapterRecipe = AdapterRecipe()
+    """What of the policy is trained."""
 
     @model_validator(mode="after")
     def _max_rl_divides_by_a_positive_mean(self) -> Self:

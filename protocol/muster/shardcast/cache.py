@@ -182,8 +182,12 @@ def install(part: PartFolder, folder: Path) -> None:
 
 
 def drop_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest versions; never the one just fetched."""
-    old = [path for path, _ in _cached_versions(folder.parent)[keep:] if path != folder]
+    """Delete all but the newest versions; never the one just fetched, nor what it started from."""
+    manifest = _read_manifest(folder)
+    kept = {folder}
+    if manifest is not None and manifest.parent is not None:
+        kept.add(folder.with_name(f"v{int(manifest.parent)}"))
+    old = [path for path, _ in _cached_versions(folder.parent)[keep:] if path not in kept]
     for path in old:
         trash = path.with_name(temporary_name())
         path.rename(trash)

@@ -18,8 +18,19 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from muster.protocol.errors import DeltaError
+from muster.protocol.errors import AdapterError, DeltaError
 from muster.protocol.ids import Hash32
+from muster.shardcast.adapter import (
+    FACTOR_TYPES,
+    WEIGHTS_NAME,
+    Adapter,
+    Factors,
+    Merge,
+    block_rows,
+    is_adapter,
+    merged,
+    read_factors,
+)
 from muster.shardcast.delta_block import BLOCK_FLOATS, FORMATS, FloatFormat, Patterns, write_varint
 from muster.shardcast.delta_kernel import make_codec
 from muster.shardcast.delta_layout import ParentLayout, Piece, Place
@@ -31,6 +42,8 @@ COPY, LITERAL = 1, 2
 """Operations: bytes of the parent's; bytes that follow."""
 CHANGED = {3: "BF16", 4: "F16", 5: "F32"}
 """Operations: blocks of floats, as changes to the parent's."""
+MERGED = 6
+"""Operation: a weight of the parent's, merged with an adapter that was made before."""
 PART_BYTES = 1 << 20
 """Bytes of anything but floats that one operation stands for, at most."""
 
@@ -59,16 +72,18 @@ def write_delta(
     The caller has checked the state hashes. Blocks for seconds per gigabyte: call it in a thread.
     Raises OSError.
     """
-    layout = ParentLayout(parent)
+    adapter = _adapter(files)
+    layout = ParentLayout(parent, adapted=adapter.merges if adapter else ())
     with _opened(parent) as bases:
-        writer = _Writer(target, bases, max_bytes)
+        writer = _Writer(target, bases, max_bytes, adapter)
         try:
             writer.put(MAGIC + states.parent + states.made)
             for name, path in sorted(files.items()):
                 writer.put(_file_head(name, path.stat().st_size))
                 with path.open("rb") as fresh:
                     for piece in layout.pieces(name, path):
-                        writer.put_piece(piece, fresh)
+                        # An adapter can be merged once it is there.
+                        writer.put_piece(piece, fresh, may_merge=name > WEIGHTS_NAME)
         except _TooLarge:
             return False
     return True
@@ -88,14 +103,14 @@ def apply_delta(
     or writing fails. The files are right only if their state hash is.
     """
     with _opened(parent) as bases:
-        reader = _Reader(source, bases)
+        reader = _Reader(source, bases, folder / WEIGHTS_NAME)
         reader.require_states(states)
         for name, size in sorted(sizes.items()):
             reader.require_file(name, size)
             with (folder / name).open("wb") as target:
                 left = size
                 while left:
-                    left -= reader.apply_operation(target, left)
+                    left -= reader.apply_operation(target, left, may_merge=name > WEIGHTS_NAME)
     if source.read(1):
         raise DeltaError("the delta goes on after its end", reason="trailing")
 
@@ -107,7 +122,10 @@ class _TooLarge(Exception):
 class _Writer:
     """Writes operations until the budget is used up."""
 
-    def __init__(self, target: BinaryIO, bases: list[BinaryIO], max_bytes: int) -> None:
+    def __init__(
+        self, target: BinaryIO, bases: list[BinaryIO], max_bytes: int, adapter: Adapter | None
+    ) -> None:
+        self._adapter = adapter
         self._target = target
         self._bases = bases
         self._left = max_bytes
@@ -119,8 +137,10 @@ class _Writer:
             raise _TooLarge
         self._target.write(data)
 
-    def put_piece(self, piece: Piece, fresh: BinaryIO) -> None:
+    def put_piece(self, piece: Piece, fresh: BinaryIO, *, may_merge: bool) -> None:
         """Write a piece, read from where `fresh` stands."""
+        if piece.tensor and may_merge and self._put_merged(piece, fresh):
+            return
         if piece.dtype is not None and piece.parent is not None:
             self._put_floats(piece.dtype, piece.size, piece.parent, fresh)
             return
@@ -131,6 +151,24 @@ class _Writer:
                 self.put(bytes([COPY]) + _varints(*place, len(data)))
             else:
                 self.put(bytes([LITERAL]) + _varints(len(data)) + data)
+
+    def _put_merged(self, piece: Piece, fresh: BinaryIO) -> bool:
+        """Write a weight as merged, if that is what it is; else leave `fresh` where it stood."""
+        assert self._adapter is not None
+        assert piece.parent is not None
+        assert piece.dtype is not None
+        merge, kind = self._adapter.merges[piece.tensor], FORMATS[piece.dtype]
+        if merge.size * kind.width != piece.size:
+            return False
+        start, factors = fresh.tell(), read_factors(merge, self._adapter.path)
+        base = self._bases[piece.parent.file]
+        base.seek(piece.parent.offset)
+        for data in _merged_blocks(base, merge, factors, piece.dtype):
+            if data != fresh.read(len(data)):
+                fresh.seek(start)
+                return False
+        self.put(bytes([MERGED]) + _merge_head(merge, piece.dtype, piece.parent))
+        return True
 
     def _put_floats(self, dtype: str, size: int, place: Place, fresh: BinaryIO) -> None:
         kind = FORMATS[dtype]
@@ -147,7 +185,8 @@ class _Writer:
 class _Reader:
     """Reads operations front to back; what is missing or wrong is a DeltaError."""
 
-    def __init__(self, source: BinaryIO, bases: list[BinaryIO]) -> None:
+    def __init__(self, source: BinaryIO, bases: list[BinaryIO], adapter: Path) -> None:
+        self._adapter = adapter
         self._source = source
         self._bases = bases
         self._codec = make_codec()
@@ -165,7 +204,7 @@ class _Reader:
         if self._take(len(head)) != head:
             raise DeltaError(f"the delta does not make {name} of {size} bytes", reason="target")
 
-    def apply_operation(self, target: BinaryIO, left: int) -> int:
+    def apply_operation(self, target: BinaryIO, left: int, *, may_merge: bool) -> int:
         """Write what one operation stands for; returns how many bytes, from 1 to `left`."""
         operation = self._take(1)[0]
         if operation == COPY:
@@ -174,12 +213,45 @@ class _Reader:
             return target.write(_read_at(self._bases, place, size))
         if operation == LITERAL:
             return target.write(self._take(self._size(min(PART_BYTES, left))))
+        if operation == MERGED and may_merge:
+            return self._apply_merge(target, left)
         if operation not in CHANGED:
             raise DeltaError(f"the delta has an unknown operation {operation}", reason="format")
         kind, place = FORMATS[CHANGED[operation]], self._place()
         size = self._size(left // kind.width) * kind.width
         self._apply_blocks(place, size, kind, target)
         return size
+
+    def _apply_merge(self, target: BinaryIO, left: int) -> int:
+        try:
+            dtype, place, merge = self._merge_head()
+            size = merge.size * FORMATS[dtype].width
+            if size > left:
+                raise DeltaError(f"a merge makes {size} bytes, {left} are left", reason="bounds")
+            factors = read_factors(merge, self._adapter)
+        except AdapterError as error:
+            raise DeltaError(f"the delta cannot be merged: {error}", reason="adapter") from error
+        base = self._bases[place.file]
+        base.seek(place.offset)
+        for data in _merged_blocks(base, merge, factors, dtype):
+            target.write(data)
+        return size
+
+    def _merge_head(self) -> tuple[str, Place, Merge]:
+        dtype, place = self._dtype(), self._place()
+        rows, columns, rank = self._varint(), self._varint(), self._varint()
+        scale = np.frombuffer(self._take(4), "<f4")[0]
+        factor_type = self._dtype()
+        if factor_type not in FACTOR_TYPES:
+            raise DeltaError(f"factors of type {factor_type} cannot be merged", reason="format")
+        down, up = self._varint(), self._varint()
+        return dtype, place, Merge(rows, columns, rank, scale, factor_type, down, up)
+
+    def _dtype(self) -> str:
+        code = self._take(1)[0]
+        if code not in CHANGED:
+            raise DeltaError(f"the delta names an unknown type {code}", reason="format")
+        return CHANGED[code]
 
     def _apply_blocks(self, place: Place, size: int, kind: FloatFormat, target: BinaryIO) -> None:
         base = self._bases[place.file]
@@ -217,6 +289,30 @@ class _Reader:
             if byte < 0x80:
                 return value
         raise DeltaError("the delta has a number that is too large", reason="bounds")
+
+
+def _adapter(files: Mapping[str, Path]) -> Adapter | None:
+    """Return the adapter among a version's files; None when there is none that can be merged."""
+    try:
+        return Adapter(files) if is_adapter(files) else None
+    except AdapterError:
+        return None
+
+
+def _merged_blocks(base: BinaryIO, merge: Merge, factors: Factors, dtype: str) -> Iterator[bytes]:
+    """Yield a merged weight, some rows at a time, from the base that `base` stands at."""
+    kind, step = FORMATS[dtype], block_rows(merge.columns)
+    for row in range(0, merge.rows, step):
+        numbers = min(step, merge.rows - row) * merge.columns
+        old = _patterns(_read_exactly(base, numbers * kind.width), kind)
+        yield merged(old, factors, row, dtype).tobytes()
+
+
+def _merge_head(merge: Merge, dtype: str, place: Place) -> bytes:
+    """Return what says how a weight is merged."""
+    head = bytes([_OPERATIONS[dtype]]) + _varints(*place, merge.rows, merge.columns, merge.rank)
+    factors = np.array(merge.scale, "<f4").tobytes() + bytes([_OPERATIONS[merge.dtype]])
+    return head + factors + _varints(merge.down, merge.up)
 
 
 @contextmanager

@@ -8,13 +8,15 @@ the same place of the file of the same name. A file that is no safetensors file 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.shardcast.delta_block import FORMATS
 
+SUFFIXES = {".safetensors", ".peft"}
+"""Of files whose header is read."""
 MAX_HEADER_BYTES = 100 << 20
 """Headers above this are not read: the file is then one piece."""
 
@@ -31,6 +33,8 @@ class Tensor:
     """Its first byte in the file."""
     size: int
     """Bytes."""
+    shape: tuple[int, ...]
+    """As the header says; nobody has compared it with the size."""
 
 
 class Place(NamedTuple):
@@ -52,12 +56,16 @@ class Piece:
     """The floats it consists of, as in `FORMATS`; None for anything else."""
     parent: Place | None
     """None where the parent has nothing alike; then `dtype` is None too."""
+    tensor: str = ""
+    """The tensor that this is, where an adapter may have made it of the parent's."""
 
 
 class ParentLayout:
     """What the parent has to compare with."""
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
+    def __init__(self, files: Mapping[str, Path], *, adapted: Collection[str] = ()) -> None:
+        """`adapted` are tensors that an adapter changes: each is a piece of its own."""
+        self._adapted = adapted
         self._files: dict[str, tuple[int, int, int]] = {}
         self._tensors: dict[tuple[str, str, int], Place] = {}
         for number, (name, path) in enumerate(sorted(files.items())):
@@ -80,7 +88,8 @@ class ParentLayout:
         for tensor in tensors:
             place = self._tensors.get((tensor.name, tensor.dtype, tensor.size))
             coded = tensor.dtype if place is not None and tensor.dtype in FORMATS else None
-            yield Piece(tensor.size, coded, place)
+            is_adapted = coded is not None and tensor.name in self._adapted
+            yield Piece(tensor.size, coded, place, tensor.name if is_adapted else "")
 
 
 def read_tensors(path: Path) -> list[Tensor]:
@@ -91,7 +100,7 @@ def read_tensors(path: Path) -> list[Tensor]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if path.suffix != ".safetensors" or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+        if path.suffix not in SUFFIXES or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
             return []
         header = file.read(length)
     try:
@@ -110,7 +119,8 @@ def read_tensors(path: Path) -> list[Tensor]:
 
 def _tensor(name: str, entry: Any, data_start: int) -> Tensor:
     start, end = entry["data_offsets"]
-    return Tensor(name, str(entry["dtype"]), data_start + int(start), int(end) - int(start))
+    shape = tuple(int(length) for length in entry["shape"])
+    return Tensor(name, str(entry["dtype"]), data_start + int(start), int(end) - int(start), shape)
 
 
 def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -128,7 +138,7 @@ def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 
 def _join(first: Piece, second: Piece) -> Piece | None:
-    if first.dtype != second.dtype:
+    if first.dtype != second.dtype or first.tensor or second.tensor:
         return None
     if first.parent is None or second.parent is None:
         continues = first.parent is second.parent

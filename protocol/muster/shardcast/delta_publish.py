@@ -1,9 +1,10 @@
 """What the publisher does about deltas: makes one, and decides what of a version is broadcast.
 
-Every version whose parent the store still holds whole gets a delta, if that is worth carrying.
-Every `anchor_every`-th version, and every one without a delta, is an anchor: relays carry its files
-too, so that a client that has none of the versions before it can start there. The decision follows
-from version number and content alone, so publishing again gives the same manifest.
+An adapter's delta starts from the base model, which therefore stays; its merged files are never
+carried. Every other version whose parent the store still holds whole gets a delta, if that is worth
+carrying. Every `anchor_every`-th of those, and every one without a delta, is an anchor: relays
+carry its files too, so that a client that has none of the versions before it can start there. The
+decision follows from version number and content alone, so publishing again gives the same manifest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32, PolicyVersion
+from muster.shardcast.adapter import is_adapter
 from muster.shardcast.chunks import storage_error
 from muster.shardcast.delta import States, write_delta
 from muster.shardcast.digests import state_hash
@@ -23,13 +25,20 @@ from muster.shardcast.originals import Stamp, hash_file
 
 DEFAULT_ANCHOR_EVERY = 8
 """Versions from one anchor to the next: a late joiner applies at most seven deltas."""
+BASE = PolicyVersion(0)
+"""What adapters are over."""
 WORTH_CARRYING = 2
 """A delta is made only if it is at most the files' size divided by this."""
 
 
-def parent_of(version: PolicyVersion) -> PolicyVersion | None:
-    """Return the version that a delta starts from, None for the base model."""
-    return PolicyVersion(version - 1) if version else None
+def parent_of(version: PolicyVersion, files: Mapping[str, Path]) -> PolicyVersion | None:
+    """Return the version that a delta starts from, None for the base model.
+
+    An adapter is over the base; other versions differ least from the one before.
+    """
+    if not version:
+        return None
+    return BASE if is_adapter(files) else PolicyVersion(version - 1)
 
 
 def add_delta(
@@ -63,7 +72,8 @@ def add_delta(
         return manifest, {}
     with ThreadPoolExecutor(1, thread_name_prefix="publish") as hashers:
         entry, _, stamp = hash_file(target, manifest.chunk_bytes, hashers)
-    is_anchor = manifest.version % anchor_every == 0
+    # From the base there are no chains of deltas that would have to be cut.
+    is_anchor = manifest.version % anchor_every == 0 and not is_adapter(files)
     carried = replace(
         manifest,
         kind=FULL if is_anchor else DELTA,

@@ -119,7 +119,7 @@ class ChunkStore:
         # Only here: relays and most clients need no numpy, which is a fifth of their memory.
         from muster.shardcast.delta_publish import add_delta, parent_of
 
-        before = parent_of(manifest.version)
+        before = parent_of(manifest.version, {f.name: folder / f.name for f in manifest.files})
         parent = None if before is None else self.manifest(manifest.run_id, before)
         if parent is None:
             return manifest

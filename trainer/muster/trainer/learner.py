@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.accumulation import Given, accumulate
+from muster.trainer.adapter import adapter_weights, add_adapter, start_of
 from muster.trainer.balance import balance
 from muster.trainer.figures import StepFigures, Sums
 from muster.trainer.filters import Kept, keep_informative, without_mismatch
@@ -32,9 +34,9 @@ from muster.trainer.passes import Passes
 from muster.trainer.persistence import (
     Weights,
     load_weights,
-    named_weights,
     restore_state,
     state_template,
+    trained_weights,
     training_state,
 )
 from muster.trainer.precision import ComputeType
@@ -89,6 +91,10 @@ class Learner:
         """Factor on the recipe's learning rate."""
         self._ranks: Ranks = team or ONE_PROCESS
         own = _load(model, self._device if team is None else torch.device("cpu"))
+        if recipe.adapter.rank:
+            if team is not None:
+                raise ConfigError("an adapter is trained by one process", hint="without torchrun")
+            add_adapter(own, recipe.adapter)
         self.model = own.train()
         options: dict[str, Any] = {
             "temperature": recipe.sampling.temperature,
@@ -104,8 +110,9 @@ class Learner:
             team.lead("start", start)
             self._passes = ShardedPasses(own, blueprint, published, team, **options)
         training = recipe.training
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            self._trained,
             lr=training.learning_rate,
             betas=(training.adam_beta1, training.adam_beta2),
             weight_decay=training.weight_decay,
@@ -143,10 +150,17 @@ class Learner:
         return sums
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the policy's parameters and buffers, tied ones once, whole."""
+        """Return what is trained, whole: the policy's parameters and buffers, tied ones once, or
+        its adapter.
+        """
         self._ranks.lead("weights")
         with self._ranks.watch("gathering the policy"):
-            return {name: whole(value) for name, value in named_weights(self.model).items()}
+            return {name: whole(value) for name, value in trained_weights(self.model).items()}
+
+    def start(self, base: Weights) -> dict[str, Tensor]:
+        """Return the state, without optimiser, of version 0: the base model's weights."""
+        weights = start_of(adapter_weights(self.model)) or base
+        return {f"model.{name}": value for name, value in weights.items()}
 
     def load(self, weights: Weights | None) -> None:
         """Continue from a policy's weights, with the optimiser as it is; rank 0 has them."""
@@ -230,9 +244,7 @@ class Learner:
         """Take the optimiser step, unless the loss or the gradient is not finite."""
         norm = float(
             whole(
-                torch.nn.utils.clip_grad_norm_(
-                    self.model.parameters(), self._recipe.training.max_grad_norm
-                )
+                torch.nn.utils.clip_grad_norm_(self._trained, self._recipe.training.max_grad_norm)
             )
         )
         if not (is_finite and math.isfinite(norm)):

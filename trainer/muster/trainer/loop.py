@@ -221,7 +221,7 @@ class Trainer:
         """Give the learner an earlier version's weights and optimiser, and a smaller rate."""
         parts = self._parts
         if version == BASE:
-            state = {f"model.{name}": value for name, value in parts.shelf.weights(BASE).items()}
+            state = parts.learner.start(parts.shelf.weights(BASE))
         else:
             folder = parts.checkpoints.folder_of(version)
             state = parts.checkpoints.read(folder, parts.learner)

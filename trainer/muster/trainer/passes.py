@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from muster.protocol.ids import PolicyVersion
+from muster.trainer.adapter import adapter_off, is_adapted
 from muster.trainer.attention import NAME, switch_off_dropout, understands_packing
 from muster.trainer.logprob import Objective, head_of, token_logprobs, token_objective
 from muster.trainer.packing import MicroBatch, Sample, pack
@@ -130,6 +131,10 @@ class Passes:
     @torch.no_grad()
     def reference(self, batch: MicroBatch) -> Tensor:
         """Return each token's log-probability [N] under the base model."""
+        model = self._computing.model
+        if is_adapted(model):
+            with adapter_off(model):
+                return self._values(model, batch)[0]
         self._freeze(BASE)
         return self._values(self._frozen, batch)[0]
 
@@ -160,6 +165,9 @@ class Passes:
 
     def _is_current(self, version: PolicyVersion) -> bool:
         """Tell whether a version has the weights that compute now, in the compute format."""
+        # What an adapter computes beside its base differs from the merged weights by rounding.
+        if is_adapted(self._computing.model):
+            return False
         own, weights = named_weights(self._computing.model), self._published(version)
         return (
             weights is not None

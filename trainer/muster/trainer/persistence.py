@@ -1,8 +1,8 @@
 """What a learner's tensors are called, outside of it: in published policies and in checkpoints.
 
-A state has `model.NAME` for every weight, `optimizer.NAME.KEY` for what the optimiser keeps of it,
-and `random.RANK.SOURCE` for the generators of each process. Nothing else decides the next step: the
-learning rate follows from the step's number.
+A state has `model.NAME` for every weight that is trained, `optimizer.NAME.KEY` for what the
+optimiser keeps of it, and `random.RANK.SOURCE` for the generators of each process. Nothing else
+decides the next step: the learning rate follows from the step's number.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from muster.trainer.adapter import adapter_weights
 from muster.trainer.parallel import spread
 
 Weights = Mapping[str, Tensor]
@@ -28,12 +29,17 @@ def named_weights(model: Any) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if name not in tied}
 
 
+def trained_weights(model: Any) -> dict[str, Tensor]:
+    """Return what training changes of a model: its adapter if it has one, else all weights."""
+    return adapter_weights(model) or named_weights(model)
+
+
 def load_weights(model: Any, weights: Weights | None) -> None:
-    """Copy weights, as `named_weights` returns them, into a model of the same architecture.
+    """Copy weights, as `trained_weights` returns them, into a model of the same architecture.
 
     On all ranks of a team together; only rank 0 gives the weights, others get their shards.
     """
-    own = named_weights(model)
+    own = trained_weights(model)
     if weights is not None:
         _check_names(own, weights)
     with torch.no_grad():
@@ -45,7 +51,7 @@ def training_state(
     model: Any, optimizer: torch.optim.Optimizer, *, rank: int = 0
 ) -> dict[str, Tensor]:
     """Return all that the next step depends on; the tensors are live."""
-    found = {f"model.{name}": value for name, value in named_weights(model).items()}
+    found = {f"model.{name}": value for name, value in trained_weights(model).items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
@@ -55,7 +61,7 @@ def training_state(
 
 def state_template(model: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Return new tensors for a saved state of these sizes, sharded like the model's own."""
-    weights, parameters = named_weights(model), dict(model.named_parameters())
+    weights, parameters = trained_weights(model), dict(model.named_parameters())
     made: dict[str, Tensor] = {}
     for name, size in sizes.items():
         kind, _, rest = name.partition(".")
@@ -75,7 +81,7 @@ def restore_state(
 
     A rank that the state does not know, because there were fewer, keeps its own generators.
     """
-    own_weights, saved = named_weights(model), _below(state, "model.")
+    own_weights, saved = trained_weights(model), _below(state, "model.")
     _check_names(own_weights, saved)
     with torch.no_grad():
         for name, value in own_weights.items():

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +30,7 @@ WEIGHTS_FILE = "model.safetensors"
 DTypeName = Literal["float32", "bfloat16"]
 """What weights are published as."""
 
+_PEFT_SUFFIX = ".peft"
 _SIDE_FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm"}
 
 
@@ -54,7 +55,7 @@ class PolicyShelf:
     def adopt(self, model_folder: Path, version: PolicyVersion = BASE) -> None:
         """Copy a model folder's files as a version; raises StorageError when it is no model."""
         files = policy_files(model_folder)
-        with _fresh_folder(self.path(version)) as fresh:
+        with fresh_folder(self.path(version)) as fresh:
             for name, path in files.items():
                 shutil.copyfile(path, fresh / name)
         self._cache.pop(version, None)
@@ -63,7 +64,7 @@ class PolicyShelf:
         """Write a version with the base model's side files; returns its folder. Deterministic."""
         # Copies: the caller goes on to change its tensors.
         stored = {n: t.detach().to("cpu", self._dtype, copy=True) for n, t in weights.items()}
-        with _fresh_folder(self.path(version)) as fresh:
+        with fresh_folder(self.path(version)) as fresh:
             for name, path in policy_files(self.path(BASE)).items():
                 if not _is_weights(name):
                     shutil.copyfile(path, fresh / name)
@@ -77,6 +78,10 @@ class PolicyShelf:
             self._remember(version, _read_weights(self.path(version)))
         self._cache.move_to_end(version)
         return self._cache[version]
+
+    def learned(self, version: PolicyVersion) -> Mapping[str, Tensor]:
+        """Return what a learner goes on from: a version's weights, as far as they are trained."""
+        return self.weights(version)
 
     def drop_before(self, version: PolicyVersion) -> None:
         """Delete all versions before this one, except the base."""
@@ -112,7 +117,7 @@ def policy_files(folder: Path) -> dict[str, Path]:
 
 
 def _is_needed(path: Path) -> bool:
-    return path.suffix in _SIDE_FILES or path.suffix == ".safetensors"
+    return path.suffix in _SIDE_FILES or path.suffix in (".safetensors", _PEFT_SUFFIX)
 
 
 def _is_weights(name: str) -> bool:
@@ -120,19 +125,25 @@ def _is_weights(name: str) -> bool:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    try:
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"cannot read the policy in {folder}: {error}") from error
+    weights = read_tensors(sorted(folder.glob("*.safetensors")))
     if not weights:
         raise StorageError(f"there is no policy in {folder}")
     return weights
 
 
-class _fresh_folder:
+def read_tensors(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """Return all tensors of safetensors files; raises StorageError when they cannot be read."""
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"cannot read the policy in {path.parent}: {error}") from error
+    return tensors
+
+
+class fresh_folder:
     """A new folder beside `target` that takes its place when the block ends without error."""
 
     def __init__(self, target: Path) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from muster.trainer.adapter import is_adapted
+
 ComputeType = Literal["float32", "bfloat16"]
 """Number formats that forward and backward passes can run in."""
 
@@ -22,9 +24,17 @@ class ComputeCopy:
     """The model that computes for the one whose weights are trained."""
 
     def __init__(self, trained: Any, dtype: ComputeType) -> None:
-        """With float32 the trained model computes itself."""
+        """With float32 the trained model computes itself. So does one with an adapter: what is not
+        trained of it is shortened, and needs no copy.
+        """
         self._trained = trained
-        self.model = trained if dtype == "float32" else _twin(trained, getattr(torch, dtype))
+        self.model = trained
+        if dtype == "float32":
+            return
+        if is_adapted(trained):
+            shorten(trained, getattr(torch, dtype), but_trained=True)
+        else:
+            self.model = _twin(trained, getattr(torch, dtype))
 
     def refresh(self) -> None:
         """Take over the trained weights; due before the first micro-batch of an optimiser step."""
@@ -36,10 +46,13 @@ class ComputeCopy:
                 own.copy_(trained)
 
 
-def shorten(model: Any, dtype: torch.dtype) -> Any:
-    """Return the model with its parameters in another format; its buffers keep theirs."""
+def shorten(model: Any, dtype: torch.dtype, *, but_trained: bool = False) -> Any:
+    """Return the model with its parameters in another format, perhaps those alone that are not
+    trained; its buffers keep theirs.
+    """
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if not (but_trained and parameter.requires_grad):
+            parameter.data = parameter.data.to(dtype)
     return model
 
 

@@ -23,6 +23,7 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
 from muster.tasks import TaskSet, check_task_set
+from muster.trainer.adapter_shelf import open_shelf
 from muster.trainer.buffer import FileBuffer
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.checkpoint import Checkpoints, Identity
@@ -186,11 +187,7 @@ class _Assembly:
     ) -> Parts:
         """Return them, restored to where the run stands; blocking: loads models."""
         settings, recipe = self.settings, self.recipe
-        shelf = PolicyShelf(
-            settings.state_dir / "policies",
-            dtype=settings.publish_dtype,
-            in_memory=recipe.training.max_async_level + 2,
-        )
+        shelf = open_shelf(settings.state_dir / "policies", recipe, dtype=settings.publish_dtype)
         provide_base_model(shelf, settings.model, self.store, self.run_id, config.base_model_hash)
         identity = Identity(self.run_id, config.recipe_hash, self.chain.chain_id)
         checkpoints = Checkpoints(
@@ -291,7 +288,7 @@ class _Assembly:
             return
         if saved is not None:
             learner.restore(checkpoints.read(saved.folder, learner))
-        learner.load(shelf.weights(state.version))
+        learner.load(shelf.learned(state.version))
         checkpoints.save(state, learner.state()).result()
 
     def _evaluator(self) -> Evaluator | None:

@@ -61,6 +61,9 @@ class Inner(Protocol):
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's weights."""
 
+    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state, without optimiser, of version 0."""
+
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take over weights."""
 
@@ -153,6 +156,10 @@ class SiteLearner:
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's weights: the same at every site."""
         return self._inner.weights()
+
+    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state, without optimiser and momentum, of version 0."""
+        return self._inner.start(base)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Continue from a policy's weights, without momentum."""
