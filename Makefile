@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer worker
+BENCHES := adapter asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer worker
 
 .PHONY: setup vllm check fmt test test-packages test-networks test-vllm test-all audit coverage-contracts mutate-contracts demo example-length docs bench $(BENCHES:%=bench-%) clean
 
@@ -98,6 +98,9 @@ bench: $(BENCHES:%=bench-%)
 
 bench-gas: setup
 	$(BIN)/python benchmarks/gas.py
+
+bench-adapter: setup
+	$(BIN)/python benchmarks/adapter.py
 
 bench-asynchrony: setup
 	$(BIN)/python benchmarks/asynchrony.py

@@ -25,6 +25,7 @@ from muster.client.relay import RelaySettings
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.recipe import (
+    AdapterRecipe,
     FilterRecipe,
     ProofRecipe,
     Recipe,
@@ -44,6 +45,7 @@ RECIPE_PARTS: dict[str, type[BaseModel]] = {
     "[proof]": ProofRecipe,
     "[training]": TrainingRecipe,
     "[filters]": FilterRecipe,
+    "[adapter]": AdapterRecipe,
     "[[verifiers]]": VerifierIdentity,
 }
 """Parts of a recipe by their TOML table."""
