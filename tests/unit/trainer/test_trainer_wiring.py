@@ -266,7 +266,7 @@ def test_base_model_command_writes_disjoint_task_sets(
     built: list[tuple[Path, int]] = []
     monkeypatch.setattr(
         "muster.trainer.base_model.build_base_model",
-        lambda folder, *, seed: built.append((folder, seed)),
+        lambda folder, *, seed, **_: built.append((folder, seed)),
     )
     words = ["base-model", "--out", str(tmp_path / "m"), "--seed", "4", "--problems", "30"]
     words += [
