@@ -27,6 +27,7 @@ from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.recipe import (
     AdapterRecipe,
     FilterRecipe,
+    HardwareRecipe,
     ProofRecipe,
     Recipe,
     SamplingRecipe,
@@ -46,6 +47,7 @@ RECIPE_PARTS: dict[str, type[BaseModel]] = {
     "[training]": TrainingRecipe,
     "[filters]": FilterRecipe,
     "[adapter]": AdapterRecipe,
+    "[hardware]": HardwareRecipe,
     "[[verifiers]]": VerifierIdentity,
 }
 """Parts of a recipe by their TOML table."""

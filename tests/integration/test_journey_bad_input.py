@@ -38,11 +38,12 @@ def loads_no_model(_settings: object) -> Any:
 
 
 async def start(
-    network: Network, folder: Path, node: Wallet, worker: str, run: int = 1
+    network: Network, folder: Path, node: Wallet, worker: str, run: int = 1, dtype: str = "float32"
 ) -> MusterError:
     """Return the error with which a worker's process must end before it loads a model."""
     settings = WorkerSettings(
         run=run,
+        dtype=dtype,
         orchestrator=network.orchestrator,
         rpc=network.anvil.rpc_url,
         deployments=network.folder / "deployments",
@@ -68,6 +69,23 @@ async def test_a_worker_that_cannot_work_ends_before_a_model_is_loaded(
     network: Network, tmp_path: Path, node: Wallet, worker: str, run: int, says: str
 ) -> None:
     assert says in str(await start(network, tmp_path, node, worker, run))
+
+
+async def test_software_that_is_older_than_the_run_pins_is_refused(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.requirements.installed_version", lambda: "0.0.9")
+    error = await start(network, tmp_path, NODES[0], WORKERS[0].address)
+    assert str(error) == "this is muster-rl 0.0.9, the run asks for 0.1 or newer"
+    with pytest.raises(ConfigError, match=r"the run asks for 0\.1"):
+        await asyncio.wait_for(network.validator(0), 30)
+
+
+async def test_an_engine_that_the_run_is_not_calibrated_for_is_refused(
+    network: Network, tmp_path: Path
+) -> None:
+    error = await start(network, tmp_path, NODES[0], WORKERS[0].address, dtype="bfloat16")
+    assert "not for transformers:bfloat16" in str(error)
 
 
 async def test_a_jailed_worker_is_told_the_way_back(network: Network, tmp_path: Path) -> None:

@@ -119,6 +119,17 @@ class FilterRecipe(DocumentPart):
         return self
 
 
+class HardwareRecipe(DocumentPart):
+    """What a node must have to be leased work; 0 for anything."""
+
+    min_memory_mb: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    """Main memory, in MiB."""
+    min_gpu_memory_mb: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    """Memory of its largest GPU, in MiB."""
+    min_units_per_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Units per second between lease and upload, on the best of its first tickets."""
+
+
 class Recipe(Document):
     """A run's recipe."""
 
@@ -143,6 +154,10 @@ class Recipe(Document):
     """Which rollouts it learns from."""
     adapter: AdapterRecipe = AdapterRecipe()
     """What of the policy is trained."""
+    hardware: HardwareRecipe = HardwareRecipe()
+    """What a node must have."""
+    min_software: Annotated[str, Field(pattern=r"^(\d{1,5}(\.\d{1,5}){0,3})?$")] = ""
+    """Oldest version of this software that workers and validators may run; empty for any."""
 
     @model_validator(mode="after")
     def _max_rl_divides_by_a_positive_mean(self) -> Self:

@@ -46,11 +46,16 @@ RECIPE = Recipe(
     ),
     proof=ProofRecipe(chunk_tokens=4, topk=8),
     training=TrainingRecipe(submissions_per_step=1),
+    min_software="0.1",
 )
 TASK_SET = make_task_set(20, seed=1)
 CALIBRATION = Calibration(
     model=CalibratedModel(
-        name="hash", architecture="Hash", hidden_size=8, vocab_size=13, engine="-"
+        name="hash",
+        architecture="Hash",
+        hidden_size=8,
+        vocab_size=13,
+        engine="transformers:float32",
     ),
     proof=RECIPE.proof,
     temperature=1.0,

@@ -223,7 +223,8 @@ def test_verifier_other_than_the_pinned_one_is_refused() -> None:
 def test_recipe_reads_alike_from_toml_and_canonical_json(tmp_path: Path) -> None:
     (tmp_path / "recipe").write_bytes(RECIPE.to_bytes())
     (tmp_path / "recipe.toml").write_text(
-        'name = "test"\n[sampling]\nproblems_per_submission = 2\nsamples_per_problem = 2\n'
+        'name = "test"\nmin_software = "0.1"\n'
+        "[sampling]\nproblems_per_submission = 2\nsamples_per_problem = 2\n"
         "temperature = 1.0\nmax_new_tokens = 6\n[proof]\nchunk_tokens = 4\ntopk = 8\n"
         "[training]\nsubmissions_per_step = 1\n"
     )

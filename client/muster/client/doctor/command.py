@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,8 @@ async def _examine_proof(
     try:
         rules = await read_rules(api, run.config, asked.state_dir / TASK_SETS)
         yield Line("proof", "documents", State.OK, _documents(rules))
+        for line in _examine_requirements(rules, asked.dtype):
+            yield line
         async with Fetcher(relays, asked.state_dir / "policies", attempts=3) as fetcher:
             assert run.latest_version is not None
             root = run.checkpoints[run.latest_version].manifest_root
@@ -209,6 +212,33 @@ async def _examine_proof(
     except (MusterError, RuntimeError, OSError) as error:
         # A GPU that runs out of memory, or a driver that fails: torch raises RuntimeError.
         yield failed("proof", "self-proof", error)
+
+
+def _examine_requirements(rules: Any, dtype: str) -> Iterator[Line]:
+    """Yield whether a worker would start with this software."""
+    from muster.client import requirements
+
+    version = requirements.installed_version()
+    asked: list[tuple[str, str, Callable[[], None]]] = [
+        (
+            "version",
+            f"muster-rl {version}",
+            partial(requirements.require_software, rules.recipe, version),
+        ),
+        (
+            "calibrated",
+            f"transformers:{dtype}",
+            partial(requirements.require_covered, rules.calibration, f"transformers:{dtype}"),
+        ),
+        ("pinned", "engine versions as pinned", requirements.require_pinned_engine),
+    ]
+    for name, figure, require in asked:
+        try:
+            require()
+        except MusterError as error:
+            yield failed("software", name, error)
+        else:
+            yield Line("software", name, State.OK, figure)
 
 
 def _documents(rules: Any) -> str:

@@ -14,6 +14,7 @@ from muster.client.documents import (
     fetch_recipe,
     fetch_task_set,
 )
+from muster.client.requirements import require_fit
 from muster.client.seat import EngineFactory, Seat, load_engine, take_seat, transformers_engine
 from muster.client.settings import ValidatorSettings
 from muster.client.validator.decoding import FileDecoder
@@ -44,6 +45,7 @@ async def run_validator(
     with OutcomeJournal(settings.state_dir) as journal, VoteJournal(settings.state_dir) as votes:
         async with take_seat(settings, account, sends=True) as seat, FileDecoder() as decoder:
             rules = await fetch_rules(seat, settings.state_dir / TASK_SETS)
+            require_fit(rules.recipe, rules.calibration, settings)
             place = ValidatorPlace(
                 run_id=settings.run,
                 key=account.key,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from muster.chain import follow
-from muster.client.documents import TASK_SETS, fetch_recipe, fetch_task_set
+from muster.client.documents import (
+    TASK_SETS,
+    fetch_calibration,
+    fetch_recipe,
+    fetch_task_set,
+)
+from muster.client.requirements import require_fit
 from muster.client.seat import EngineFactory, load_engine, take_seat, transformers_engine
 from muster.client.settings import WorkerSettings
 from muster.client.worker.journal import SubmissionJournal
@@ -31,6 +37,8 @@ async def run_worker(
             require_good_standing(seat.view, settings.worker, node.address)
             config = seat.run.config
             recipe = await fetch_recipe(seat.api, config.recipe_hash)
+            calibration = await fetch_calibration(seat.api, config.calibration_hash)
+            require_fit(recipe, calibration, settings)
             # A grade by another verifier may be a fraud.
             await asyncio.to_thread(require_pinned, recipe.verifiers)
             place = WorkerPlace(

@@ -1,0 +1,95 @@
+"""What a run asks of software: old versions, engines nobody calibrated, unpinned libraries."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+from client_world import CALIBRATION, RECIPE
+from pydantic import ValidationError
+
+from muster.client.requirements import (
+    engine_name,
+    installed_version,
+    require_covered,
+    require_fit,
+    require_pinned_engine,
+    require_software,
+)
+from muster.client.settings import WorkerSettings
+from muster.protocol.errors import ConfigError
+from muster.protocol.recipe import Recipe
+
+
+def pinning(version: str) -> Recipe:
+    return Recipe.model_validate(RECIPE.model_dump() | {"min_software": version})
+
+
+def settings(**changes: object) -> WorkerSettings:
+    given = {"run": 1, "orchestrator": "http://o", "state_dir": "s", "worker": "0x" + "ab" * 20}
+    return WorkerSettings(**{**given, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pinned", "version"),
+    [
+        ("", "0.0.1"),
+        ("0.2", "0.2.0"),
+        ("0.2.0", "0.2"),
+        ("0.2.0", "0.10.0"),
+        ("0.2.0", "1"),
+        ("0.2.0", "0.2.1rc1"),
+        ("0.2.0", "0.2.0+local.7"),
+    ],
+)
+def test_software_as_new_as_the_pinned_is_taken(pinned: str, version: str) -> None:
+    require_software(pinning(pinned), version)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "version"), [("0.2.0", "0.1.9"), ("0.10", "0.9.9"), ("1", "0.99"), ("0.0.2", "0")]
+)
+def test_older_software_is_refused_with_the_way_to_upgrade(pinned: str, version: str) -> None:
+    with pytest.raises(ConfigError, match=f"asks for {pinned} or newer") as caught:
+        require_software(pinning(pinned), version)
+    assert "pip install --upgrade muster-rl" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("pinned", ["1.x", "v1", "1..2", "1.2.3.4.5", "1" * 9, "-1"])
+def test_a_recipe_cannot_pin_what_is_no_version(pinned: str) -> None:
+    with pytest.raises(ValidationError):
+        pinning(pinned)
+
+
+def test_an_engine_that_nobody_calibrated_is_refused_with_those_that_are() -> None:
+    require_covered(CALIBRATION, "transformers:float32")
+    with pytest.raises(ConfigError, match="calibrated for transformers:float32, not for") as caught:
+        require_covered(CALIBRATION, engine_name(settings(dtype="bfloat16")))
+    assert "--dtype" in (caught.value.hint or "")
+
+
+def test_one_of_several_calibrated_engines_is_taken() -> None:
+    both = "transformers:float32, transformers:bfloat16"
+    model = CALIBRATION.model.model_copy(update={"engine": both})
+    calibration = CALIBRATION.model_copy(update={"model": model})
+    require_covered(calibration, engine_name(settings(dtype="bfloat16")))
+
+
+def test_an_engine_of_another_version_than_the_pinned_is_refused() -> None:
+    torch = metadata.version("torch").split("+")[0]
+    require_pinned_engine([f"torch=={torch}; extra == 'model'"])
+    with pytest.raises(ConfigError, match=r"torch .* is installed, limits .* with 1\.0"):
+        require_pinned_engine(["torch==1.0; extra == 'model'"])
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    ["no-such-package==1.0; extra == 'model'", "torch>=1; extra == 'model'", "torch==1.0", ""],
+)
+def test_what_is_not_installed_or_not_pinned_is_left_alone(requirement: str) -> None:
+    require_pinned_engine([requirement])
+
+
+def test_this_very_installation_is_fit() -> None:
+    require_fit(RECIPE, CALIBRATION, settings())
+    assert installed_version()
