@@ -65,6 +65,11 @@ WORDS = {
     Reason.WRONG_PROBLEM: Words("a problem, prompt or length is not the derived one", _OWN_FAULT),
     Reason.WRONG_SEED: Words("a sampling seed is not the derived one", _OWN_FAULT),
     Reason.WRONG_POLICY: Words("rows claim another policy version than the ticket's", _OWN_FAULT),
+    Reason.WRONG_REPLY: Words(
+        "within a completion something else is replied than its task's environment does",
+        "a program that a model wrote may answer differently elsewhere: that is only rejected; "
+        + _OWN_FAULT,
+    ),
     Reason.WRONG_REWARD: Words(
         "a reward is not what the task's verifier computes, or cannot be graded",
         "if the answer could not be graded it is only rejected; else " + _OWN_FAULT,

@@ -66,6 +66,8 @@ class Reason(IntEnum):
     """A sampling seed is not the derived one."""
     WRONG_POLICY = 32
     """Rows claim another policy version than the ticket's."""
+    WRONG_REPLY = 33
+    """Within a completion something else is replied than its task's environment does."""
     WRONG_REWARD = 40
     """A reward is not what the task's verifier computes."""
     WRONG_UNITS = 41

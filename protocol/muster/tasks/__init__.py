@@ -6,22 +6,27 @@ chain.
 """
 
 from muster.tasks.document import document_root, root_of_bytes
+from muster.tasks.environments.environment import Done, Environment, Reply
 from muster.tasks.grades import Grade, Graded, Undecided
 from muster.tasks.problem import Problem
 from muster.tasks.prompts import render_prompt
-from muster.tasks.registry import identities, require_pinned
+from muster.tasks.registry import dialogue_of, identities, require_pinned
 from muster.tasks.task_set import TaskSet
 from muster.tasks.verifier import Verifier
 from muster.tasks.verifiers import check_task_set, verify, verify_all
 
 __all__ = [
+    "Done",
+    "Environment",
     "Grade",
     "Graded",
     "Problem",
+    "Reply",
     "TaskSet",
     "Undecided",
     "Verifier",
     "check_task_set",
+    "dialogue_of",
     "document_root",
     "identities",
     "render_prompt",

@@ -18,6 +18,8 @@ from importlib.metadata import EntryPoint, entry_points
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity
 from muster.tasks import code, exact_match, judge, output_prediction
+from muster.tasks.environments.environment import Environment
+from muster.tasks.environments.python_tool import with_python
 from muster.tasks.math import verifier as math
 from muster.tasks.verifier import Verifier
 
@@ -27,9 +29,11 @@ ENTRY_POINT_GROUP = "muster.verifiers"
 _BUILT_IN: Mapping[str, Verifier] = {
     "code_output_prediction": output_prediction.VERIFIER,
     "exact_match": exact_match.VERIFIER,
+    "exact_match_with_python": with_python(exact_match.VERIFIER),
     "llm_judgeable_groundtruth_similarity": judge.VERIFIER,
     "verifiable_code": code.VERIFIER,
     "verifiable_math": math.VERIFIER,
+    "verifiable_math_with_python": with_python(math.VERIFIER),
 }
 
 
@@ -48,6 +52,12 @@ def verifier_of(task_type: str) -> Verifier:
             hint="install the package that brings it; installed: " + ", ".join(sorted(known)),
         )
     return known[task_type]
+
+
+def dialogue_of(task_type: str) -> Environment | None:
+    """Return what answers a model between its turns in this task type; None for a single turn."""
+    verifier = installed_verifiers().get(task_type)
+    return verifier.dialogue if verifier else None
 
 
 def identities(task_types: Iterable[str]) -> tuple[VerifierIdentity, ...]:

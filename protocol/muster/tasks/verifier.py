@@ -16,6 +16,7 @@ from pathlib import Path
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity
+from muster.tasks.environments.environment import Environment
 from muster.tasks.grades import Grade
 from muster.tasks.problem import Problem
 
@@ -55,6 +56,8 @@ class Verifier:
     """How many gradings it can do at once, in threads."""
     is_replayable: bool = True
     """Whether grading again gives the same score; a run must allow one for which it does not."""
+    dialogue: Environment | None = None
+    """What answers the model between its turns; None where a completion is a single one."""
 
     def identity(self, task_type: str) -> VerifierIdentity:
         """Return what identifies it where it grades a task type."""
@@ -64,9 +67,14 @@ class Verifier:
 
     @cached_property
     def code_hash(self) -> str:
-        """The Keccak-256 over its sources, the versions it requires and its environment."""
-        parts = [keccak(data) for name in self.sources for data in _source_files(name)]
+        """The Keccak-256 over its sources, the versions it requires and its environment; with a
+        dialogue, over that one's as well.
+        """
+        sources = self.sources + (self.dialogue.sources if self.dialogue else ())
+        parts = [keccak(data) for name in sources for data in _source_files(name)]
         stated = [*(f"{name}=={_installed(name)}" for name in self.requires), self.environment()]
+        if self.dialogue:
+            stated += [self.dialogue.machine(), str(self.dialogue.max_replies)]
         return hex0x(keccak(b"".join(parts) + "\n".join(stated).encode()))
 
 

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.client.validator.checks import Claim
 from muster.client.validator.judging import Rules
-from muster.client.worker.generation import build_submission, count_units
+from muster.client.worker.generation import build_submission
 from muster.inference import Completion, Prefill, Request, gumbel_noise
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
 from muster.protocol.messages import Submission, Ticket
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
-from muster.protocol.rollouts import Rollout, encode_rollouts
+from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
 from muster.tasks.sort_digits import make_task_set
 from muster.toploc import Calibration, build_proofs
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits

@@ -394,6 +394,7 @@ hostile_rows = st.builds(
     completion_tokens=tokens,
     proofs=st.binary(max_size=60),
     task_reward=st.floats(0, 1),
+    replies=st.sampled_from([(), ((1, 2),)]),
 )
 
 
@@ -420,8 +421,9 @@ def test_every_claim_has_a_record(rollouts: int, units: int) -> None:
 
 def test_every_reason_has_its_twin_in_this_file() -> None:
     text = Path(__file__).read_text()
-    # Of a batch as a whole: its twin is in test_client_validator_records.py.
-    elsewhere = {Reason.BATCH_MISDECLARED}
+    # Of a batch as a whole: its twin is in test_client_validator_records.py. Of completions of
+    # several turns: in test_client_dialogue.py.
+    elsewhere = {Reason.BATCH_MISDECLARED, Reason.WRONG_REPLY}
     missing = {reason for reason in Reason if f"Reason.{reason.name}" not in text}
     assert missing - elsewhere == set()
 

@@ -28,10 +28,11 @@ from muster.client.calibration import prompts_of, read_recipe, read_task_set
 from muster.client.documents import fetch_calibration, fetch_recipe, fetch_task_set
 from muster.client.outage import Outage
 from muster.client.validator.process import require_consistent
-from muster.client.worker.generation import build_submission, count_units
+from muster.client.worker.generation import build_submission
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Hash32
+from muster.protocol.rollouts import count_units
 from muster.tasks import Problem, TaskSet, identities
 
 ENCODE = HashEngine().encode

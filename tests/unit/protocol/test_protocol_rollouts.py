@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from muster.protocol import rollouts as module
 from muster.protocol.errors import EncodingError
-from muster.protocol.rollouts import SCHEMA, Rollout, decode_rollouts, encode_rollouts
+from muster.protocol.rollouts import (
+    SCHEMA,
+    SCHEMA_WITH_REPLIES,
+    Rollout,
+    Spans,
+    count_units,
+    decode_rollouts,
+    encode_rollouts,
+    sampled_places,
+)
 
 int31 = st.integers(0, 2**31 - 1)
 rows = st.builds(
@@ -37,6 +46,55 @@ FILE = encode_rollouts([ROW, replace(ROW, sample=1)])
 @given(st.lists(rows, min_size=1, max_size=6))
 def test_file_survives_a_round_trip(expected: list[Rollout]) -> None:
     assert decode_rollouts(encode_rollouts(expected)) == expected
+
+
+@st.composite
+def dialogues(draw: st.DrawFn) -> Rollout:
+    row = draw(rows)
+    tokens = draw(st.lists(int31, min_size=2, max_size=40))
+    places = sorted(draw(st.sets(st.integers(1, len(tokens) - 1), max_size=8)))
+    spans = tuple(zip(places[: len(places) // 2 * 2 : 2], places[1::2], strict=True))
+    return replace(row, completion_tokens=tuple(tokens), replies=spans)
+
+
+@given(st.lists(dialogues(), min_size=1, max_size=6))
+def test_replies_survive_a_round_trip(expected: list[Rollout]) -> None:
+    data = encode_rollouts(expected)
+    assert decode_rollouts(data) == expected
+    has_column = "replies" in pq.ParquetFile(pa.BufferReader(data)).schema_arrow.names
+    assert has_column == any(row.replies for row in expected)
+
+
+@given(dialogues())
+def test_sampled_places_are_those_outside_the_replies(row: Rollout) -> None:
+    length = len(row.completion_tokens)
+    inside = {place for start, end in row.replies for place in range(start, end)}
+    places = sampled_places(length, row.replies)
+    assert places == [place for place in range(length) if place not in inside]
+    assert row.sampled == len(places)
+    assert count_units([row, row], 5) == 2 * min(5, len(places))
+
+
+SIX = replace(ROW, completion_tokens=(1, 2, 3, 4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    "replies", [((0, 2),), ((2, 6),), ((2, 2),), ((3, 2),), ((1, 3), (3, 5)), ((1, 9),), ((-1, 2),)]
+)
+def test_replies_outside_their_completion_are_refused(replies: Spans) -> None:
+    assert decode_rollouts(encode_rollouts([replace(SIX, replies=((1, 3), (4, 5)))]))
+    with pytest.raises(EncodingError, match="not within its completion"):
+        decode_rollouts(encode_rollouts([replace(SIX, replies=replies)]))
+
+
+@pytest.mark.parametrize(("places", "message"), [([], "no reply"), ([1, 2, 4], "not within")])
+def test_a_column_of_no_or_half_a_reply_is_refused(places: list[int], message: str) -> None:
+    values = {name: getattr(SIX, name) for name in SCHEMA.names} | {"replies": places}
+    table = pa.Table.from_pylist([values], schema=SCHEMA_WITH_REPLIES)
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    with pytest.raises(EncodingError, match=message):
+        decode_rollouts(buffer.getvalue())
 
 
 @given(st.binary(max_size=300))

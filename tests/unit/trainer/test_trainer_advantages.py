@@ -134,8 +134,16 @@ def test_only_verified_reward_target_and_length_enter() -> None:
     others |= {"group": 3, "sample": 3, "prompt_tokens": (5,)}
     assert {f.name for f in fields(Rollout)} == {
         *others,
-        *("task_reward", "target_length", "completion_tokens"),
+        *("task_reward", "target_length", "completion_tokens", "replies"),
     }
     for name, value in others.items():
         changed = [replace(group[0], **{name: value}), group[1]]  # type: ignore[arg-type]
         assert rollout_advantages(changed, make_recipe().training) == expected
+
+
+def test_replies_do_not_count_towards_a_length() -> None:
+    objective = make_recipe().training.model_copy(update={"length_alpha": 0.1})
+    group = [replace(rollout, target_length=4) for rollout in _group([4, 9], [1.0, 1.0])]
+    assert len(set(rollout_advantages(group, objective))) == 2
+    told = [group[0], replace(group[1], replies=((2, 7),))]
+    assert rollout_advantages(told, objective) == [0.0, 0.0]

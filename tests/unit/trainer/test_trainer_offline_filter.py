@@ -110,7 +110,7 @@ def _measure(
 def test_records_say_how_often_each_problem_was_solved(tmp_path: Path) -> None:
     found = _measure(tmp_path)
     assert [(r.problem_id, r.k, r.successes) for r in found] == [(f"p{i}", 8, i) for i in range(9)]
-    assert {r.verifier_version for r in found} == {"exact_match 1"}
+    assert {r.verifier_version for r in found} == {"exact_match 2"}
     header, *lines = (tmp_path / "records.jsonl").read_text().splitlines()
     assert json.loads(header)["model_hash"] == json.loads(lines[0])["model_hash"]
     assert len(lines) == 9

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,3 +154,32 @@ def test_cost_counts_a_shared_prompt_once() -> None:
 def test_no_rank_is_refused() -> None:
     with pytest.raises(ValueError, match="0 ranks"):
         balance([], 0)
+
+
+@st.composite
+def dialogues(draw: st.DrawFn) -> Sample:
+    tokens = draw(st.lists(st.integers(3, 12), min_size=3, max_size=9))
+    places = sorted(draw(st.sets(st.integers(1, len(tokens) - 1), min_size=2, max_size=2)))
+    return Sample((7, 8), tuple(tokens), 1.0, 0, ((places[0], places[1]),))
+
+
+@given(st.lists(dialogues(), min_size=1, max_size=6), BUDGETS, st.booleans())
+def test_replies_are_computed_and_not_trained_on(
+    samples: list[Sample], budget: int, is_padded: bool
+) -> None:
+    plain = [replace(sample, replies=()) for sample in samples]
+    for batch, whole in zip(
+        pack(samples, budget, is_padded=is_padded),
+        pack(plain, budget, is_padded=is_padded),
+        strict=True,
+    ):
+        assert batch.order == whole.order
+        assert batch.tokens_BT.tolist() == whole.tokens_BT.tolist()
+        kept = [
+            not any(start <= place < end for start, end in samples[i].replies)
+            for i in batch.order
+            for place in range(len(samples[i].completion_tokens))
+        ]
+        for name in ("predicting_N", "targets_N", "row_N"):
+            assert getattr(batch, name).tolist() == getattr(whole, name)[kept].tolist()
+        assert len(batch.targets_N) == sum(samples[i].sampled for i in batch.order)

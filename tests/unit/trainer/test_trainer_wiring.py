@@ -24,6 +24,7 @@ from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.cli import _plan, run
 from muster.trainer.config import TrainerSettings
 from muster.trainer.evaluate import Evaluator
+from muster.trainer.lessons import LESSONS, Lesson
 from muster.trainer.process import _announce, _Assembly, _load_recipe, _run_config
 
 RUN = RunId(2)
@@ -263,10 +264,10 @@ def test_target_lengths_are_evaluated_in_turn() -> None:
 def test_base_model_command_writes_disjoint_task_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built: list[tuple[Path, int]] = []
+    built: list[tuple[Path, int, Lesson]] = []
     monkeypatch.setattr(
         "muster.trainer.base_model.build_base_model",
-        lambda folder, *, seed, **_: built.append((folder, seed)),
+        lambda folder, *, seed, lesson: built.append((folder, seed, lesson)),
     )
     words = ["base-model", "--out", str(tmp_path / "m"), "--seed", "4", "--problems", "30"]
     words += [
@@ -280,7 +281,7 @@ def test_base_model_command_writes_disjoint_task_sets(
     result = CliRunner().invoke(run, words)
     assert result.exit_code == 0, result.output
     assert result.output == f"{tmp_path / 'm'}\n"
-    assert built == [(tmp_path / "m", 4)]
+    assert built == [(tmp_path / "m", 4, LESSONS["sort"])]
     first, second = (TaskSet.from_bytes((tmp_path / name).read_bytes()) for name in "ab")
     assert (len(first), len(second)) == (30, 10)
     assert not {p.prompt for p in first} & {p.prompt for p in second}

@@ -24,10 +24,7 @@ Kind = Literal["std", "mean", "leave_one_out", "max_rl"]
 def rollout_advantages(group: Sequence[Rollout], objective: ObjectiveRecipe) -> list[float]:
     """Return the advantage of each rollout of a group, from its verified reward and its length."""
     task_G = [rollout.task_reward for rollout in group]
-    length_G = [
-        length_part(r.task_reward, len(r.completion_tokens), r.target_length, objective)
-        for r in group
-    ]
+    length_G = [length_part(r.task_reward, r.sampled, r.target_length, objective) for r in group]
     if objective.length_advantage == "joint":
         return relative(
             [t + part for t, part in zip(task_G, length_G, strict=True)], objective.advantage

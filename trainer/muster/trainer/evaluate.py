@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from muster.inference import InferenceEngine, Request
+from muster.inference import InferenceEngine, Played, Request, play
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe
@@ -80,14 +80,10 @@ class Evaluator:
         engine, each = self._engine, self._samples
         engine.load_policy(folder, version)
         asked = [(i, problem) for i, problem in enumerate(self._task_set) for _ in range(each)]
-        requests = [self._request(i, n % each, p) for n, (i, p) in enumerate(asked)]
-        completions = engine.generate(requests, proof=self._recipe.proof)
-        texts = [engine.decode(completion.tokens) for completion in completions]
-        grades = verify_all([(p, text) for (_, p), text in zip(asked, texts, strict=True)])
-        samples = [
-            self._sample(i, completion.tokens)
-            for (i, _), completion in zip(asked, completions, strict=True)
-        ]
+        requests = [(p, self._request(i, n % each, p)) for n, (i, p) in enumerate(asked)]
+        made = play(engine, requests, proof=self._recipe.proof)
+        grades = grade_played([(p, one) for (_, p), one in zip(asked, made, strict=True)])
+        samples = [self._sample(i, one) for (i, _), one in zip(asked, made, strict=True)]
         scores = _scores([grades[n : n + each] for n in range(0, len(grades), each)])
         return self._evaluation(version, scores, samples)
 
@@ -120,10 +116,21 @@ class Evaluator:
         prompt = self._engine.encode(render_prompt(problem, self._target(index)))
         return Request(prompt, seed, sampling.temperature, sampling.max_new_tokens)
 
-    def _sample(self, index: int, tokens: tuple[int, ...]) -> _Sample:
-        is_full = len(tokens) >= self._recipe.sampling.max_new_tokens
-        ended = tokens[-1] in self._engine.eos_token_ids
-        return _Sample(len(tokens), self._target(index), is_full and not ended)
+    def _sample(self, index: int, played: Played) -> _Sample:
+        is_full = len(played.tokens) >= self._recipe.sampling.max_new_tokens
+        ended = played.tokens[-1] in self._engine.eos_token_ids
+        return _Sample(played.sampled, self._target(index), is_full and not ended)
+
+
+def grade_played(answers: Sequence[tuple[Problem, Played]]) -> list[Graded | Undecided]:
+    """Return the grades of completions; undecided where the environment was."""
+    decided = [
+        (problem, played.answer) for problem, played in answers if isinstance(played.answer, str)
+    ]
+    grades = iter(verify_all(decided))
+    return [
+        next(grades) if isinstance(played.answer, str) else played.answer for _, played in answers
+    ]
 
 
 def _scores(grades: Sequence[Sequence[Graded | Undecided]]) -> list[list[float]]:

@@ -157,6 +157,6 @@ def without_mismatch(kept: Kept, surprise: Sequence[float], max_mismatch: float)
 
 def _samples(group: Sequence[Rollout], training: TrainingRecipe) -> list[Sample]:
     return [
-        Sample(r.prompt_tokens, r.completion_tokens, advantage, r.policy_version)
+        Sample(r.prompt_tokens, r.completion_tokens, advantage, r.policy_version, r.replies)
         for r, advantage in zip(group, rollout_advantages(group, training), strict=True)
     ]

@@ -279,7 +279,7 @@ def _dealt(mini_batches: list[list[list[Sample]]], ranks: int) -> list[list[Rank
     """Return every rank's share of each optimiser step: whole groups, about equal work."""
     work: list[list[RankWork]] = [[] for _ in range(ranks)]
     for groups in mini_batches:
-        lengths = [len(sample.completion_tokens) for group in groups for sample in group]
+        lengths = [sample.sampled for group in groups for sample in group]
         totals = Totals(tokens=sum(lengths), samples=len(lengths))
         for rank, own in enumerate(balance(groups, ranks)):
             work[rank].append(RankWork([sample for group in own for sample in group], totals))

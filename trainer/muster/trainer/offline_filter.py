@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.inference import InferenceEngine, Request
+from muster.inference import InferenceEngine, Request, play
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe
 from muster.shardcast import state_hash
-from muster.tasks import Graded, Problem, TaskSet, identities, render_prompt, verify_all
+from muster.tasks import Graded, Problem, TaskSet, identities, render_prompt
+from muster.trainer.evaluate import grade_played
 from muster.trainer.pass_records import Measurement, PassRecord, RecordFile
 from muster.trainer.policies import policy_files
 
@@ -141,12 +142,11 @@ def _sample(
     """Return for each chosen problem how many samples were right, and how many undecided."""
     asked = [(i, task_set[i]) for i in chosen for _ in range(plan.passes)]
     requests = [
-        _request(engine, plan, i, n % plan.passes, problem) for n, (i, problem) in enumerate(asked)
+        (problem, _request(engine, plan, i, n % plan.passes, problem))
+        for n, (i, problem) in enumerate(asked)
     ]
-    made = engine.generate(requests, proof=plan.recipe.proof)
-    grades = verify_all(
-        [(p, engine.decode(c.tokens)) for (_, p), c in zip(asked, made, strict=True)]
-    )
+    made = play(engine, requests, proof=plan.recipe.proof)
+    grades = grade_played([(p, played) for (_, p), played in zip(asked, made, strict=True)])
     outcomes = []
     for start in range(0, len(grades), plan.passes):
         each = grades[start : start + plan.passes]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from muster.protocol.rollouts import Spans, sampled_places
 from muster.trainer.attention import packed_hidden
 from muster.trainer.layout import Layout
 
@@ -28,11 +29,18 @@ class Sample:
     prompt_tokens: tuple[int, ...]
     """Not trained on."""
     completion_tokens: tuple[int, ...]
-    """Trained on, EOS included."""
+    """Trained on, EOS included, but for the replies in it."""
     advantage: float
     """Of every token of it."""
     policy_version: int
     """The policy that sampled it."""
+    replies: Spans = ()
+    """Where an environment replied."""
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the policy sampled: those that are trained on."""
+        return len(self.completion_tokens) - sum(end - start for start, end in self.replies)
 
     @property
     def length(self) -> int:
@@ -125,7 +133,8 @@ def _packed(samples: Sequence[Sample], parts: list[list[int]]) -> MicroBatch:
     predicting: list[int] = []
     for part, prompt_end in zip(parts, accumulate(map(len, prompts)), strict=True):
         for i in part:
-            predicting += [prompt_end - 1, *range(len(tokens), len(tokens) + _computed(samples[i]))]
+            own = [prompt_end - 1, *range(len(tokens), len(tokens) + _computed(samples[i]))]
+            predicting += _of_the_policy(samples[i], own)
             tokens += samples[i].completion_tokens[:-1]
     order = [i for part in parts for i in part]
     return _micro_batch(samples, order, [tokens], layout, predicting)
@@ -151,7 +160,7 @@ def _padded(samples: Sequence[Sample], order: list[int]) -> MicroBatch:
         tokens = [*sample.prompt_tokens, *sample.completion_tokens[:-1]]
         first = row * width + len(sample.prompt_tokens) - 1
         rows.append(tokens + [0] * (width - len(tokens)))
-        predicting += range(first, first + len(sample.completion_tokens))
+        predicting += _of_the_policy(sample, range(first, first + len(sample.completion_tokens)))
     return _micro_batch(samples, order, rows, None, predicting)
 
 
@@ -162,12 +171,20 @@ def _micro_batch(
     layout: Layout | None,
     predicting: list[int],
 ) -> MicroBatch:
-    lengths = torch.tensor([len(samples[i].completion_tokens) for i in order])
+    lengths = torch.tensor([samples[i].sampled for i in order])
+    targets = [_of_the_policy(samples[i], samples[i].completion_tokens) for i in order]
     return MicroBatch(
         tuple(order),
         torch.tensor(rows),
         layout,
         torch.tensor(predicting),
-        torch.tensor([token for i in order for token in samples[i].completion_tokens]),
+        torch.tensor([token for tokens in targets for token in tokens]),
         torch.arange(len(order)).repeat_interleave(lengths),
     )
+
+
+def _of_the_policy(sample: Sample, values: Sequence[int]) -> Sequence[int]:
+    """Return the values, one per completion token, of those that the policy sampled."""
+    if not sample.replies:
+        return values
+    return [values[place] for place in sampled_places(len(values), sample.replies)]

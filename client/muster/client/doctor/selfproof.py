@@ -29,7 +29,7 @@ from muster.protocol.errors import EngineError
 from muster.protocol.ids import Address, Step, to_address
 from muster.protocol.messages import Submission, Ticket
 from muster.protocol.recipe import Recipe
-from muster.protocol.rollouts import Rollout, encode_rollouts
+from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
 
 if TYPE_CHECKING:
     from muster.client.validator.checks import Claim, Finding
@@ -112,7 +112,6 @@ def prove(
 def _claim(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Recipe) -> Claim:
     """Return the claim that a worker would sign; check 1, of signatures, has no say here."""
     from muster.client.validator.checks import Claim
-    from muster.client.worker.generation import count_units
 
     submission = Submission(
         run_id=ticket.run_id,
@@ -122,7 +121,7 @@ def _claim(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Recipe)
         policy_version=ticket.policy_version,
         file_hash=file_hash(data),
         rollouts=len(rows),
-        units=count_units(list(rows), recipe.sampling.max_new_tokens),
+        units=count_units(rows, recipe.sampling.max_new_tokens),
     )
     policy = KnownPolicy(ticket.policy_root, ticket.beacon, 0)
     terms = TicketTerms(

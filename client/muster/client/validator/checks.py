@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from muster.client.assignment import Assignment, Group
 from muster.client.tickets import TicketTerms, ticket_fault
 from muster.client.validator.replay import Replay, split_row_proofs
+from muster.inference import Followed
 from muster.protocol.eip712 import digest, recover
 from muster.protocol.errors import ProofError, SignatureError
 from muster.protocol.ids import Address
@@ -208,6 +209,27 @@ def _check_derived(number: int, row: Rollout, group: Group) -> Finding | None:
     return None
 
 
+def check_replies(
+    followed: Sequence[Followed | Undecided], again: Callable[[int], Followed | Undecided]
+) -> Finding | None:
+    """3. What is said between the model's turns is what the tasks' environments say.
+
+    A difference proves fraud only where every honest machine finds it: `again` follows a row's
+    completion once more.
+    """
+    for number, found in enumerate(followed):
+        if isinstance(found, Undecided):
+            return _rejected(Reason.WRONG_REPLY, f"row {number} has no reply: {found.reason}")
+        fault, detail = found.fault, f"row {number}: {found.fault.detail if found.fault else ''}"
+        if fault is None:
+            continue
+        if not (fault.is_repeatable and all(again(number) == found for _ in range(CONFIRMATIONS))):
+            return _rejected(Reason.WRONG_REPLY, f"{detail}, but perhaps not everywhere")
+        if fault.kind == "reply":
+            return _fraud(Reason.WRONG_REPLY, detail)
+    return None
+
+
 # 4. The grades: rewards and units
 
 
@@ -215,7 +237,7 @@ def check_grades(
     rows: Sequence[Rollout],
     submission: Submission,
     assignment: Assignment,
-    decode: Callable[[Sequence[int]], str],
+    texts: Sequence[str],
     units: int,
 ) -> Finding | None:
     """4. Rewards are what the verifier computes, units what the completions add up to.
@@ -224,7 +246,7 @@ def check_grades(
     rejected.
     """
     answers = [
-        (assignment.groups[row.group].problem, decode(row.completion_tokens)) for row in rows
+        (assignment.groups[row.group].problem, text) for row, text in zip(rows, texts, strict=True)
     ]
     for number, (row, grade) in enumerate(zip(rows, verify_all(answers), strict=True)):
         if isinstance(grade, Undecided):
@@ -252,19 +274,29 @@ def _is_repeated(grade: Graded, problem: Problem, answer: str) -> bool:
 
 
 def check_endings(
-    rows: Sequence[Rollout], sampling: SamplingRecipe, eos: frozenset[int]
+    rows: Sequence[Rollout],
+    followed: Sequence[Followed],
+    sampling: SamplingRecipe,
+    eos: frozenset[int],
 ) -> Finding | None:
-    """5. Every completion ends with its first EOS within the limit, or at the limit."""
+    """5. Every completion ends with an EOS after which nothing follows, or at the limit.
+
+    Without replies that is its first EOS; with an environment it was followed turn by turn.
+    """
     limit = sampling.max_new_tokens
-    for number, row in enumerate(rows):
-        tokens = row.completion_tokens
-        first = next((i for i, token in enumerate(tokens) if token in eos), None)
-        is_ended = len(tokens) == limit if first is None else first == len(tokens) - 1 < limit
-        if not is_ended:
+    for number, (row, found) in enumerate(zip(rows, followed, strict=True)):
+        if found.fault is not None or not (row.replies or _is_one_turn(row, limit, eos)):
             return _fraud(
-                Reason.WRONG_TERMINATION, f"row {number} ends wrongly after {len(tokens)} tokens"
+                Reason.WRONG_TERMINATION,
+                f"row {number} ends wrongly after {len(row.completion_tokens)} tokens",
             )
     return None
+
+
+def _is_one_turn(row: Rollout, limit: int, eos: frozenset[int]) -> bool:
+    tokens = row.completion_tokens
+    first = next((i for i, token in enumerate(tokens) if token in eos), None)
+    return len(tokens) == limit if first is None else first == len(tokens) - 1 < limit
 
 
 # 6 and 7. The statistics: one prefill, hidden states and sampling

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from muster.client.assignment import derive
+from muster.client.assignment import Assignment, derive
 from muster.client.validator.checks import (
     Claim,
     Finding,
@@ -19,14 +19,15 @@ from muster.client.validator.checks import (
     check_form,
     check_grades,
     check_proofs,
+    check_replies,
     check_sampling,
 )
 from muster.client.validator.replay import Replay, replay_rows
-from muster.inference import InferenceEngine
+from muster.inference import Claimed, Followed, InferenceEngine, follow
 from muster.protocol.errors import EngineError, MusterError, ProofError
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict
-from muster.protocol.recipe import Recipe
-from muster.protocol.rollouts import Rollout
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
+from muster.protocol.recipe import Recipe, SamplingRecipe
+from muster.protocol.rollouts import Rollout, count_units
 from muster.tasks import TaskSet
 from muster.toploc import Calibration
 
@@ -71,15 +72,13 @@ def examine(
     """Return the judgement on a claim that passed check 1, with the ticket's policy loaded."""
     sampling = rules.recipe.sampling
     shape = ModelShape(engine.hidden_size, engine.vocab_size, engine.eos_token_ids)
-    units = sum(min(len(r.completion_tokens), sampling.max_new_tokens) for r in rows)
+    units = count_units(rows, sampling.max_new_tokens)
     if finding := check_form(rows, claim.submission, rules.recipe, shape):
         return Judgement(finding, units)
     assert claim.ticket is not None  # check 1
     assignment = derive(claim.ticket, sampling, rules.task_set, engine.encode)
-    finding = (
-        check_assignment(rows, assignment)
-        or check_grades(rows, claim.submission, assignment, engine.decode, units)
-        or check_endings(rows, sampling, engine.eos_token_ids)
+    finding = check_assignment(rows, assignment) or _check_completions(
+        rows, claim.submission, assignment, sampling, engine
     )
     if finding:
         return Judgement(finding, units)
@@ -91,6 +90,30 @@ def examine(
         return Judgement(_without_prefill(error), units)
     finding = check_proofs(replays, rules.calibration) or check_sampling(replays, rules.calibration)
     return Judgement(finding, units, tuple(replays))
+
+
+def _check_completions(
+    rows: Sequence[Rollout],
+    submission: Submission,
+    assignment: Assignment,
+    sampling: SamplingRecipe,
+    engine: InferenceEngine,
+) -> Finding | None:
+    """Follow every completion turn by turn, then check replies, grades and endings."""
+    limit = sampling.max_new_tokens
+    claimed = [
+        Claimed(assignment.groups[row.group].problem, row.completion_tokens, row.replies)
+        for row in rows
+    ]
+    followed = follow(engine, claimed, limit)
+    finding = check_replies(followed, lambda i: follow(engine, [claimed[i]], limit)[0])
+    if finding:
+        return finding
+    decided = [found for found in followed if isinstance(found, Followed)]  # all of them
+    texts, units = [found.answer for found in decided], count_units(rows, limit)
+    return check_grades(rows, submission, assignment, texts, units) or check_endings(
+        rows, decided, sampling, engine.eos_token_ids
+    )
 
 
 def _without_prefill(error: MusterError) -> Finding:

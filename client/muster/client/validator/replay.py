@@ -6,19 +6,17 @@ Axes: T completion tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from muster.inference import InferenceEngine, replay
+from muster.inference.prefilling import prefill_parts
 from muster.protocol.recipe import ProofRecipe, Recipe
-from muster.protocol.rollouts import Rollout
+from muster.protocol.rollouts import Rollout, sampled_places
 from muster.toploc import ChunkResult, split_proofs, verify_proofs_many
-
-PREFILL_VALUES = 1 << 26
-"""Logits computed in one prefill: 256 MiB of float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,14 +26,16 @@ class Replay:
     chunks: tuple[ChunkResult, ...]
     """Each proof against the hidden states."""
     margins: npt.NDArray[np.float32]
-    """[T]: how far each chosen token is below the replayed maximum, in logits / T."""
+    """[T]: how far each token that the model sampled is below the replayed maximum, in logits / T.
+    Replies of an environment were not sampled."""
 
 
 def replay_rows(rows: Sequence[Rollout], engine: InferenceEngine, recipe: Recipe) -> list[Replay]:
     """Return the replay of every row under the loaded policy; proofs must be canonical."""
     replays: list[Replay] = []
-    for part in _parts(rows, engine.vocab_size):
-        prefills = engine.prefill([(row.prompt_tokens, row.completion_tokens) for row in part])
+    samples = [(row.prompt_tokens, row.completion_tokens) for row in rows]
+    for chosen in prefill_parts(samples, engine.vocab_size):
+        part, prefills = rows[chosen], engine.prefill(samples[chosen])
         chunks = verify_proofs_many(
             [prefill.hidden_TH for prefill in prefills],
             [split_row_proofs(row, recipe.proof, engine.hidden_size) for row in part],
@@ -48,7 +48,8 @@ def replay_rows(rows: Sequence[Rollout], engine: InferenceEngine, recipe: Recipe
             [row.sampling_seed for row in part],
             recipe.sampling.temperature,
         )
-        replays += map(Replay, map(tuple, chunks), replayed.margins)
+        margins = map(_of_the_model, part, replayed.margins)
+        replays += map(Replay, map(tuple, chunks), margins)
     return replays
 
 
@@ -63,16 +64,5 @@ def split_row_proofs(row: Rollout, proof: ProofRecipe, hidden_size: int) -> list
     )
 
 
-def _parts(rows: Sequence[Rollout], vocab_size: int) -> Iterator[list[Rollout]]:
-    """Yield the rows in runs whose padded logits stay within PREFILL_VALUES."""
-    part: list[Rollout] = []
-    longest = 0
-    for row in rows:
-        tokens = max(longest, len(row.prompt_tokens) + len(row.completion_tokens))
-        if part and tokens * (len(part) + 1) * vocab_size > PREFILL_VALUES:
-            yield part
-            part, tokens = [], len(row.prompt_tokens) + len(row.completion_tokens)
-        part.append(row)
-        longest = tokens
-    if part:
-        yield part
+def _of_the_model(row: Rollout, margins_T: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return margins_T[sampled_places(len(margins_T), row.replies)] if row.replies else margins_T

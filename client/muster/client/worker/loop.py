@@ -32,7 +32,7 @@ from muster.api import Lease, NoWork
 from muster.client.facts import ticket_terms
 from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.tickets import TicketFault, lease_fault
-from muster.client.worker.generation import build_submission, count_units
+from muster.client.worker.generation import build_submission
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
 from muster.client.worker.standing import require_good_standing
@@ -42,7 +42,7 @@ from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError, ChainError, ConfigError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
-from muster.protocol.rollouts import Rollout, encode_rollouts
+from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
 
 if TYPE_CHECKING:
     from muster.chain import Event

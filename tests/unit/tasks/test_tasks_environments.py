@@ -1,0 +1,191 @@
+"""Environments are total, and the Python tool says the same on every machine that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol.errors import TaskError
+from muster.tasks import Done, Environment, Problem, Reply, Undecided, dialogue_of
+from muster.tasks.environments import python_tool
+from muster.tasks.environments.environment import Question, ask_all
+from muster.tasks.environments.python_tool import (
+    MAX_OUTPUT_CHARS,
+    PYTHON_TOOL,
+    check_tool,
+    output_of,
+    reply_with_output,
+)
+from muster.tasks.registry import verifier_of
+from muster.tasks.sandbox import Level, SandboxUnavailable, shared_sandbox
+
+PROBLEM = Problem(problem_id="p", task_type="exact_match_with_python", prompt="37*12=")
+needs_sandbox = pytest.mark.skipif(
+    shared_sandbox().sandbox is None, reason="there is no safe sandbox here"
+)
+
+
+def fenced(program: str) -> str:
+    return f"Let me see.\n```python\n{program}\n```"
+
+
+def run(program: str) -> str:
+    """Return the output of a program, run afresh."""
+    return output_of.__wrapped__(program)
+
+
+# The interface
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda *_: 1 / 0,
+        lambda *_: "text",
+        lambda *_: None,
+        lambda *_: Reply(""),
+        lambda: None,
+        lambda *_: Reply("x" * 65_537),
+    ],
+)
+def test_an_environment_that_misbehaves_is_undecided(turn: Callable[..., object]) -> None:
+    environment = Environment(turn, sources=())  # type: ignore[arg-type]
+    assert isinstance(environment.answer(PROBLEM, ["?"]), Undecided)
+
+
+def test_after_the_last_reply_the_next_turn_is_graded_unasked() -> None:
+    environment = Environment(lambda *_: Reply("go on"), sources=(), max_replies=2)
+    assert environment.answer(PROBLEM, ["a", "b"]) == Reply("go on")
+    assert environment.answer(PROBLEM, ["a", "b", "c"]) == Done("c")
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_answers_come_in_the_order_asked(parallel: int) -> None:
+    echo = Environment(lambda _, said: Reply(said[-1]), sources=(), parallel=parallel)
+    texts = [str(number) for number in range(40)]
+    turns = ask_all([Question(echo, PROBLEM, (text,)) for text in texts])
+    assert turns == [Reply(text) for text in texts]
+
+
+def test_only_task_types_with_an_environment_have_a_dialogue() -> None:
+    assert dialogue_of("exact_match") is None
+    assert dialogue_of("nobody's") is None
+    assert dialogue_of("verifiable_math_with_python") is PYTHON_TOOL
+    plain, tooled = verifier_of("exact_match"), verifier_of("exact_match_with_python")
+    assert plain.code_hash != tooled.code_hash
+    assert tooled.name == "exact_match_with_python"
+
+
+# The Python tool
+
+
+@given(st.text())
+def test_a_turn_without_a_program_is_the_answer(text: str) -> None:
+    assert reply_with_output(PROBLEM, ("before", text)) == Done(text)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import time",
+        "import math, os",
+        "from datetime import date",
+        "x = 1; import sys",
+        "print(open('/etc/passwd'))",
+        "print(id(3))",
+        "().__class__",
+        "__import__('o' + 's')",
+        "eval('1')",
+        "from random import SystemRandom",
+        "exec('import time')",
+    ],
+)
+def test_programs_that_name_what_differs_are_not_run(program: str) -> None:
+    reply = reply_with_output(PROBLEM, (fenced(program),))
+    assert isinstance(reply, Reply)
+    assert reply.is_repeatable
+    assert "not run" in reply.text
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("print(37 * 12)", "444"),
+        ("import math\nprint(math.comb(10, 3))", "120"),
+        ("if __name__ == '__main__':\n    print('main')", "main"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("print('a')\nraise ValueError('b')", "a\nValueError: b"),
+        ("print(input())", "EOFError: EOF when reading a line"),
+        ("(", "SyntaxError: '(' was never closed (program.py, line 1)"),
+        ("x = 1", "no output"),
+        ("raise SystemExit(3)", "no output"),
+        ("while True: pass", "stopped: too many steps"),
+        ("print(1)\nwhile 1:\n  try:\n    while 1: 1\n  except BaseException: 1", None),
+        ("print('x' * 5000)", "x" * MAX_OUTPUT_CHARS),
+        ("print('\\ud800')", None),
+    ],
+)
+def test_what_a_program_shows(program: str, shown: str | None) -> None:
+    found = run(program)
+    assert found == (shown or found)
+    assert found == run(program)
+    assert len(found) <= MAX_OUTPUT_CHARS
+
+
+@needs_sandbox
+def test_chance_and_hashes_are_seeded() -> None:
+    program = "import random\nprint({'a', 'b', 'c', 'd'}, random.random(), hash('x'))"
+    assert run(program) == run(program)
+
+
+@needs_sandbox
+def test_an_output_is_no_proof_of_fraud_and_stands_between_the_marks() -> None:
+    marked = PROBLEM.model_copy(
+        update={"verification_info": {"reply": {"before": "<out>", "after": "</out>"}}}
+    )
+    reply = reply_with_output(marked, ("first", fenced("print(1)")))
+    assert reply == Reply("<out>1</out>", is_repeatable=False)
+
+
+@needs_sandbox
+def test_the_same_program_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    output_of.cache_clear()
+    first = output_of("print(1)")
+    monkeypatch.setattr(python_tool, "shared_sandbox", lambda: Level(None, "gone", ()))
+    assert output_of("print(1)") == first
+
+
+def test_without_a_sandbox_there_is_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    output_of.cache_clear()
+    monkeypatch.setattr(python_tool, "shared_sandbox", lambda: Level(None, "no bubblewrap", ()))
+    with pytest.raises(SandboxUnavailable):
+        output_of("print(1)")
+    turn = reply_with_output(PROBLEM, (fenced("print(1)"),))
+    assert isinstance(turn, Undecided)
+    assert "no bubblewrap" in turn.reason
+    with pytest.raises(TaskError, match="programs are not run here"):
+        check_tool(PROBLEM)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("reply", ["text", {"before": 3}, {"after": "x" * 1001}])
+def test_marks_that_are_no_texts_are_refused(reply: object) -> None:
+    problem = PROBLEM.model_copy(update={"verification_info": {"reply": reply}})
+    with pytest.raises(TaskError, match="before and after"):
+        check_tool(problem)
+    assert isinstance(reply_with_output(problem, (fenced("import time"),)), Reply)
+    check_tool(replace_marks({}))
+    check_tool(replace_marks({"before": "a"}))
+
+
+def replace_marks(reply: dict[str, str]) -> Problem:
+    return PROBLEM.model_copy(update={"verification_info": {"reply": reply}})
+
+
+def test_a_reply_is_a_value() -> None:
+    assert replace(Reply("a"), is_repeatable=False) != Reply("a")
