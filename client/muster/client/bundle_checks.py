@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.client.bundle import CALIBRATION, MANIFEST, RECIPE, TASK_SET
-from muster.client.reasons import CHECKS, marks_of
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.encoding import hex0x, keccak
@@ -20,6 +19,7 @@ from muster.protocol.errors import EncodingError, SignatureError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
+from muster.protocol.reasons import CHECKS, marks_of
 
 if TYPE_CHECKING:
     from muster.client.bundle import Bundle, ChainFacts, Evidence

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from muster.client.quantities import format_time, format_tokens
-from muster.client.reasons import VERDICTS, checks_of, words_of
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, to_address
 from muster.protocol.messages import OutcomeRecord, Verdict
+from muster.protocol.reasons import VERDICTS, checks_of, words_of
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry

@@ -282,6 +282,7 @@ class Network:
             ["--database", str(self.database), "--origin", self._url("origin")],
             ["--relay", self._url("relay"), "--lease-s", str(LEASE_S)],
             ["--commit-interval-s", "0.3", "--retry-after-s", "0.2", "--poll-s", str(POLL_S)],
+            ["--tokenizer", str(self.folder / "model" / "tokenizer.json")],
             self._key_flags(self.cast.orchestrator),
         )
 

@@ -11,6 +11,7 @@ from muster.orchestrator.api import (
     heartbeats,
     leases,
     metrics,
+    pages,
     runs,
     status,
     submissions,
@@ -31,6 +32,7 @@ ROUTERS = (
     files.router,
     metrics.router,
     status.router,
+    pages.router,
 )
 
 
@@ -43,7 +45,9 @@ def create_app(services: Services) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
+    app.state.dashboard = pages.Dashboard(services)
     add_error_handlers(app)
+    app.add_exception_handler(pages.NotAnswered, pages.show_problem)
     for router in ROUTERS:
         app.include_router(router)
     rate = services.settings.rate_per_host

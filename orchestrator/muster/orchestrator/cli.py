@@ -28,6 +28,7 @@ def orchestrator() -> None:
 @click.option("--ready-file", metavar="FILE", help="Receives the URL once it listens.")
 @click.option("--origin", metavar="URL", help="Where the trainer serves policy weights.")
 @click.option("--relay", "relays", metavar="URL", multiple=True, help="A mirror of them.")
+@click.option("--tokenizer", metavar="FILE", help="tokenizer.json, to show samples as text.")
 @click.option("--lease-s", type=int, help="Seconds from lease to deadline.")
 @click.option("--commit-interval-s", type=float, help="Least time between two batches.")
 @click.option("--poll-s", type=float, help="Time between two reads of the chain.")

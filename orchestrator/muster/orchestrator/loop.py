@@ -85,6 +85,7 @@ async def follow(services: Services, reader: ReaderPort) -> NoReturn:
             backoff.succeeded("poll")
         except ChainError as error:
             pause_s = backoff.failed("poll")
+            services.chain_health.failed(str(error))
             logger.warning("the chain does not answer", extra={"error": str(error)})
             await asyncio.sleep(pause_s)
         await wait_for(services.wakes.poll, services.settings.poll_s)
@@ -101,6 +102,8 @@ async def follow_once(services: Services, reader: ReaderPort) -> None:
     else:
         projection.apply(poll.events)
     services.chain_clock.update(await services.chain.now())
+    head = None if poll.head is None else poll.head.number
+    services.chain_health.succeeded(head, services.clock())
     if has_changed:
         services.batching.sync()
         services.wakes.chain_changed()

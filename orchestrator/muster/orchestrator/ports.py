@@ -7,7 +7,7 @@ from typing import Protocol
 
 from muster.chain import Batch, OutcomeProof, Poll
 from muster.protocol.eip712 import Domain
-from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.messages import Submission
 
 
@@ -42,6 +42,13 @@ class LedgerPort(Protocol):
         """Return the wei of stake behind one unit in flight."""
 
 
+class EscrowPort(Protocol):
+    """One question to the reward escrow."""
+
+    async def is_paid(self, run_id: RunId, worker: Address, step: Step, index: int) -> bool:
+        """Return whether a slot was paid."""
+
+
 class ChainPort(Protocol):
     """The connection to the chain."""
 
@@ -56,6 +63,10 @@ class ChainPort(Protocol):
     def ledger(self) -> LedgerPort:
         """The contribution ledger."""
 
+    @property
+    def escrow(self) -> EscrowPort:
+        """The reward escrow."""
+
     def once(self, label: str) -> ChainPort:
         """Return the same chain for one write, which happens once however often it is repeated."""
 
@@ -64,6 +75,9 @@ class ChainPort(Protocol):
 
     async def now(self) -> int:
         """Return the latest block's time."""
+
+    async def pending_transactions(self) -> int:
+        """Return how many transactions of the account were sent and are not mined."""
 
 
 class ReaderPort(Protocol):

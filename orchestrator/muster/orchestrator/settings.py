@@ -40,6 +40,9 @@ class OrchestratorSettings(Settings):
     """URL where the trainer serves policy weights."""
     relays: tuple[str, ...] = ()
     """URLs of relays that mirror them."""
+    tokenizer: Path | None = None
+    """The base model's tokenizer.json, for samples to be read as text; without it the dashboard
+    shows token ids."""
     lease_s: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Seconds from lease to deadline."""
     retry_after_s: Annotated[float, Field(gt=0, le=60)] = 1.0

@@ -128,6 +128,10 @@ class Chain:
         found = await self.sender.receipt_of(label) if self.sender else None
         return None if found is None else await self._receipt(found)
 
+    async def pending_transactions(self) -> int:
+        """Return how many transactions of the account were sent and are not mined."""
+        return await self.sender.pending_count() if self.sender else 0
+
     async def __aenter__(self) -> Self:
         return self
 

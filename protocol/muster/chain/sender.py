@@ -105,6 +105,10 @@ class TransactionSender:
             return None
         return look.receipt
 
+    async def pending_count(self) -> int:
+        """Return how many actions were sent and are not settled."""
+        return len(await self._journal.pending())
+
     async def recover(self) -> None:
         """Settle what earlier processes sent, in the order of its nonces; `send` does so too.
 

@@ -188,6 +188,16 @@ class Named:
         return write
 
 
+class FakeEscrow:
+    """The reward escrow; `paid` are its paid slots."""
+
+    def __init__(self) -> None:
+        self.paid: set[tuple[Address, int, int]] = set()
+
+    async def is_paid(self, _run_id: RunId, worker: Address, step: Step, index: int) -> bool:
+        return (worker, step, index) in self.paid
+
+
 class FakeChain:
     """The connection, and the reader of what the ledger emits."""
 
@@ -197,6 +207,7 @@ class FakeChain:
         self.time = NOW
         self.emit = Emitter(lambda: self.time)
         self.ledger = FakeLedger(self.emit)
+        self.escrow = FakeEscrow()
         self.rewind_next: int | None = None
         self.done: dict[str, tuple[int, Any]] = {}
 
@@ -208,6 +219,9 @@ class FakeChain:
 
     async def now(self) -> int:
         return self.time
+
+    async def pending_transactions(self) -> int:
+        return 0
 
     async def poll(self) -> Poll:
         events, self.ledger.events = self.ledger.events, []

@@ -14,6 +14,7 @@ from orchestrator_fakes import Network
 from muster.chain import Poll
 from muster.orchestrator.loop import announce, commit, follow, record, run, settle
 from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.feed import Notice
 from muster.protocol.errors import ChainError, ChainUnreachable, RpcError
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe
@@ -114,7 +115,7 @@ async def test_status_is_built_only_when_somebody_listens(
     monkeypatch.setattr("muster.orchestrator.loop.STATUS_INTERVAL_S", 0.001)
     monkeypatch.setattr("muster.orchestrator.loop.IDLE_S", 0.001)
     stream = bench.services.feed.listen("first")
-    received: list[str | None] = []
+    received: list[Notice | None] = []
 
     async def scenario() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -128,7 +129,7 @@ async def test_status_is_built_only_when_somebody_listens(
     await until(lambda: len(received) == 2, scenario())
     await stream.aclose()
     assert received[1] is not None
-    assert '"run_id":1' in received[1]
+    assert '"run_id":1' in received[1].status
 
 
 async def test_everything_ends_when_one_task_fails(bench: Bench) -> None:

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import NOW, RUN, Network
 
-from muster.orchestrator.dashboard.chart import HEIGHT, WIDTH, draw
-from muster.orchestrator.dashboard.page import ago, render, shorten, tokens
+from muster.orchestrator.services.feed import Notice, StatusFeed
 from muster.orchestrator.services.status import SHOWN_POINTS, to_json
 from muster.protocol.messages import Reason, Verdict
 
@@ -35,6 +31,7 @@ async def test_status_shows_what_workers_did_and_earned(bench: Bench) -> None:
         "RewardEscrow", "RewardClaimed",
         run_id=RUN, worker=worker.address, slots=1, units=20, amount=7,
     )  # fmt: skip
+    bench.services.projection.rebuild()
     async with bench.node(1) as api:
         await api.heartbeat(RUN, policy_version=None, state="idle", software="x")
     shown = (await bench.services.status.build()).workers[0]
@@ -95,68 +92,49 @@ async def test_long_curves_are_thinned_but_keep_their_last_point(bench: Bench) -
     assert reward[-1][0] == 3 * SHOWN_POINTS - 1
 
 
-async def test_page_is_complete_without_scripts(bench: Bench) -> None:
-    await bench.run_through(1)
-    async with bench.api(bench.network.keys.trainer) as api:
-        await api.post_metrics(1, {"reward": 0.25})
-        await api.post_metrics(2, {"reward": 0.75, "eval_reward": 0.8})
-    page = render(await bench.services.status.build(), now=NOW)
-    body = page.split("<script>")[0]
-    for shown in ("a run", "collecting", "accepted", "<polyline", "Step 2: 0.750", "never"):
-        assert shown in body
-    assert bench.network.worker(1).address in body
+async def told(stream: AsyncGenerator[Notice | None, None]) -> str | None:
+    notice = await anext(stream)
+    return None if notice is None else notice.status
 
 
-async def test_page_refers_to_nothing_outside(bench: Bench) -> None:
-    page = render(await bench.services.status.build(), now=NOW)
-    assert not re.search(r"(src|href)=\"(?!data:)", page)
-    assert not re.search(r"https?://|@import|url\(|\son\w+=|\sstyle=", page)
-    assert len(page) < 20_000
+async def test_feed_tells_nobody_what_they_know(tmp_path: Path) -> None:
+    feed = StatusFeed(max_listeners=1, keepalive_s=0.01)
+    stream = feed.listen("first")
+    await told(stream)
+    feed.publish("second")
+    feed.publish("second")
+    assert [await told(stream), await told(stream)] == ["second", None]
+    await stream.aclose()
 
 
-async def test_page_shows_the_words_of_peers_as_text_only(bench: Bench) -> None:
-    status = await bench.services.status.build()
-    hostile = "<script>alert(1)</script>"
-    workers = [replace(status.workers[0], status=hostile, state=hostile)]
-    page = render(replace(status, name=hostile, phase=hostile, workers=workers), now=NOW)
-    assert hostile not in page
-
-
-async def test_style_and_script_are_the_ones_the_policy_allows(bench: Bench) -> None:
-    import base64
-    import hashlib
-
-    import httpx
-
-    transport = httpx.ASGITransport(bench.app)
-    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
-        response = await http.get("/")
-    policy = response.headers["content-security-policy"]
-    for tag in ("style", "script"):
-        inline = re.search(rf"<{tag}>(.*)</{tag}>", response.text, re.S)
-        assert inline is not None
-        digest = base64.b64encode(hashlib.sha256(inline[1].encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy
+@pytest.mark.parametrize(("lag", "expected"), [(0, None), (1, "now")])
+async def test_feed_goes_on_after_what_a_listener_saw_last(lag: int, expected: str | None) -> None:
+    feed = StatusFeed(max_listeners=1, keepalive_s=0.01)
+    feed.publish("old")
+    last_seen = feed.event_id
+    if lag:
+        feed.publish("now")
+    stream = feed.listen("now", last_seen)
+    assert await told(stream) == expected
+    await stream.aclose()
 
 
 async def test_feed_ends_its_streams_when_closed(bench: Bench) -> None:
     feed = bench.services.feed
     stream = feed.listen("first")
-    assert await anext(stream) == "first"
+    assert (await told(stream)) == "first"
     feed.publish("second")
     feed.publish("third")
-    assert await anext(stream) == "third"
+    assert (await told(stream)) == "third"
     feed.close()
-    assert [text async for text in stream] == []
+    assert [notice async for notice in stream] == []
     assert feed.listeners == 0
 
 
 async def test_feed_keeps_quiet_streams_alive(tmp_path: Path) -> None:
-    from muster.orchestrator.services.feed import StatusFeed
-
     feed = StatusFeed(max_listeners=1, keepalive_s=0.01)
     stream = feed.listen("first")
-    assert [await anext(stream), await anext(stream)] == ["first", None]
+    assert [await told(stream), await told(stream)] == ["first", None]
     await stream.aclose()
     assert feed.listeners == 0
 
@@ -189,57 +167,3 @@ async def test_status_is_built_once_for_all_who_ask_at_the_same_time(bench: Benc
     assert await desk.latest() is first
     desk._latest = (-10.0, first)
     assert await desk.latest() is not first
-
-
-points = st.lists(
-    st.tuples(st.integers(0, 10**6), st.floats(-10, 10)), unique_by=lambda p: p[0]
-).map(sorted)
-
-
-@given(points, points)
-def test_chart_stays_inside_its_box(
-    reward: list[tuple[int, float]], evaluations: list[tuple[int, float]]
-) -> None:
-    chart = draw(reward, evaluations)
-    drawn = [tuple(map(float, p.split(","))) for p in chart.line.split()]
-    drawn += [(x, y) for x, y, _ in chart.dots]
-    assert len(drawn) == len(reward) + len(evaluations)
-    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in drawn)
-    assert 1 <= len(chart.x_ticks) <= 11
-
-
-@pytest.mark.parametrize(
-    ("last", "expected"),
-    [(1, 1), (10, 1), (11, 2), (20, 2), (21, 5), (50, 5), (51, 10), (200, 20), (201, 50)],
-)
-def test_steps_on_the_axis_are_round(last: int, expected: int) -> None:
-    ticks = draw([(0, 0.0), (last, 1.0)], []).x_ticks
-    assert int(ticks[1].label) - int(ticks[0].label) == expected
-
-
-@pytest.mark.parametrize(
-    ("wei", "shown"),
-    [
-        ("0", "0"),
-        ("1", "0"),
-        (str(10**18), "1"),
-        (str(15 * 10**17), "1.5"),
-        (str(1234567 * 10**18 + 999999999999999999), "1,234,567.9999"),
-    ],
-)
-def test_tokens_are_rounded_down(wei: str, shown: str) -> None:
-    assert tokens(wei) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(None, "never"), (-3, "0 s ago"), (59.9, "59 s ago"), (60, "1 min ago"), (7200, "2 h ago"),
-     (90_000, "1 d ago")],
-)  # fmt: skip
-def test_ages_are_shown_in_their_largest_unit(seconds: float | None, shown: str) -> None:
-    assert ago(seconds) == shown
-
-
-def test_hashes_are_shortened_in_the_middle() -> None:
-    assert shorten("0x" + "ab" * 32) == "0xababab…abab"
-    assert shorten("0x12") == "0x12"

@@ -1,80 +1,131 @@
-"""Renders the status as HTML: no build step, no external resource, readable without JavaScript."""
+"""Renders pages: no build step, no external resource, readable without JavaScript."""
 
 from __future__ import annotations
 
-import base64
+import gzip
 import hashlib
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
+from muster.orchestrator.dashboard import wording
 from muster.orchestrator.dashboard.chart import draw
-from muster.orchestrator.services.status import Status
+from muster.orchestrator.dashboard.figures import Panel
+from muster.protocol.messages import Reason
+from muster.protocol.reasons import words_of
 
-_FOLDER = Path(__file__).parent / "templates"
-_STYLE = (_FOLDER / "page.css").read_text()
-_SCRIPT = (_FOLDER / "page.js").read_text()
-
-
-def _hash_source(text: str) -> str:
-    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
-
+_FOLDER = Path(__file__).parent
+_KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
-        f"style-src {_hash_source(_STYLE)}",
-        f"script-src {_hash_source(_SCRIPT)}",
+        "style-src 'self'",
+        "script-src 'self'",
         "connect-src 'self'",
         "img-src data:",
         "base-uri 'none'",
-        "form-action 'none'",
+        "form-action 'self'",
         "frame-ancestors 'none'",
     )
 )
-"""Only the page's own style and script run; a worker's words are never markup."""
+"""Only the dashboard's own files run, nothing inline: a worker's words are never markup."""
 
 
-def shorten(text: str) -> str:
-    """Return an address or hash in the form `0x12345678…cdef`."""
-    return text if len(text) <= 16 else f"{text[:8]}…{text[-4:]}"
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file of the dashboard."""
+
+    body: bytes
+    """Its content."""
+    packed: bytes
+    """The same, as gzip."""
+    kind: str
+    """Its media type."""
+    version: str
+    """Changes with its content."""
 
 
-def tokens(wei: str) -> str:
-    """Return an amount of wei in tokens, rounded down to at most four decimals."""
-    whole, part = divmod(int(wei), 10**18)
-    decimals = f"{part:018d}"[:4].rstrip("0")
-    return f"{whole:,}.{decimals}" if decimals else f"{whole:,}"
+def _load() -> dict[str, Asset]:
+    found = {}
+    for path in sorted((_FOLDER / "static").rglob("*")):
+        if path.suffix in _KINDS:
+            body = path.read_bytes()
+            version = hashlib.sha256(body).hexdigest()[:12]
+            name = path.relative_to(_FOLDER / "static").as_posix()
+            found[name] = Asset(body, gzip.compress(body, mtime=0), _KINDS[path.suffix], version)
+    return found
 
 
-def ago(seconds: float | None) -> str:
-    """Return how long something is past, in its largest unit."""
-    if seconds is None:
-        return "never"
-    seconds = max(0, int(seconds))
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds // size} {unit} ago"
-    return f"{seconds} s ago"
+ASSETS = _load()
+"""By name under `/static/`."""
+
+
+def _asset_url(name: str) -> str:
+    return f"/static/{name}?v={ASSETS[name].version}"
+
+
+def _chart_json(panel: Panel) -> str:
+    """Return what the script draws: steps, and per series its label, style and values."""
+    steps = sorted({p.step for series in panel.series for p in series.points})
+    series = []
+    for each in panel.series:
+        by_step = {p.step: p for p in each.points}
+        entry: dict[str, Any] = {
+            "label": each.label,
+            "dots": each.is_dots,
+            "values": [by_step[s].value if s in by_step else None for s in steps],
+        }
+        if any(p.low != p.high for p in each.points):
+            entry["low"] = [by_step[s].low if s in by_step else None for s in steps]
+            entry["high"] = [by_step[s].high if s in by_step else None for s in steps]
+        series.append(entry)
+    return json.dumps(
+        {
+            "steps": steps,
+            "series": series,
+            "floor": panel.floor,
+            "ceiling": panel.ceiling,
+            "decimals": panel.decimals,
+        },
+        separators=(",", ":"),
+    )
+
+
+def _meaning(reason: Reason) -> str:
+    return words_of(reason).meaning
 
 
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader(_FOLDER),
+    loader=FileSystemLoader(_FOLDER / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"shorten": shorten, "tokens": tokens, "ago": ago}
+_ENVIRONMENT.filters |= {
+    "shorten": wording.shorten,
+    "tokens": wording.tokens,
+    "count": wording.count,
+    "compact": wording.compact,
+    "duration": wording.duration,
+    "visible": wording.visible,
+    "titled": wording.titled,
+    "meaning": _meaning,
+}
+_ENVIRONMENT.globals |= {
+    "asset": _asset_url,
+    "ago": wording.ago,
+    "percent": wording.percent,
+    "draw": draw,
+    "chart_json": _chart_json,
+    "words_of": words_of,
+}
 
 
-def render(status: Status, *, now: float) -> str:
-    """Return the page."""
-    return _ENVIRONMENT.get_template("page.html").render(
-        status=status,
-        now=now,
-        chart=draw(status.reward, status.eval_reward),
-        style=Markup(_STYLE),
-        script=Markup(_SCRIPT),
-    )
+def render(template: str, **values: Any) -> str:
+    """Return a page."""
+    return _ENVIRONMENT.get_template(template).render(values)

@@ -98,6 +98,8 @@ class SubmissionRow(Base):
     __table_args__ = (
         UniqueConstraint("worker", "step", "index"),
         Index(None, "batch_root", "position"),
+        Index(None, "worker", "sequence"),
+        Index(None, "step", "sequence"),
     )
 
     sequence: Mapped[int] = mapped_column(primary_key=True)

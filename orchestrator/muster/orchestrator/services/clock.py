@@ -1,4 +1,4 @@
-"""The chain's clock between two blocks, the wall clock, and how tasks wait for each other."""
+"""The chain's clock between two blocks, how reading it goes, and how tasks wait for each other."""
 
 from __future__ import annotations
 
@@ -25,6 +25,27 @@ class ChainClock:
     def now(self) -> int:
         """Return the chain's time, at least the latest block's."""
         return self._block_time + int(self._monotonic() - self._seen_at)
+
+
+@dataclass(slots=True)
+class ChainHealth:
+    """How reading the chain goes."""
+
+    head: int | None = None
+    """The block up to which everything is read."""
+    read_at: float | None = None
+    """Wall clock of the latest answer."""
+    error: str | None = None
+    """What the chain's endpoint failed with since; None when it answered last."""
+
+    def succeeded(self, head: int | None, now: float) -> None:
+        """Note an answer; one without news may not name its block."""
+        self.head = self.head if head is None else head
+        self.read_at, self.error = now, None
+
+    def failed(self, error: str) -> None:
+        """Note that there was none."""
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from muster.orchestrator.db.group import GroupCommit
 from muster.orchestrator.db.models import IdentityRow
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.batching import Batching
-from muster.orchestrator.services.clock import ChainClock, Wakes
+from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.files import FileStore
@@ -21,6 +21,7 @@ from muster.orchestrator.services.intake import Intake
 from muster.orchestrator.services.leases import Leases
 from muster.orchestrator.services.nonces import NonceStore
 from muster.orchestrator.services.outcomes import OutcomeDesk
+from muster.orchestrator.services.payments import Payments
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.ratelimit import RateLimit
 from muster.orchestrator.services.rebuild import claim_database, rebuild
@@ -53,6 +54,8 @@ class Ground:
     """Wall clock."""
     chain_clock: ChainClock
     """The chain's clock."""
+    chain_health: ChainHealth
+    """How reading the chain goes."""
     wakes: Wakes
     """How tasks wake each other."""
     documents: Documents
@@ -99,6 +102,8 @@ class Services(Ground):
     """Validators' outcomes."""
     settlement: Settlement
     """Fraud to execute and finalise."""
+    payments: Payments
+    """What was paid."""
     training: TrainingMetrics
     """The trainer's figures."""
     status: StatusDesk
@@ -141,6 +146,7 @@ async def build_services(
         audience=run.config.orchestrator,
         clock=clock,
         chain_clock=chain_clock,
+        chain_health=ChainHealth(head=view.block_number, read_at=clock()),
         wakes=Wakes(),
         documents=documents,
         recipe=recipe,
@@ -195,6 +201,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
             challenge_window_s=await ground.chain.ledger.challenge_window(),
             now=ground.chain_clock.now,
         ),
+        payments=Payments(ground.chain, ground.run_id),
         training=training,
         status=StatusDesk(
             database=ground.database,

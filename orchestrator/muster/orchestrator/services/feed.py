@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from muster.orchestrator.services.refusals import refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One status on its way to a listener."""
+
+    event_id: str
+    """Names it in this process: a listener that comes back says what it saw last."""
+    status: str
+    """The status as JSON."""
 
 
 class StatusFeed:
@@ -17,6 +29,7 @@ class StatusFeed:
         self._listeners = 0
         self._latest = ""
         self._published = 0
+        self._process = secrets.token_hex(4)
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -25,8 +38,15 @@ class StatusFeed:
         """How many listen now."""
         return self._listeners
 
+    @property
+    def event_id(self) -> str:
+        """The newest status's name."""
+        return f"{self._process}-{self._published}"
+
     def publish(self, status: str) -> None:
-        """Hand a status to everybody."""
+        """Hand a status to everybody, unless it is the one they have."""
+        if status == self._latest:
+            return
         self._latest = status
         self._published += 1
         self._ring()
@@ -41,12 +61,18 @@ class StatusFeed:
         if self._listeners >= self._max_listeners:
             raise refuse("too_many_listeners", f"{self._listeners} streams are open already")
 
-    async def listen(self, first: str) -> AsyncIterator[str | None]:
-        """Yield `first`, then each newer status; None now and then, to keep a connection alive."""
+    async def listen(
+        self, first: str, last_seen: str | None = None
+    ) -> AsyncGenerator[Notice | None, None]:
+        """Yield `first`, then each newer status; None now and then, to keep a connection alive.
+
+        A listener whose `last_seen` is the newest status waits for the next one at once.
+        """
         self._listeners += 1
         seen = self._published
         try:
-            yield first
+            if last_seen != self.event_id:
+                yield Notice(self.event_id, first)
             while not self._is_closed:
                 # A status published while the listener was busy is due at once.
                 if seen == self._published and not await self._is_changed_soon():
@@ -54,7 +80,7 @@ class StatusFeed:
                     continue
                 seen = self._published
                 if not self._is_closed:
-                    yield self._latest
+                    yield Notice(self.event_id, self._latest)
         finally:
             self._listeners -= 1
 

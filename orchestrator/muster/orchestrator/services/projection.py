@@ -6,12 +6,12 @@ from what the view still holds.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.chain import BatchView, ChainView, CheckpointView, Event, RunView
-from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
+from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, RunView
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -30,13 +30,17 @@ class Tally:
     """Fraudulent submissions."""
     units: int = 0
     """Units of the accepted ones."""
+    reasons: Counter[Reason] = field(default_factory=Counter)
+    """Why the others were not."""
 
-    def add(self, record: OutcomeRecord) -> None:
-        """Count one outcome."""
-        name = record.verdict.name.lower()
-        setattr(self, name, getattr(self, name) + 1)
-        if record.verdict is Verdict.ACCEPTED:
-            self.units += record.units
+    def add(self, record: OutcomeRecord, verdict: Verdict, count: int = 1) -> None:
+        """Count one outcome by the verdict that stands; -1 takes it back."""
+        name = verdict.name.lower()
+        setattr(self, name, getattr(self, name) + count)
+        if verdict is Verdict.ACCEPTED:
+            self.units += count * record.units
+        else:
+            self.reasons[record.reason] += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,23 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """The decision."""
+        """The decision, as recorded."""
         return self.record.verdict
 
     @property
     def reason(self) -> Reason:
         """Why, when it is not Accepted."""
         return self.record.reason
+
+
+@dataclass(slots=True)
+class Signed:
+    """What one validator did of what the chain shows: it posts no more signatures than a quorum."""
+
+    batches: int = 0
+    """Batches whose posted outcomes carry its signature."""
+    latest_at: int = 0
+    """When the latest of them was posted."""
 
 
 @dataclass(slots=True)
@@ -93,7 +107,11 @@ class _Derived:
     frauds: list[tuple[int, int]] = field(default_factory=list)
     judged_batches: int = 0
     streamed: int = 0
-    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    total: Tally = field(default_factory=Tally)
+    by_verdict: dict[Verdict, list[Judged]] = field(default_factory=lambda: defaultdict(list))
+    by_worker: dict[int, list[Judged]] = field(default_factory=lambda: defaultdict(list))
+    paid: Counter[Address] = field(default_factory=Counter)
+    signed: dict[Address, Signed] = field(default_factory=dict)
     posted: deque[BatchView] = field(default_factory=deque)
     posted_units: Counter[int] = field(default_factory=Counter)
 
@@ -151,9 +169,36 @@ class Projection:
         return judged + len(self._derived.unjudged), judged
 
     @property
+    def total(self) -> Tally:
+        """What became of everybody's submissions."""
+        return self._derived.total
+
+    @property
     def verdict_counts(self) -> Mapping[Verdict, int]:
-        """Submissions with an outcome, by verdict."""
-        return self._derived.verdicts
+        """Submissions with an outcome, by the verdict that stands."""
+        return {verdict: getattr(self.total, verdict.name.lower()) for verdict in Verdict}
+
+    @property
+    def signed(self) -> Mapping[Address, Signed]:
+        """What validators signed of what was posted."""
+        return self._derived.signed
+
+    def paid_wei(self, worker: Address) -> int:
+        """Return what a worker was paid by this run."""
+        return self._derived.paid[worker]
+
+    def judged_with(self, verdict: Verdict) -> Sequence[Judged]:
+        """Return the outcomes with a standing verdict, in the order in which it was reached."""
+        return self._derived.by_verdict.get(verdict, ())
+
+    def judged_of(self, worker_id: int) -> Sequence[Judged]:
+        """Return a worker's outcomes, in chain order."""
+        return self._derived.by_worker.get(worker_id, ())
+
+    def standing_verdict(self, judged: Judged) -> Verdict:
+        """Return the verdict that stands for an outcome, after disputes."""
+        standing = self.view.standing_verdict(judged.batch_id, judged.position)
+        return judged.verdict if standing is None else standing
 
     def posted_units(self, worker_id: int, *, posted_after: int) -> int:
         """Return a worker's units with outcomes that can still be challenged, or are in a case.
@@ -201,6 +246,10 @@ class Projection:
                 self._add_batch(self.batch(event.args["batch_id"]))
             elif event.name == "OutcomesPosted":
                 self._add_outcomes(self.batch(event.args["batch_id"]))
+            elif event.name == "RewardClaimed" and event.args["run_id"] == self.run_id:
+                self._derived.paid[event.args["worker"]] += event.args["amount"]
+            elif event.name == "CaseClosed":
+                self._close_case(self.view.cases.get(event.args["leaf"]))
         self._follow_stream()
 
     def note_figures(self, step: int, figures: Mapping[str, float]) -> None:
@@ -236,6 +285,11 @@ class Projection:
             self._add_batch(batch)
             if batch.records is not None:
                 self._add_outcomes(batch)
+        for case in self.view.cases.values():
+            self._close_case(case)
+        for payment in self.view.payments:
+            if payment.run_id == self.run_id:
+                self._derived.paid[payment.worker] += payment.amount_wei
         self._follow_stream()
 
     def _add_batch(self, batch: BatchView | None) -> None:
@@ -250,14 +304,42 @@ class Projection:
         self._derived.unjudged.discard(batch.batch_id)
         self._derived.judged_batches += 1
         self._derived.posted.append(batch)
+        self._note_signers(batch)
         for position, record in enumerate(batch.records or ()):
             self._add_outcome(batch.batch_id, position, record)
 
+    def _note_signers(self, batch: BatchView) -> None:
+        for validator, bit in self.run.seats.items():
+            if batch.signers & bit:
+                signed = self._derived.signed.setdefault(validator, Signed())
+                signed.batches += 1
+                signed.latest_at = max(signed.latest_at, batch.posted_at or 0)
+
     def _add_outcome(self, batch_id: int, position: int, record: OutcomeRecord) -> None:
-        derived = self._derived
-        derived.judged.setdefault(record.file_hash, Judged(batch_id, position, record))
-        derived.verdicts[record.verdict] += 1
+        derived, judged = self._derived, Judged(batch_id, position, record)
+        derived.judged.setdefault(record.file_hash, judged)
         derived.posted_units[record.worker_id] += record.units
-        derived.tallies.setdefault(record.worker_id, Tally()).add(record)
+        derived.by_worker[record.worker_id].append(judged)
+        self._count(judged, record.verdict)
         if record.verdict is Verdict.FRAUD:
             derived.frauds.append((batch_id, position))
+
+    def _count(self, judged: Judged, verdict: Verdict, count: int = 1) -> None:
+        derived, record = self._derived, judged.record
+        derived.total.add(record, verdict, count)
+        derived.tallies.setdefault(record.worker_id, Tally()).add(record, verdict, count)
+        listed = derived.by_verdict[verdict]
+        if count > 0:
+            listed.append(judged)
+        else:
+            listed.remove(judged)
+
+    def _close_case(self, case: CaseView | None) -> None:
+        """Count an outcome that a jury overturned by the verdict that stands now."""
+        batch = None if case is None or not case.overturned else self.batch(case.batch_id)
+        if case is None or batch is None or batch.records is None:
+            return
+        record = batch.records[case.position]
+        judged = Judged(case.batch_id, case.position, record)
+        self._count(judged, record.verdict, -1)
+        self._count(judged, Verdict(case.claimed_verdict))

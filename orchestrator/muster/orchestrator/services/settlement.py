@@ -24,7 +24,7 @@ class Settlement:
         self, projection: Projection, *, challenge_window_s: int, now: Callable[[], int]
     ) -> None:
         self._projection = projection
-        self._challenge_window_s = challenge_window_s
+        self.challenge_window_s = challenge_window_s
         self._now = now
 
     def to_execute(self) -> list[Place]:
@@ -70,4 +70,4 @@ class Settlement:
         batch = self._projection.batch(batch_id)
         if batch is None or batch.posted_at is None:
             return False
-        return self._now() >= batch.posted_at + self._challenge_window_s
+        return self._now() >= batch.posted_at + self.challenge_window_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import time
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from muster.orchestrator.services.heartbeats import Heartbeats
 from muster.orchestrator.services.leases import Leases
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.training import TrainingMetrics
+from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, Hash32, Step
+from muster.protocol.messages import OutcomeRecord
 from muster.protocol.recipe import Recipe
 
 SHOWN_WORKERS = 200
@@ -79,6 +82,10 @@ class SlashStatus:
     """Escrowed, released or restored."""
     tx_hash: str
     """The executing transaction."""
+    settled_tx: str | None
+    """The transaction that released or restored it."""
+    submission_id: str | None
+    """The submission it was for; None for a validator's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,7 @@ class SubmissionStatus:
     batch_id: int | None
     """Its batch."""
     verdict: str | None
-    """The decision."""
+    """The verdict that stands."""
     reason: str | None
     """Why, when it is not Accepted."""
 
@@ -195,7 +202,8 @@ class StatusDesk:
         projection, run = self._projection, self._projection.run
         async with self._database.read() as session:
             leasing_step = await self._leases.collecting_step(session)
-            received = await session.scalar(select(func.count()).select_from(SubmissionRow)) or 0
+            # Uploads are numbered without gaps: counting a million rows would take a tenth second.
+            received = await session.scalar(select(func.max(SubmissionRow.sequence))) or 0
             latest = await session.scalars(
                 select(SubmissionRow)
                 .order_by(SubmissionRow.sequence.desc())
@@ -225,7 +233,7 @@ class StatusDesk:
             workers=self._workers(),
             reward=_thin(self._training.series("reward")),
             eval_reward=_thin(self._training.series("eval_reward")),
-            slashes=[self._slash(s) for s in projection.view.slashes[: -SHOWN_SLASHES - 1 : -1]],
+            slashes=[self.slash(s) for s in projection.view.slashes[: -SHOWN_SLASHES - 1 : -1]],
             submissions=submissions,
         )
 
@@ -247,17 +255,15 @@ class StatusDesk:
 
     def _workers(self) -> list[WorkerStatus]:
         tally = self._projection.tally
-        paid: dict[Address, int] = {}
-        for payment in self._projection.view.payments:
-            if payment.run_id == self._projection.run_id:
-                paid[payment.worker] = paid.get(payment.worker, 0) + payment.amount_wei
-        ranked = sorted(
+        leading = heapq.nsmallest(
+            SHOWN_WORKERS,
             self._projection.view.workers.values(),
             key=lambda w: (-tally(w.worker_id).units, w.worker_id),
         )
-        return [self._worker(w, paid.get(w.address, 0)) for w in ranked[:SHOWN_WORKERS]]
+        return [self.worker(worker) for worker in leading]
 
-    def _worker(self, worker: WorkerView, paid_wei: int) -> WorkerStatus:
+    def worker(self, worker: WorkerView) -> WorkerStatus:
+        """Return one worker's status."""
         tally = self._projection.tally(worker.worker_id)
         beat = self._heartbeats.latest.get(worker.node)
         return WorkerStatus(
@@ -272,39 +278,44 @@ class StatusDesk:
             fraud=tally.fraud,
             units=tally.units,
             earned_wei=str(tally.units * self._projection.run.config.terms.price_per_unit),
-            paid_wei=str(paid_wei),
+            paid_wei=str(self._projection.paid_wei(worker.address)),
             policy_version=None if beat is None else beat.policy_version,
             state=None if beat is None else beat.state,
             seen_at=None if beat is None else beat.seen_at,
         )
 
-    def _slash(self, slash: SlashView) -> SlashStatus:
-        batch = (
-            None if slash.batch_id is None else self._projection.view.batches.get(slash.batch_id)
-        )
-        reason = None
-        if batch is not None and batch.records and slash.position is not None:
-            reason = batch.records[slash.position].reason.name
+    def slash(self, slash: SlashView) -> SlashStatus:
+        """Return one slash's status."""
+        record = self._judged_by(slash)
+        reason = slash.fault or ("DOUBLE_SUBMISSION" if slash.is_double_submission else None)
         return SlashStatus(
             worker=slash.owner,
             amount_wei=str(slash.amount_wei),
-            reason=reason,
+            reason=record.reason.name if record else None if reason is None else str(reason),
             state=slash.state.lower(),
             tx_hash=slash.tx_hash,
+            settled_tx=slash.settled_tx,
+            submission_id=hex0x(record.file_hash) if record else None,
         )
+
+    def _judged_by(self, slash: SlashView) -> OutcomeRecord | None:
+        batch = None if slash.batch_id is None else self._projection.view.batches[slash.batch_id]
+        if batch is None or not batch.records or slash.position is None:
+            return None
+        return batch.records[slash.position]
 
     def _submission(self, row: SubmissionRow) -> SubmissionStatus:
         judged = self._projection.judged(Hash32(row.file_hash))
         batch = row.batch_root and self._projection.batch_with_root(Hash32(row.batch_root))
         batch_id = judged.batch_id if judged else batch.batch_id if batch else None
         return SubmissionStatus(
-            submission_id="0x" + row.file_hash.hex(),
+            submission_id=hex0x(row.file_hash),
             worker=row.worker,
             step=row.step,
             index=row.index,
             state="judged" if judged else "committed" if batch else "received",
             batch_id=batch_id,
-            verdict=judged.verdict.name if judged else None,
+            verdict=self._projection.standing_verdict(judged).name if judged else None,
             reason=judged.reason.name if judged else None,
         )
 

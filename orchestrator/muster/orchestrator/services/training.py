@@ -31,6 +31,8 @@ class TrainingMetrics:
         self._on_figures = on_figures
         self._on_received = on_received
         self._figures: dict[int, dict[str, float]] = {}
+        self.reports = 0
+        """Reports received since the start: what is made of figures is stale when it changed."""
 
     async def load(self) -> None:
         """Read what was reported before the start."""
@@ -46,8 +48,18 @@ class TrainingMetrics:
         async with self._database.write() as session:
             await session.merge(MetricsRow(step=step, figures=merged))
         self._figures[step] = merged
+        self.reports += 1
         self._on_figures(step, figures)
         self._on_received()
+
+    def column(self, name: str) -> dict[int, float]:
+        """Return one figure by step, in no order."""
+        return {s: f[name] for s, f in self._figures.items() if name in f}
+
+    def latest(self, name: str) -> float | None:
+        """Return a figure of the newest step that has it."""
+        series = self.series(name)
+        return series[-1][1] if series else None
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """Return one figure by step, ascending."""

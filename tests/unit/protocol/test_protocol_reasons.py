@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.chain.view_parts import lenient_reason
-from muster.client.reasons import CHECKS, VERDICTS, WORDS, checks_of, words_of
 from muster.protocol.messages import Reason, Verdict
+from muster.protocol.reasons import CHECKS, VERDICTS, WORDS, checks_of, words_of
 
 
 @pytest.mark.parametrize("reason", Reason)

@@ -1,0 +1,160 @@
+"""What the dashboard knows of the network's health: chain, queues, validators, broadcast."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+
+from muster.orchestrator.db.models import LeaseRow, SubmissionRow
+from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.relays import RelayStatus
+from muster.protocol.errors import ChainError
+from muster.protocol.ids import Address
+
+ALIVE_S = 120
+"""A node that was heard of within this time is alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorLine:
+    """One seat."""
+
+    address: Address
+    """The validator."""
+    is_seated: bool
+    """Whether it holds the seat now."""
+    batches: int
+    """Posted outcomes that carry its signature."""
+    latest_at: int | None
+    """Chain time of the latest of them."""
+    stake_wei: int
+    """Its active stake."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLine:
+    """How many nodes say they have a policy version loaded."""
+
+    version: int | None
+    """The version; None for nodes that have none."""
+    nodes: int
+    """Nodes alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The network at a glance."""
+
+    head: int | None
+    """Block up to which the chain is read."""
+    chain_time: int
+    """The chain's time."""
+    read_ago_s: float | None
+    """Seconds since the chain's endpoint answered."""
+    chain_error: str | None
+    """What it failed with since."""
+    events_block: int | None
+    """Block of the newest event."""
+    contradictions: int
+    """Events that do not follow from those before them."""
+    pending_transactions: int | None
+    """Sent and not mined; None when the sender cannot say."""
+    open_leases: int
+    """Tickets that wait for their submission."""
+    waiting: int
+    """Submissions received and in no batch."""
+    uncommitted: int
+    """Batches composed and not on chain."""
+    unjudged: int
+    """Batches on chain without outcomes."""
+    oldest_unjudged_at: int | None
+    """When the oldest of them was committed."""
+    alive: int
+    """Nodes heard of lately."""
+    nodes: int
+    """Nodes ever heard of."""
+    listeners: int
+    """Open streams."""
+    validators: list[ValidatorLine]
+    """By seat."""
+    versions: list[VersionLine]
+    """Newest first."""
+    relays: list[RelayStatus]
+    """The origin and the relays."""
+    latest_version: int | None
+    """Newest policy version on chain."""
+
+
+async def read_health(services: Services, relays: list[RelayStatus]) -> Health:
+    """Return how the network does."""
+    projection, health = services.projection, services.chain_health
+    open_leases, waiting = await _queues(services)
+    unjudged = projection.unjudged
+    now = services.clock()
+    beats = services.heartbeats.latest
+    alive = [beat for beat in beats.values() if now - beat.seen_at <= ALIVE_S]
+    return Health(
+        head=health.head,
+        chain_time=services.chain_clock.now(),
+        read_ago_s=None if health.read_at is None else now - health.read_at,
+        chain_error=health.error,
+        events_block=projection.view.block_number,
+        contradictions=len(projection.view.contradictions),
+        pending_transactions=await _pending(services),
+        open_leases=open_leases,
+        waiting=waiting,
+        uncommitted=len(services.batching.uncommitted_roots),
+        unjudged=len(unjudged),
+        oldest_unjudged_at=min((b.committed_at for b in unjudged), default=None),
+        alive=len(alive),
+        nodes=len(beats),
+        listeners=services.feed.listeners,
+        validators=_validators(services),
+        versions=_versions(Counter(beat.policy_version for beat in alive)),
+        relays=relays,
+        latest_version=projection.run.latest_version,
+    )
+
+
+async def _queues(services: Services) -> tuple[int, int]:
+    async with services.database.read() as session:
+        leases = await session.scalar(
+            select(func.count())
+            .select_from(LeaseRow)
+            .where(LeaseRow.deadline >= services.chain_clock.now(), LeaseRow.is_filled.is_(False))
+        )
+        waiting = await session.scalar(
+            select(func.count())
+            .select_from(SubmissionRow)
+            .where(SubmissionRow.batch_root.is_(None))
+        )
+    return leases or 0, waiting or 0
+
+
+async def _pending(services: Services) -> int | None:
+    try:
+        return await services.chain.pending_transactions()
+    except ChainError:
+        return None
+
+
+def _validators(services: Services) -> list[ValidatorLine]:
+    run, signed = services.projection.run, services.projection.signed
+    stakes = services.projection.view.stakes
+    return [
+        ValidatorLine(
+            address=validator,
+            is_seated=validator in run.validators,
+            batches=signed[validator].batches if validator in signed else 0,
+            latest_at=signed[validator].latest_at if validator in signed else None,
+            stake_wei=stakes[validator].active_wei if validator in stakes else 0,
+        )
+        for validator in run.seats
+    ]
+
+
+def _versions(counts: Counter[int | None]) -> list[VersionLine]:
+    ordered = sorted(counts, key=lambda v: -1 if v is None else v, reverse=True)
+    return [VersionLine(version, counts[version]) for version in ordered]

@@ -1,0 +1,245 @@
+"""What the dashboard knows of submissions: lists by cursor, and one from its lease to its money.
+
+Lists without a verdict come from the database, in order of upload; those with one from the chain,
+in the order of judgement. Either way a page costs what it shows, however long the list is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from muster.chain import BatchView
+from muster.orchestrator.db.models import LeaseRow, SubmissionRow
+from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.projection import Judged
+from muster.protocol.encoding import hex0x
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.messages import Reason, Verdict
+
+PAGE = 50
+"""Submissions of one page."""
+SCAN = 20_000
+"""Outcomes looked at for one page, at most."""
+_COLUMNS = (
+    SubmissionRow.sequence,
+    SubmissionRow.file_hash,
+    SubmissionRow.worker,
+    SubmissionRow.submission,
+    SubmissionRow.received_at,
+    SubmissionRow.size_bytes,
+    SubmissionRow.batch_root,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which submissions to list."""
+
+    worker: Address | None = None
+    """Those of one worker."""
+    verdict: Verdict | None = None
+    """Those with this standing verdict."""
+    step: int | None = None
+    """Those of one rollout step."""
+    before: int | None = None
+    """Cursor: those before this upload, or before this outcome when a verdict is asked for."""
+    limit: int = PAGE
+    """How many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One submission in a list."""
+
+    submission_id: str
+    """Its file hash."""
+    worker: Address
+    """The worker."""
+    step: int
+    """Rollout step."""
+    index: int
+    """Slot number."""
+    policy_version: int
+    """The policy it names."""
+    rollouts: int
+    """Samples it claims, or was found to hold."""
+    units: int
+    """Units it claims, or was found to hold."""
+    received_at: int | None
+    """Chain time of the upload; None when it came past this orchestrator."""
+    state: str
+    """Received, committed or judged."""
+    batch_id: int | None
+    """Its batch."""
+    verdict: Verdict | None
+    """The verdict that stands."""
+    reason: Reason | None
+    """Why, when it is not Accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of submissions."""
+
+    lines: list[Line]
+    """Latest first."""
+    older: int | None
+    """Cursor of the next page; None at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Everything known of one submission."""
+
+    line: Line
+    """What lists show."""
+    position: int | None
+    """Its place in the batch."""
+    size_bytes: int | None
+    """Size of its file."""
+    deadline: int | None
+    """Its ticket's deadline."""
+    batch: BatchView | None
+    """Its batch."""
+    recorded: Verdict | None
+    """The verdict as recorded, before any dispute."""
+    signers: list[Address]
+    """Validators whose signatures were posted."""
+    final_at: int | None
+    """When nobody can challenge the outcome any more."""
+    price_wei: int
+    """What its units are worth if it is accepted."""
+    is_paid: bool | None
+    """Whether its slot was paid; None when it cannot be yet."""
+
+
+async def list_submissions(services: Services, wanted: Wanted) -> Listing:
+    """Return a page of submissions."""
+    if wanted.verdict is not None:
+        return _list_judged(services, wanted, wanted.verdict)
+    query = select(*_COLUMNS).order_by(SubmissionRow.sequence.desc()).limit(wanted.limit + 1)
+    if wanted.worker is not None:
+        query = query.where(SubmissionRow.worker == wanted.worker)
+    if wanted.step is not None:
+        query = query.where(SubmissionRow.step == wanted.step)
+    if wanted.before is not None:
+        query = query.where(SubmissionRow.sequence < wanted.before)
+    async with services.database.read() as session:
+        rows = (await session.execute(query)).all()
+    shown = rows[: wanted.limit]
+    older = shown[-1].sequence if len(rows) > len(shown) else None
+    return Listing([_line_of_row(services, row) for row in shown], older)
+
+
+def _list_judged(services: Services, wanted: Wanted, verdict: Verdict) -> Listing:
+    projection = services.projection
+    judged: Sequence[Judged] = projection.judged_with(verdict)
+    if wanted.worker is not None:
+        worker = projection.view.workers.get(wanted.worker)
+        judged = () if worker is None else projection.judged_of(worker.worker_id)
+    at = len(judged) if wanted.before is None else min(wanted.before, len(judged))
+    stop, lines = max(0, at - SCAN), list[Line]()
+    while at > stop and len(lines) < wanted.limit:
+        at -= 1
+        outcome = judged[at]
+        if wanted.step not in (None, outcome.record.step):
+            continue
+        if wanted.worker is None or projection.standing_verdict(outcome) is verdict:
+            lines.append(_line_of_outcome(services, outcome))
+    return Listing(lines, at or None)
+
+
+async def find_submission(services: Services, file_hash: Hash32) -> Detail | None:
+    """Return one submission; None when neither the database nor the chain has it."""
+    async with services.database.read() as session:
+        row = await session.scalar(
+            select(SubmissionRow).where(SubmissionRow.file_hash == file_hash)
+        )
+        lease: LeaseRow | None = None
+        if row is not None:
+            lease = await session.scalar(
+                select(LeaseRow).where(
+                    LeaseRow.worker == row.worker,
+                    LeaseRow.step == row.step,
+                    LeaseRow.index == row.index,
+                )
+            )
+    outcome = services.projection.judged(file_hash)
+    if row is not None:
+        line = _line_of_row(services, row)
+    elif outcome is not None:
+        line = _line_of_outcome(services, outcome)
+    else:
+        return None
+    batch = None if line.batch_id is None else services.projection.batch(line.batch_id)
+    return Detail(
+        line=line,
+        position=outcome.position if outcome else row.position if row else None,
+        size_bytes=row.size_bytes if row else None,
+        deadline=lease.deadline if lease else row.ticket.get("deadline") if row else None,
+        batch=batch,
+        recorded=outcome.verdict if outcome else None,
+        signers=_signers(services, batch),
+        final_at=_final_at(services, batch),
+        price_wei=line.units * batch.price_per_unit if batch else 0,
+        is_paid=await _is_paid(services, line),
+    )
+
+
+def _signers(services: Services, batch: BatchView | None) -> list[Address]:
+    seats = services.projection.run.seats
+    return [v for v, bit in seats.items() if batch is not None and batch.signers & bit]
+
+
+def _final_at(services: Services, batch: BatchView | None) -> int | None:
+    if batch is None or batch.posted_at is None:
+        return None
+    return batch.posted_at + services.settlement.challenge_window_s
+
+
+async def _is_paid(services: Services, line: Line) -> bool | None:
+    if line.verdict is not Verdict.ACCEPTED:
+        return None
+    return await services.payments.is_paid(line.worker, line.step, line.index)
+
+
+def _line_of_row(services: Services, row: Row[Any] | SubmissionRow) -> Line:
+    outcome = services.projection.judged(Hash32(row.file_hash))
+    batch = row.batch_root and services.projection.batch_with_root(Hash32(row.batch_root))
+    claim = row.submission
+    return Line(
+        submission_id=hex0x(row.file_hash),
+        worker=Address(row.worker),
+        step=claim["step"],
+        index=claim["index"],
+        policy_version=claim["policy_version"],
+        rollouts=outcome.record.rollouts if outcome else claim["rollouts"],
+        units=outcome.record.units if outcome else claim["units"],
+        received_at=row.received_at,
+        state="judged" if outcome else "committed" if batch else "received",
+        batch_id=outcome.batch_id if outcome else batch.batch_id if batch else None,
+        verdict=services.projection.standing_verdict(outcome) if outcome else None,
+        reason=outcome.reason if outcome else None,
+    )
+
+
+def _line_of_outcome(services: Services, outcome: Judged) -> Line:
+    record, view = outcome.record, services.projection.view
+    return Line(
+        submission_id=hex0x(record.file_hash),
+        worker=view.worker_by_id[record.worker_id].address,
+        step=record.step,
+        index=record.index,
+        policy_version=record.policy_version,
+        rollouts=record.rollouts,
+        units=record.units,
+        received_at=view.batches[outcome.batch_id].committed_at,
+        state="judged",
+        batch_id=outcome.batch_id,
+        verdict=services.projection.standing_verdict(outcome),
+        reason=outcome.reason,
+    )

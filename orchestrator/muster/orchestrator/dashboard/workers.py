@@ -1,0 +1,137 @@
+"""What the dashboard knows of workers: a ranking, and one of them in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from muster.chain import PaymentView, SlashView, WorkerView
+from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.projection import Tally
+from muster.orchestrator.services.status import SlashStatus, WorkerStatus
+from muster.protocol.ids import Address
+from muster.protocol.messages import Reason
+
+PAGE = 100
+"""Workers of one page."""
+SHOWN_PAYMENTS = 50
+"""Latest payments of one worker's page."""
+STATUSES = ("active", "jailed", "exiting", "banned")
+"""What workers can be filtered by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A way to rank workers."""
+
+    title: str
+    """Its name."""
+    key: Callable[[Services, WorkerView], int]
+    """Ranks the largest first."""
+
+
+def _tally(services: Services, worker: WorkerView) -> Tally:
+    return services.projection.tally(worker.worker_id)
+
+
+def _seen_at(services: Services, worker: WorkerView) -> int:
+    beat = services.heartbeats.latest.get(worker.node)
+    return 0 if beat is None else beat.seen_at
+
+
+ORDERS: dict[str, Order] = {
+    "units": Order("units", lambda s, w: _tally(s, w).units),
+    "accepted": Order("accepted", lambda s, w: _tally(s, w).accepted),
+    "rejected": Order("rejected", lambda s, w: _tally(s, w).rejected + _tally(s, w).incomplete),
+    "fraud": Order("fraud", lambda s, w: _tally(s, w).fraud),
+    "paid": Order("paid", lambda s, w: s.projection.paid_wei(w.address)),
+    "stake": Order("stake", lambda _, w: w.active_wei),
+    "seen": Order("last seen", _seen_at),
+    "joined": Order("newest", lambda _, w: w.worker_id),
+}
+"""What workers can be ranked by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """A page of workers."""
+
+    lines: list[WorkerStatus]
+    """In order."""
+    first: int
+    """Rank of the first of them, from 0."""
+    total: int
+    """Workers that pass the filter."""
+    counts: dict[str, int]
+    """Workers by status."""
+
+    @property
+    def after(self) -> int | None:
+        """Rank with which the next page begins; None at the end."""
+        end = self.first + len(self.lines)
+        return end if end < self.total else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDetail:
+    """One worker."""
+
+    status: WorkerStatus
+    """What the ranking shows."""
+    view: WorkerView
+    """What the chain says."""
+    software: str | None
+    """What it says it runs."""
+    reasons: list[tuple[Reason, int]]
+    """Why submissions of it were not accepted, the most frequent first."""
+    slashes: list[SlashStatus]
+    """Slashes, latest first."""
+    payments: list[PaymentView]
+    """Payments by this run, latest first."""
+
+
+def rank_workers(
+    services: Services, *, order: str, status: str | None, first: int, limit: int = PAGE
+) -> Ranking:
+    """Return a page of workers; ties go to whoever registered first."""
+    everyone = services.projection.view.workers.values()
+    key = ORDERS[order].key
+    chosen = [w for w in everyone if status in (None, w.status.lower())]
+    chosen.sort(key=lambda w: (-key(services, w), w.worker_id))
+    counts = dict.fromkeys(STATUSES, 0)
+    for worker in everyone:
+        counts[worker.status.lower()] = counts.get(worker.status.lower(), 0) + 1
+    shown = chosen[first : first + limit]
+    lines = [services.status.worker(worker) for worker in shown]
+    return Ranking(lines, first, len(chosen), counts)
+
+
+def find_worker(services: Services, address: Address) -> WorkerDetail | None:
+    """Return one worker; None when nobody registered under this address."""
+    view = services.projection.view.workers.get(address)
+    if view is None:
+        return None
+    beat = services.heartbeats.latest.get(view.node)
+    reasons = services.projection.tally(view.worker_id).reasons
+    return WorkerDetail(
+        status=services.status.worker(view),
+        view=view,
+        software=None if beat is None else beat.software,
+        reasons=[(reason, count) for reason, count in reasons.most_common() if count > 0],
+        slashes=[services.status.slash(slash) for slash in _slashes_of(services, address)],
+        payments=_payments_of(services, address),
+    )
+
+
+def _slashes_of(services: Services, owner: Address) -> list[SlashView]:
+    return [s for s in reversed(services.projection.view.slashes) if s.owner == owner]
+
+
+def _payments_of(services: Services, worker: Address) -> list[PaymentView]:
+    found: list[PaymentView] = []
+    for payment in reversed(services.projection.view.payments):
+        if payment.worker == worker and payment.run_id == services.run_id:
+            found.append(payment)
+            if len(found) == SHOWN_PAYMENTS:
+                break
+    return found
