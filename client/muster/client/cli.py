@@ -237,10 +237,13 @@ def worker() -> None:
 @node_options
 @click.option("--worker", metavar="ADDRESS", help="The staking wallet this node works for.")
 @click.option("--heartbeat-s", type=float, help="Seconds between signs of life. [default: 10]")
+@click.option("--plain", is_flag=True, default=None, help="Log lines, no live view.")
 def worker_run(
     config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
 ) -> None:
     """Lease tickets, generate, sign and upload until stopped; --keystore is the node's.
+
+    A terminal shows a live view, anything else gets a line per event.
 
     \b
     Example:
@@ -260,9 +263,11 @@ def worker_run(
     )
     node = open_keystore(keystore, password_file, "node")
     setup_logging("worker")
+    from muster.client.worker.live import make_watch
     from muster.client.worker.process import run_worker
 
-    run_until_stopped(lambda: run_worker(settings, node))
+    watch = make_watch(settings)
+    run_until_stopped(lambda: run_worker(settings, node, watch=watch))
 
 
 worker.add_command(rejoin)

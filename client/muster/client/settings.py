@@ -52,6 +52,8 @@ class WorkerSettings(NodeSettings):
     """The staking wallet this node works for."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """Seconds between signs of life."""
+    plain: bool = False
+    """Log lines on a terminal too, instead of the live view."""
 
 
 class ValidatorSettings(NodeSettings):

@@ -50,7 +50,9 @@ def make_view() -> Any:
         checkpoints={VERSION: checkpoint},
         latest_version=VERSION,
     )
-    view = SimpleNamespace(workers={WORKER: make_account()}, runs={RUN: run}, batches={})
+    view = SimpleNamespace(
+        workers={WORKER: make_account()}, runs={RUN: run}, batches={}, payments=[]
+    )
 
     def standing(worker: Address, *, before: int) -> Standing | None:
         account = view.workers.get(worker)
@@ -69,6 +71,7 @@ def make_account(**changes: object) -> Any:
         "node": node,
         "status": WorkerStatus.ACTIVE,
         "active_from": 10,
+        "active_wei": 100 * 10**18,
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -86,6 +89,8 @@ def make_batch(
         committed_at=NOW + 30,
         block_number=50 + batch_id,
         records=records,
+        posted_at=NOW + 60,
+        price_per_unit=10,
     )
 
 

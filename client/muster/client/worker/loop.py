@@ -45,7 +45,7 @@ from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
 
 if TYPE_CHECKING:
-    from muster.chain import Event
+    from muster.chain import BatchView, Event
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +69,16 @@ class WorkerLoop:
     def __init__(self, place: WorkerPlace) -> None:
         self.place = place
         self.compute = ComputeThread()
+        # What it tells of itself: outcomes are all there are on chain, the rest is since its start.
         self.state = "starting"
         self.ticket: Ticket | None = None
+        self.tokens_per_s = 0.0
         self.uploaded = 0
         self.accepted = 0
         self.refused = 0
         self.units = 0
-        self.tokens_per_s = 0.0
+        self.earned: list[tuple[int, int]] = []
+        """For each acceptance, when it was recorded and its worth in wei."""
         self._has_resumed = False
         self._node = address_of(place.key)
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
@@ -304,14 +307,15 @@ class WorkerLoop:
             if batch is not None and batch.run_id == self.place.run_id:
                 for record in batch.records or ():
                     if record.worker_id == account.worker_id:
-                        await self._settle(record)
+                        await self._settle(batch, record)
             self._posted.popleft()
 
-    async def _settle(self, record: OutcomeRecord) -> None:
+    async def _settle(self, batch: BatchView, record: OutcomeRecord) -> None:
         is_accepted = record.verdict is Verdict.ACCEPTED
         if is_accepted:
             self.accepted += 1
             self.units += record.units
+            self.earned.append((batch.posted_at or 0, record.units * batch.price_per_unit))
         else:
             self.refused += 1
         slot = (self.place.run_id, self.place.worker, record.step, record.index)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from muster.chain import follow
+from muster.chain import Chain, follow
 from muster.client.documents import (
     TASK_SETS,
     fetch_calibration,
@@ -22,6 +24,9 @@ from muster.lifecycle import run_together
 from muster.tasks import require_pinned
 from muster.wallet import Wallet
 
+Watch = Callable[[WorkerLoop, Chain], Coroutine[Any, Any, None]]
+"""Shows what a worker does, until cancelled."""
+
 
 async def run_worker(
     settings: WorkerSettings,
@@ -29,8 +34,12 @@ async def run_worker(
     *,
     engine_factory: EngineFactory = transformers_engine,
     loop_class: type[WorkerLoop] = WorkerLoop,
+    watch: Watch | None = None,
 ) -> None:
-    """Work until cancelled; raises MusterError when the worker cannot or may not work."""
+    """Work until cancelled; raises MusterError when the worker cannot or may not work.
+
+    `watch` runs beside the loop and looks at it.
+    """
     with SubmissionJournal(settings.state_dir) as journal:
         async with take_seat(settings, node) as seat:
             # Before the model, which may take minutes to load.
@@ -63,4 +72,5 @@ async def run_worker(
             following = follow(
                 seat.chain, seat.view, poll_s=settings.poll_s, on_change=loop.on_change
             )
-            await run_together(loop.run(), following)
+            watching = [watch(loop, seat.chain)] if watch else []
+            await run_together(loop.run(), following, *watching)

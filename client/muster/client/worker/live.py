@@ -1,0 +1,185 @@
+"""What a worker does, on a terminal: one picture a second, drawn again when something changed.
+
+Looks at the loop and changes nothing there. Where nobody watches, log lines say the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from muster.client.printing import printable
+from muster.client.quantities import format_duration, format_tokens
+
+if TYPE_CHECKING:
+    from muster.chain import Chain
+    from muster.client.settings import WorkerSettings
+    from muster.client.worker.loop import WorkerLoop
+    from muster.client.worker.process import Watch
+
+LOOK_S = 1.0
+"""Seconds between two looks at the loop."""
+EVENTS = 8
+"""Latest log lines that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Everything that is shown."""
+
+    worker: str
+    """The staking wallet."""
+    run_id: int
+    """The run."""
+    state: str
+    """What it does."""
+    policy: str
+    """Loaded version, and the newest when that is another."""
+    ticket: str
+    """The ticket at hand."""
+    speed: str
+    """Tokens per second on the last ticket."""
+    work: str
+    """Submissions: uploaded, waiting, accepted, not accepted."""
+    money: str
+    """What was earned, how much of it can be claimed, what was paid."""
+    stake: str
+    """Stake that counts, and what was slashed."""
+    outages: tuple[str, ...]
+    """What is not available."""
+    events: tuple[str, ...]
+    """Latest log lines, oldest first."""
+
+
+class EventLog(logging.Handler):
+    """Keeps the latest log lines, for a picture."""
+
+    def __init__(self, formatter: logging.Formatter | None) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.lines: deque[str] = deque(maxlen=EVENTS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(self.format(record))
+
+
+def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_s: int) -> Picture:
+    """Return what a worker does at `now`; outcomes are final `window_s` after they were posted."""
+    place = loop.place
+    return Picture(
+        worker=place.worker,
+        run_id=place.run_id,
+        state=loop.state,
+        policy=_policy(loop),
+        ticket=_ticket(loop, now),
+        speed=f"{loop.tokens_per_s:,.0f} tokens/s" if loop.tokens_per_s else "-",
+        work=f"{loop.uploaded} uploaded, {len(place.journal.unfinished())} waiting; "
+        f"{loop.accepted} accepted, {loop.refused} not",
+        money=_money(loop, now - window_s),
+        stake=_stake(loop),
+        outages=tuple(loop.outages.lasting),
+        events=events,
+    )
+
+
+def _policy(loop: WorkerLoop) -> str:
+    newest = loop.place.view.runs[loop.place.run_id].latest_version
+    if loop.policy_version is None:
+        return "none yet"
+    is_newest = newest in (None, loop.policy_version)
+    return f"{loop.policy_version}" + ("" if is_newest else f", newest {newest}")
+
+
+def _ticket(loop: WorkerLoop, now: int) -> str:
+    ticket = loop.ticket
+    if ticket is None:
+        return "none"
+    left = ticket.deadline - now
+    due = f"due in {format_duration(left)}" if left > 0 else "overdue"
+    return f"step {ticket.step}, index {ticket.index}, {due}"
+
+
+def _money(loop: WorkerLoop, final_before: int) -> str:
+    place = loop.place
+    earned = sum(amount for _, amount in loop.earned)
+    final = sum(amount for posted_at, amount in loop.earned if posted_at <= final_before)
+    paid = sum(
+        payment.amount_wei
+        for payment in place.view.payments
+        if (payment.run_id, payment.worker) == (place.run_id, place.worker)
+    )
+    parts = (earned, max(final - paid, 0), paid)
+    return "{} earned, {} claimable, {} paid".format(*map(format_tokens, parts))
+
+
+def _stake(loop: WorkerLoop) -> str:
+    account = loop.place.view.workers.get(loop.place.worker)
+    return f"{format_tokens(account.active_wei)} tokens" if account else "-"
+
+
+def draw(picture: Picture) -> Group:
+    """Return a picture as it is shown."""
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold", width=7)
+    facts.add_column(overflow="fold")
+    state = Text(picture.state, style="yellow" if picture.outages else "green")
+    if picture.outages:
+        state.append(f", waiting for {' and '.join(picture.outages)}")
+    facts.add_row("state", state)
+    for name in ("policy", "ticket", "speed", "work", "money", "stake"):
+        facts.add_row(name, Text(getattr(picture, name)))
+    title = Text(f"worker {picture.worker}, run {picture.run_id}", style="bold")
+    lines = [Text(printable(line), style="dim", overflow="ellipsis") for line in picture.events]
+    for line in lines:
+        line.no_wrap = True
+    return Group(title, facts, Text(), *lines)
+
+
+class LiveView:
+    """Shows pictures on a terminal until cancelled; log lines become part of them."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.time) -> None:
+        self._console = console
+        self._clock = clock
+
+    async def run(self, loop: WorkerLoop, chain: Chain) -> None:
+        """Show what a worker does."""
+        window_s = await chain.ledger.challenge_window()
+        root = logging.getLogger()
+        handlers = root.handlers[:]
+        log = EventLog(handlers[0].formatter if handlers else None)
+        root.handlers = [log]
+        try:
+            with Live(console=self._console, auto_refresh=False) as live:
+                await self._show(live, loop, log, window_s)
+        finally:
+            root.handlers = handlers
+
+    async def _show(self, live: Live, loop: WorkerLoop, log: EventLog, window_s: int) -> None:
+        shown = None
+        while True:
+            now = int(self._clock())
+            picture = take_picture(loop, tuple(log.lines), now=now, window_s=window_s)
+            if picture != shown:
+                live.update(draw(picture), refresh=True)
+                shown = picture
+            await asyncio.sleep(LOOK_S)
+
+
+def make_watch(settings: WorkerSettings) -> Watch | None:
+    """Return the live view where somebody watches, else None."""
+    console = Console(stderr=True)
+    if settings.plain or not console.is_terminal:
+        return None
+    return LiveView(console).run
