@@ -83,7 +83,7 @@ def proofs_metered() -> Iterator[Meter]:
         yield meter
 
 
-BUILDER_CALLS = ("__init__", "add", "end", "take", "close", "_work")
+BUILDER_CALLS = ("__init__", "extend", "end", "take", "close", "_work")
 
 
 def write_model(folder: Path) -> None:

@@ -6,7 +6,7 @@ Completion tokens per CPU second, one thread, float32: `TransformersEngine.gener
 verifiable sampling included, against the generation of TRL's GRPOTrainer. Same model (Qwen3,
 4 x 256, 3.28 M parameters), 4 prompts x 8 samples per call, the same lognormal lengths: ours by
 each request's limit, TRL's by a logits processor that ends rows at their lengths. Each side is a
-process of its own; they take their calls in turn, one to warm up, five counted. Ratios are of
+process of its own; they take their calls in turn, one to warm up, seven counted. Ratios are of
 medians.
 
 Writes results/inference.json. The share of proofs is in results/toploc.json.
@@ -33,15 +33,20 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 
 OURS = [sys.executable, str(Path(__file__))]
-STEPS = 6
+STEPS = 8
 """Calls of each side; the first warms up."""
-MAX_ROWS = {"all at once": 256, "16 rows": 16}
-"""Ours with room for all samples, and with slots that finished rows leave to the next samples."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "all at once": {},
+    "16 rows": {"max_rows": 16},
+    "own forward pass": {"lean": False},
+}
+"""Ours with room for all samples, with slots that finished rows leave to the next samples, and
+through the forward pass of transformers, as architectures that are not known are decoded."""
 
 
 def measure_ours(request: dict[str, Any]) -> None:
     """Generate a step for every line of input and print its CPU seconds."""
-    engine = TransformersEngine("float32", max_rows=request["max_rows"])
+    engine = TransformersEngine("float32", **request["options"])
     engine.load_policy(Path(request["model"]), PolicyVersion(0))
     for step in request["work"]:
         rows = [row for group in step for row in group]
@@ -60,15 +65,15 @@ def measure_ours(request: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure both sides in turn, print it, write it."""
-    found: dict[str, list[float]] = {name: [] for name in (*MAX_ROWS, "trl")}
+    found: dict[str, list[float]] = {name: [] for name in (*OPTIONS, "trl")}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         model = build_model(scratch / "model")
         work = [draw_step(step, is_fixed=False) for step in range(STEPS)]
         request = {"what": "sample", "model": str(model), "dtype": "float32", "work": work}
         sides = {"trl": Side(TRL, {**request, "micro": 8, "longest": LONGEST}, scratch / "trl")}
-        for name, rows in MAX_ROWS.items():
-            sides[name] = Side(OURS, {**request, "max_rows": rows}, scratch / f"ours{rows}")
+        for name, options in OPTIONS.items():
+            sides[name] = Side(OURS, {**request, "options": options}, scratch / name)
         for i, step in enumerate(work):
             for side, process in sides.items():
                 rate = sum(len(row["completion"]) for g in step for row in g) / process.step()
@@ -88,6 +93,7 @@ def main() -> None:
     metrics = {
         "sampling_ratio": medians["all at once"] / medians["trl"],
         "sampling_ratio_16_rows": medians["16 rows"] / medians["trl"],
+        "sampling_ratio_own_forward": medians["own forward pass"] / medians["trl"],
     }
     detail = {"tokens_per_cpu_s": found, "load": os.getloadavg()}
     write("inference", metrics, detail, measured_on=machine())

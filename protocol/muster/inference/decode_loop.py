@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from muster.inference.batches import plan_decode
 from muster.inference.decoding_rows import DecodingRows, Predicted
@@ -23,6 +24,9 @@ from muster.inference.forward import to_rows
 from muster.inference.sampler import Sampler
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import IncrementalBuilder
+
+_HELD_STEPS = 16
+"""Steps whose hidden states are handed over at once: a call costs more than the rows of a step."""
 
 
 def generate(
@@ -59,6 +63,7 @@ class _Decode:
         self._live_R = np.empty(0, np.int64)
         self._position_R = np.empty(0, np.int64)
         self._last_R = np.empty(0, np.int64)
+        self._held: list[torch.Tensor] = []
 
     def run(self) -> list[Completion]:
         """Return the completions."""
@@ -74,6 +79,7 @@ class _Decode:
         ]
 
     def _admit(self, requests: npt.NDArray[np.int64]) -> None:
+        self._commit(self._live_R)
         first = len(self._live_R)
         zeros = np.zeros(len(requests), np.int64)
         self._live_R = np.concatenate([self._live_R, requests])
@@ -87,15 +93,23 @@ class _Decode:
         hidden, logits = predicted
         live, position = self._live_R[first:], self._position_R[first:]
         chosen = self._sampler.choose(live, logits, position)
-        self._proofs.add(live, to_rows(hidden))
+        self._held.append(hidden)
         for request, token in zip(live.tolist(), chosen.tolist(), strict=True):
             self._tokens[request].append(token)
         self._last_R[first:] = chosen
         position += 1
         has_ended = self._is_eos_V[chosen] | (self._limits_Q[live] == position)
+        if first or len(self._held) == _HELD_STEPS or has_ended.any():
+            self._commit(live)
         if has_ended.any():
             self._proofs.end(live[has_ended])
             self._drop(first + np.flatnonzero(has_ended))
+
+    def _commit(self, live: npt.NDArray[np.int64]) -> None:
+        """Hand over the hidden states held, which are those of the same rows at each step."""
+        if self._held:
+            self._proofs.extend(live, to_rows(torch.stack(self._held, dim=1)))
+            self._held.clear()
 
     def _drop(self, ended: npt.NDArray[np.int64]) -> None:
         """Close the gaps that ended rows leave with the last rows, so that few are moved."""

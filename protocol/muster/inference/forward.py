@@ -64,12 +64,12 @@ def to_patterns(hidden: torch.Tensor) -> npt.NDArray[np.uint16]:
     return integers.view(np.uint16)
 
 
-def to_rows(hidden_RH: torch.Tensor) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
+def to_rows(hidden: torch.Tensor) -> npt.NDArray[np.uint16] | npt.NDArray[np.float32]:
     """Return hidden states as an IncrementalBuilder takes them: patterns, or floats without a copy.
 
     Rounding costs a step as much as the rest of proving; the builder rounds whole chunks.
     """
-    if hidden_RH.dtype == torch.float32 and hidden_RH.device.type == "cpu":
-        rows_RH: npt.NDArray[np.float32] = hidden_RH.numpy()
-        return rows_RH
-    return to_patterns(hidden_RH)
+    if hidden.dtype == torch.float32 and hidden.device.type == "cpu":
+        rows: npt.NDArray[np.float32] = hidden.numpy()
+        return rows
+    return to_patterns(hidden)

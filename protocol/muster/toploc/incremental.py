@@ -2,7 +2,7 @@
 
 Owns one unfinished chunk per request and the queue to the thread. Memory does not grow with the
 length of completions: finished chunks that wait are bounded, beyond them `add` waits. Axes: R
-requests of one step, Q all requests, C rows of a chunk, H hidden units.
+requests of one step, N steps, Q all requests, C rows of a chunk, H hidden units.
 """
 
 from __future__ import annotations
@@ -75,18 +75,27 @@ class IncrementalBuilder:
 
         Waits while too many chunks wait. Raises ProofError when a chunk could not be proven.
         """
-        # As few calls as can be: one row's step costs little more than their overhead.
-        try:
-            filled_R = self._filled_Q[requests_R]
-        except IndexError:
-            self._grow(int(requests_R.max()) + 1, rows_RH)
-            filled_R = self._filled_Q[requests_R]
-        self._rows_QCH[requests_R, filled_R] = rows_RH
-        filled_R += 1
-        self._filled_Q[requests_R] = filled_R
-        is_full_R = filled_R == self._chunk_tokens
-        if is_full_R.any():
-            self._hand_over(requests_R[is_full_R])
+        self.extend(requests_R, rows_RH[:, None])
+
+    def extend(self, requests_R: npt.NDArray[np.int64], rows_RNH: Rows) -> None:
+        """Take N more rows of each of some distinct requests, as N calls of `add` do."""
+        start = 0
+        while start < rows_RNH.shape[1]:
+            try:
+                filled_R = self._filled_Q[requests_R]
+            except IndexError:
+                self._grow(int(requests_R.max()) + 1, rows_RNH)
+                continue
+            # As far as the chunk of no request is full.
+            size = min(rows_RNH.shape[1] - start, self._chunk_tokens - int(filled_R.max()))
+            places_RN = filled_R[:, None] + np.arange(size)
+            self._rows_QCH[requests_R[:, None], places_RN] = rows_RNH[:, start : start + size]
+            filled_R += size
+            self._filled_Q[requests_R] = filled_R
+            is_full_R = filled_R == self._chunk_tokens
+            if is_full_R.any():
+                self._hand_over(requests_R[is_full_R])
+            start += size
 
     def end(self, requests_R: npt.NDArray[np.int64]) -> None:
         """Take note that requests are complete: their last chunk is proven, however short."""
@@ -113,14 +122,14 @@ class IncrementalBuilder:
         self._jobs.put(None)
         self._thread.join()
 
-    def _grow(self, requests: int, rows_RH: Rows) -> None:
+    def _grow(self, requests: int, rows: Rows) -> None:
         # At least doubled: requests that come one by one must not copy everything each time.
         used = len(self._filled_Q)
         self._filled_Q = np.concatenate(
             [self._filled_Q, np.zeros(max(requests - used, used), np.int64)]
         )
-        shape = (len(self._filled_Q), self._chunk_tokens, rows_RH.shape[1])
-        kept, self._rows_QCH = self._rows_QCH[:used], np.empty(shape, rows_RH.dtype)
+        shape = (len(self._filled_Q), self._chunk_tokens, rows.shape[-1])
+        kept, self._rows_QCH = self._rows_QCH[:used], np.empty(shape, rows.dtype)
         if used:
             self._rows_QCH[:used] = kept
 

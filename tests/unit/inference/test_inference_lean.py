@@ -141,6 +141,23 @@ def test_rows_compute_what_the_model_does(name: str) -> None:
         found = slots.step(tokens)
 
 
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@torch.inference_mode()
+def test_bfloat16_rows_differ_by_rounding_only(key_heads: int) -> None:
+    config = Qwen3Config(**{**COMMON, "num_key_value_heads": key_heads}, head_dim=16)
+    model, forward = built(config, torch.bfloat16)
+    lean = lean_model(model, forward)
+    assert lean is not None
+    rows = [[3, 1, 4, 1, 5], [9, 2]]
+    slots = Slots(lean, 2, 20)
+    slots.admit([tuple(row) for row in rows])
+    for token in range(5):
+        rows = [[*row, token] for row in rows]
+        hidden, _ = slots.step(np.array([token, token]))
+        own, _ = own_rows(forward, rows)
+        assert (hidden - own).float().norm() < 0.02 * own.float().norm()
+
+
 @torch.inference_mode()
 def test_prompts_beyond_one_pass_are_computed_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots_module, "PROMPT_TOKENS", 8)

@@ -39,6 +39,28 @@ def test_streamed_proofs_equal_proofs_of_the_whole(lengths: list[int], chunk_tok
     assert stream(samples, chunk_tokens) == expected
 
 
+@given(lengths_of_samples, st.integers(1, 6), st.integers(1, 9))
+def test_rows_of_several_steps_are_taken_as_those_of_each(
+    lengths: list[int], chunk_tokens: int, steps: int
+) -> None:
+    samples = hidden_states(lengths)
+    expected = [build_proofs(s, chunk_tokens=chunk_tokens, topk=8) for s in samples]
+    with IncrementalBuilder(chunk_tokens=chunk_tokens, topk=8) as builder:
+        # Requests that hold differently many rows go on side by side, as far as all have some.
+        heads = [min(len(sample), 1 + i) for i, sample in enumerate(samples)]
+        for i, (sample, head) in enumerate(zip(samples, heads, strict=True)):
+            builder.extend(np.array([i]), sample[None, :head])
+        rests = [sample[head:] for sample, head in zip(samples, heads, strict=True)]
+        common = min(map(len, rests))
+        for start in range(0, common, steps):
+            part = slice(start, min(start + steps, common))
+            builder.extend(np.arange(len(samples)), np.stack([rest[part] for rest in rests]))
+        for i, rest in enumerate(rests):
+            builder.extend(np.array([i]), rest[None, common:])
+        builder.end(np.arange(len(samples)))
+        assert [builder.take(i) for i in range(len(samples))] == expected
+
+
 @given(lengths_of_samples)
 def test_numbers_of_requests_may_be_used_again(lengths: list[int]) -> None:
     samples = hidden_states(lengths)
