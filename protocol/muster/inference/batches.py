@@ -19,13 +19,13 @@ def plan_decode(prompts: Sequence[Tokens]) -> list[int]:
 
 
 def plan_prefill(
-    samples: Sequence[tuple[Tokens, Tokens]], max_rows: int, max_logit_rows: int
+    samples: Sequence[tuple[Tokens, Tokens]], max_rows: int, max_tokens: int, max_logit_rows: int
 ) -> list[list[int]]:
     """Return batches of positions: like lengths together, so that little is computed for padding.
 
     A batch computes logits for (rows x window) positions, where the window reaches from its
-    shortest prompt's end to its longest sample's end; `max_logit_rows` bounds that (one row always
-    fits).
+    shortest prompt's end to its longest sample's end; `max_logit_rows` bounds that, `max_tokens`
+    the tokens with padding (one row always fits).
     """
     spans = [(len(prompt), len(prompt) + len(completion)) for prompt, completion in samples]
     batches: list[list[int]] = []
@@ -34,7 +34,8 @@ def plan_prefill(
         prompt, end = spans[i]
         first, last = min(first, prompt), max(last, end)
         rows = len(batches[-1]) + 1 if batches else max_rows + 1
-        if rows > max_rows or rows * (last - first) > max_logit_rows:
+        is_full = rows > max_rows or rows * last > max_tokens
+        if is_full or rows * (last - first) > max_logit_rows:
             batches.append([])
             first, last = prompt, end
         batches[-1].append(i)

@@ -45,13 +45,41 @@ class Rotary:
         return Rotary(self.cos_N1E[places], self.sin_N1E[places])
 
 
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """The tensors of a module, whose attributes cost more to find than a small product."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Root-mean-square norm with transformers' order of roundings."""
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        normal = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
+        return self.weight * normal.to(x.dtype)
+
+
 @dataclass(slots=True)
 class _Layer:
-    attention: Any
-    mlp: Any
-    norms: tuple[Any, Any]
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    before_attention: _Norm
+    qkv: _Linear
+    heads: tuple[_Norm, _Norm] | None
+    output: _Linear
+    before_mlp: _Norm
+    gate: _Linear
+    up: _Linear
+    down: _Linear
+    activation: Any
     head_norm_AE: torch.Tensor | None = None
 
 
@@ -73,7 +101,9 @@ class LeanModel:
         self.head_size: int = attention.head_dim
         self.scale: float = attention.scaling
         self._layers = [_lay_out(layer) for layer in model.model.layers]
-        _store_columns(model.get_output_embeddings())
+        self._norm = _norm_of(model.model.norm)
+        self._head = _by_columns(model.get_output_embeddings())
+        self._embedding: torch.Tensor = model.get_input_embeddings().weight
         self._hooks = self._count_hooks()
 
     def is_intact(self) -> bool:
@@ -97,8 +127,8 @@ class LeanModel:
     def begin(self, length: int) -> Rotary:
         """Take the present weights, and return the rotary factors of `length` positions."""
         for layer in self._layers:
-            if hasattr(layer.attention, "q_norm"):
-                q, k = layer.attention.q_norm.weight, layer.attention.k_norm.weight
+            if layer.heads is not None:
+                q, k = (norm.weight for norm in layer.heads)
                 layer.head_norm_AE = torch.cat(
                     [q.expand(self.query_heads, -1), k.expand(self.key_heads, -1)]
                 )
@@ -111,29 +141,24 @@ class LeanModel:
 
     def run(self, tokens_N: torch.Tensor, rotary: Rotary, attend: Attend) -> torch.Tensor:
         """Return the hidden states [N, H] after the final norm."""
-        x = F.embedding(tokens_N, self._model.model.embed_tokens.weight)
+        x = F.embedding(tokens_N, self._embedding)
         for number, layer in enumerate(self._layers):
-            qkv = F.linear(_norm(x, layer.norms[0]), layer.qkv, layer.qkv_bias)
-            heads = qkv.view(len(x), -1, self.head_size)
+            heads = layer.qkv(layer.before_attention(x)).view(len(x), -1, self.head_size)
             turned = self._turn(heads[:, : -self.key_heads], layer, rotary)
             queries, keys = turned[:, : self.query_heads], turned[:, self.query_heads :]
-            values = heads[:, -self.key_heads :]
-            output = layer.attention.o_proj
-            mixed = F.linear(attend(number, queries, keys, values), output.weight, output.bias)
-            x = x + mixed
-            x = x + _mlp(_norm(x, layer.norms[1]), layer.mlp)
-        return _norm(x, self._model.model.norm)
+            x = x + layer.output(attend(number, queries, keys, heads[:, -self.key_heads :]))
+            normal = layer.before_mlp(x)
+            x = x + layer.down(layer.activation(layer.gate(normal)) * layer.up(normal))
+        return self._norm(x)
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
         """Return the float32 logits [N, V] of hidden states."""
-        head = self._model.lm_head
-        return F.linear(hidden_NH, head.weight, head.bias).float()
+        return self._head(hidden_NH).float()
 
     def _turn(self, heads: torch.Tensor, layer: _Layer, rotary: Rotary) -> torch.Tensor:
         """Return queries and keys [N, A, E], normalised where the family does so, and rotated."""
-        if layer.head_norm_AE is not None:
-            eps = layer.attention.q_norm.variance_epsilon
-            normal = F.rms_norm(heads.float(), (self.head_size,), None, eps)
+        if layer.head_norm_AE is not None and layer.heads is not None:
+            normal = F.rms_norm(heads.float(), (self.head_size,), None, layer.heads[0].eps)
             heads = layer.head_norm_AE * normal.to(heads.dtype)
         swapped = heads.roll(self.head_size // 2, dims=-1)
         return heads * rotary.cos_N1E + swapped * rotary.sin_N1E
@@ -161,51 +186,46 @@ def reason_against(model: Any) -> str | None:
     return None
 
 
-def _norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
-    """Root-mean-square norm with transformers' order of roundings."""
-    weight, eps = norm.weight, norm.variance_epsilon
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    normal = F.rms_norm(x.float(), weight.shape, None, eps)
-    scaled: torch.Tensor = weight * normal.to(x.dtype)
-    return scaled
-
-
-def _mlp(x: torch.Tensor, mlp: Any) -> torch.Tensor:
-    gate = mlp.act_fn(F.linear(x, mlp.gate_proj.weight, mlp.gate_proj.bias))
-    up = F.linear(x, mlp.up_proj.weight, mlp.up_proj.bias)
-    return F.linear(gate * up, mlp.down_proj.weight, mlp.down_proj.bias)
-
-
 def _lay_out(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv, bias = _join([attention.q_proj, attention.k_proj, attention.v_proj])
-    for linear in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
-        _store_columns(linear)
+    has_head_norms = hasattr(attention, "q_norm")
     return _Layer(
-        attention, mlp, (layer.input_layernorm, layer.post_attention_layernorm), qkv, bias
+        before_attention=_norm_of(layer.input_layernorm),
+        qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+        heads=(_norm_of(attention.q_norm), _norm_of(attention.k_norm)) if has_head_norms else None,
+        output=_by_columns(attention.o_proj),
+        before_mlp=_norm_of(layer.post_attention_layernorm),
+        gate=_by_columns(mlp.gate_proj),
+        up=_by_columns(mlp.up_proj),
+        down=_by_columns(mlp.down_proj),
+        activation=mlp.act_fn,
     )
 
 
-def _join(linears: list[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return weights of several layers as one; theirs become views of it."""
-    sizes = [len(linear.weight) for linear in linears]
-    weight = _by_columns(torch.cat([linear.weight.data for linear in linears]))
-    for linear, part in zip(linears, torch.split(weight, sizes), strict=True):
-        linear.weight.data = part
-    if linears[0].bias is None:
-        return weight, None
-    bias = torch.cat([linear.bias.data for linear in linears])
-    for linear, part in zip(linears, torch.split(bias, sizes), strict=True):
-        linear.bias.data = part
-    return weight, bias
+def _norm_of(module: Any) -> _Norm:
+    return _Norm(module.weight, module.variance_epsilon)
 
 
-def _store_columns(linear: Any) -> None:
-    linear.weight.data = _by_columns(linear.weight.data)
+def _joined(modules: list[Any]) -> _Linear:
+    """Return several modules as one; their weights become views of its weight."""
+    sizes = [len(module.weight) for module in modules]
+    weight = _stored(torch.cat([module.weight.data for module in modules]))
+    for module, part in zip(modules, torch.split(weight, sizes), strict=True):
+        module.weight.data = part
+    if modules[0].bias is None:
+        return _Linear(weight, None)
+    bias = torch.cat([module.bias.data for module in modules])
+    for module, part in zip(modules, torch.split(bias, sizes), strict=True):
+        module.bias.data = part
+    return _Linear(weight, bias)
 
 
-def _by_columns(weight: torch.Tensor) -> torch.Tensor:
+def _by_columns(module: Any) -> _Linear:
+    module.weight.data = _stored(module.weight.data)
+    return _Linear(module.weight, module.bias)
+
+
+def _stored(weight: torch.Tensor) -> torch.Tensor:
     """Return the same matrix, stored so that products with few rows are fast.
 
     A CPU's float32 products of 4 to 32 rows take half the time when the matrix is stored by

@@ -19,22 +19,23 @@ def test_decode_plan_puts_equal_prompts_side_by_side() -> None:
     assert plan_decode([[2, 2], [1], [3, 3], [2, 2]]) == [1, 0, 3, 2]
 
 
-@given(rows, st.integers(1, 8), st.integers(1, 30))
+@given(rows, st.integers(1, 8), st.integers(1, 60), st.integers(1, 30))
 def test_prefill_plan_holds_every_sample_once(
-    prompts: list[list[int]], max_rows: int, max_logit_rows: int
+    prompts: list[list[int]], max_rows: int, max_tokens: int, max_logit_rows: int
 ) -> None:
     samples = [(prompt, prompt[::-1]) for prompt in prompts]
-    batches = plan_prefill(samples, max_rows, max_logit_rows)
+    batches = plan_prefill(samples, max_rows, max_tokens, max_logit_rows)
     assert sorted(i for batch in batches for i in batch) == list(range(len(prompts)))
     for batch in batches:
         first = min(len(samples[i][0]) for i in batch)
         last = max(len(samples[i][0]) + len(samples[i][1]) for i in batch)
         assert len(batch) == 1 or len(batch) * (last - first) <= max_logit_rows
+        assert len(batch) == 1 or len(batch) * last <= max_tokens
         assert len(batch) <= max_rows
 
 
 def test_prefill_plan_of_nothing_is_empty() -> None:
-    assert plan_prefill([], 8, 8) == plan_decode([]) == []
+    assert plan_prefill([], 8, 8, 8) == plan_decode([]) == []
 
 
 def test_distinct_prompts_keep_their_order() -> None:
