@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "16 rows": {"max_rows": 16},
     "own forward pass": {"lean": False},
 }
-"""Ours with room for all samples, with slots that finished rows leave to the next samples, and
+"""Ours with room for all samples, with places that finished rows leave to the next samples, and
 through the forward pass of transformers, as architectures that are not known are decoded."""
 
 

@@ -15,7 +15,7 @@ import torch
 from muster.inference.batches import pad_right
 from muster.inference.forward import Forward
 from muster.inference.lean_model import LeanModel, reason_against
-from muster.inference.slots import Slots
+from muster.inference.lean_rows import LeanRows
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +57,17 @@ def _worst_error(lean: LeanModel, forward: Forward) -> float:
 
 def _pairs(lean: LeanModel, forward: Forward) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     prompts = [tuple(t % forward.vocab_size for t in prompt) for prompt in _PROMPTS]
-    slots = Slots(lean, len(prompts), _LEAST_CONTEXT)
+    lean_rows = LeanRows(lean, len(prompts), _LEAST_CONTEXT)
     rows = [list(prompt) for prompt in prompts]
-    hidden, _ = slots.admit(prompts)
+    hidden, _ = lean_rows.admit(prompts)
     yield from zip(hidden.float(), _own(forward, rows), strict=True)
     for position in range(len(_NEXT[0])):
         if position == 2:
-            slots.keep(np.array([2, 1]))
+            lean_rows.keep(np.array([2, 1]))
             rows = [rows[2], rows[1]]
         for row, tokens in zip(rows, _NEXT, strict=False):
             row.append(tokens[position] % forward.vocab_size)
-        hidden, _ = slots.step(np.array([row[-1] for row in rows]))
+        hidden, _ = lean_rows.step(np.array([row[-1] for row in rows]))
         yield from zip(hidden.float(), _own(forward, rows), strict=True)
 
 

@@ -1,8 +1,8 @@
 """The engine on Hugging Face transformers: any causal language model, a decode loop of its own.
 
-Owns the loaded policy and what a pass may hold. `muster.inference.decode_loop` generates, through
-`muster.inference.slots` where the architecture is known there, through the model's own forward pass
-otherwise. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
+Owns the loaded policy and what a pass may hold. `muster.inference.decode_loop` generates, on
+`muster.inference.lean_rows` where the architecture is known there, through the model's own forward
+pass otherwise. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from muster.inference.decoding_rows import DecodingRows
 from muster.inference.engine import Completion, Prefill, Request
 from muster.inference.forward import Forward, to_patterns
 from muster.inference.lean_model import LeanModel
+from muster.inference.lean_rows import LeanRows
 from muster.inference.policy_files import LoadedPolicy, fingerprint, load_folder, swap_weights
 from muster.inference.probing import lean_model
 from muster.inference.sampler import Sampler
-from muster.inference.slots import Slots
 from muster.inference.whole_batch import WholeBatch
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
@@ -183,7 +183,7 @@ class TransformersEngine:
         longest = max(len(r.prompt_tokens) + r.max_new_tokens for r in requests)
         cache_bytes = self._cache_bytes or _free_bytes(forward.device) // 2
         fitting = max(1, cache_bytes // (longest * self._lean.bytes_per_token))
-        return Slots(self._lean, min(self.max_rows, len(requests), fitting), longest)
+        return LeanRows(self._lean, min(self.max_rows, len(requests), fitting), longest)
 
     @contextmanager
     def _computing(self) -> Iterator[tuple[LoadedPolicy, Forward]]:

@@ -20,14 +20,14 @@ from transformers import (
     Qwen3Config,
 )
 
-from muster.inference import slots as slots_module
+from muster.inference import lean_rows as lean_rows_module
 from muster.inference import substitutes
 from muster.inference.batches import pad_right
 from muster.inference.engine import Request
 from muster.inference.forward import Forward
 from muster.inference.lean_model import LeanModel
+from muster.inference.lean_rows import LeanRows
 from muster.inference.probing import lean_model
-from muster.inference.slots import Slots
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
@@ -116,29 +116,29 @@ def own_rows(forward: Forward, rows: list[list[int]]) -> tuple[torch.Tensor, tor
 def test_rows_compute_what_the_model_does(name: str) -> None:
     lean, forward = lean_of(KNOWN[name])
     rows = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
-    slots = Slots(lean, 5, 40)
-    found = slots.admit([tuple(row) for row in rows])
+    decoding = LeanRows(lean, 5, 40)
+    found = decoding.admit([tuple(row) for row in rows])
     draw = np.random.default_rng(0)
     for step in range(25):
         for ours, own in zip(found, own_rows(forward, rows), strict=True):
             assert torch.allclose(ours, own, atol=2e-4)
         if step == 5:
-            slots.keep(np.array([0, 2]))
+            decoding.keep(np.array([0, 2]))
             rows = [rows[0], rows[2]]
         if step == 9:
             later = [[7, 7, 7, 2], [6, 5, 3, 5, 8, 9, 7], [7, 7, 7, 2]]
             for ours, own in zip(
-                slots.admit([tuple(row) for row in later]), own_rows(forward, later), strict=True
+                decoding.admit([tuple(row) for row in later]), own_rows(forward, later), strict=True
             ):
                 assert torch.allclose(ours, own, atol=2e-4)
             rows += later
         if step == 15:
-            slots.keep(np.array([4, 1, 3]))
+            decoding.keep(np.array([4, 1, 3]))
             rows = [rows[4], rows[1], rows[3]]
         tokens = draw.integers(0, 40, len(rows))
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)
-        found = slots.step(tokens)
+        found = decoding.step(tokens)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
@@ -149,21 +149,21 @@ def test_bfloat16_rows_differ_by_rounding_only(key_heads: int) -> None:
     lean = lean_model(model, forward)
     assert lean is not None
     rows = [[3, 1, 4, 1, 5], [9, 2]]
-    slots = Slots(lean, 2, 20)
-    slots.admit([tuple(row) for row in rows])
+    decoding = LeanRows(lean, 2, 20)
+    decoding.admit([tuple(row) for row in rows])
     for token in range(5):
         rows = [[*row, token] for row in rows]
-        hidden, _ = slots.step(np.array([token, token]))
+        hidden, _ = decoding.step(np.array([token, token]))
         own, _ = own_rows(forward, rows)
         assert (hidden - own).float().norm() < 0.02 * own.float().norm()
 
 
 @torch.inference_mode()
 def test_prompts_beyond_one_pass_are_computed_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots_module, "PROMPT_TOKENS", 8)
+    monkeypatch.setattr(lean_rows_module, "PROMPT_TOKENS", 8)
     lean, forward = lean_of(KNOWN["qwen3"])
     rows = [[1, 2], [3, 4, 5], [1, 2], [6] * 12, [7, 8, 9]]
-    hidden, logits = Slots(lean, 5, 20).admit([tuple(row) for row in rows])
+    hidden, logits = LeanRows(lean, 5, 20).admit([tuple(row) for row in rows])
     own_hidden, own_logits = own_rows(forward, rows)
     assert torch.allclose(hidden, own_hidden, atol=2e-4)
     assert torch.allclose(logits, own_logits, atol=2e-4)
@@ -199,7 +199,7 @@ def test_arithmetic_that_is_not_the_models_is_refused(
 ) -> None:
     model, forward = built(KNOWN["qwen3"])
     if change == "scale":
-        monkeypatch.setattr(slots_module.F, "rms_norm", lambda x, *_: 1.1 * x)
+        monkeypatch.setattr(lean_rows_module.F, "rms_norm", lambda x, *_: 1.1 * x)
     elif change == "rotary":
         own = LeanModel.begin
         monkeypatch.setattr(LeanModel, "begin", lambda self, length: own(self, length).at([0] * 8))
@@ -217,7 +217,7 @@ def lean_engine(policy_folder: Path) -> TransformersEngine:
 
 
 def decodes_lean(engine: TransformersEngine) -> bool:
-    return isinstance(engine._rows_for([Request((1, 2), 1, 1.0, 4)]), Slots)
+    return isinstance(engine._rows_for([Request((1, 2), 1, 1.0, 4)]), LeanRows)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +283,13 @@ def test_a_prompt_is_computed_once_for_all_its_samples(
     lean_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[tuple[int, ...]] = []
-    own = Slots._compute
+    own = LeanRows._compute
 
-    def counted(self: Slots, prompts: list[tuple[int, ...]]) -> Any:
+    def counted(self: LeanRows, prompts: list[tuple[int, ...]]) -> Any:
         computed.extend(prompts)
         return own(self, prompts)
 
-    monkeypatch.setattr(Slots, "_compute", counted)
+    monkeypatch.setattr(LeanRows, "_compute", counted)
     lean_engine.max_rows = 3
     prompts = [(1, 2), (3, 4), (5, 6, 7)]
     asked = [Request(prompts[i % 3], i, 1.0, 1 + i % 9) for i in range(24)]
@@ -301,13 +301,13 @@ def test_finished_rows_leave_their_room_to_others(
     lean_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = []
-    own = Slots.step
+    own = LeanRows.step
 
-    def counted(self: Slots, tokens: Any) -> Any:
+    def counted(self: LeanRows, tokens: Any) -> Any:
         steps.append(len(tokens))
         return own(self, tokens)
 
-    monkeypatch.setattr(Slots, "step", counted)
+    monkeypatch.setattr(LeanRows, "step", counted)
     lean_engine.max_rows = 4
     # Temperatures that make every token as likely: completions end by their limits.
     asked = [Request((1, 2), i, 1.0, 30 if i == 0 else 5) for i in range(16)]

@@ -1,8 +1,8 @@
-"""Rows of a lean decode: a fixed number of slots that finished samples leave to the next.
+"""Rows of a lean decode: a fixed number of places that finished samples leave to the next.
 
 Keys and values lie in one buffer whose size is known before the first token; every token is written
-in place, and a prompt is computed once for all its samples. Axes: Y layers, S slots, R rows in use,
-P prompts, L positions, K key heads, E head size, H hidden units.
+in place, and a prompt is computed once for all its samples. Axes: Y layers, S places for rows, R
+rows in use, P prompts, L positions, K key heads, E head size, H hidden units.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class _Prompt:
     hidden_H: torch.Tensor
 
 
-class Slots:
+class LeanRows:
     """DecodingRows of a LeanModel; `length` is the most positions that a sample may have."""
 
-    def __init__(self, model: LeanModel, slots: int, length: int) -> None:
+    def __init__(self, model: LeanModel, places: int, length: int) -> None:
         self._model = model
         self._rotary = model.begin(length)
-        shape = (model.layers, 2, slots, length, model.key_heads, model.head_size)
+        shape = (model.layers, 2, places, length, model.key_heads, model.head_size)
         self._cache = _zeros(shape, model.dtype, model.device)
         self._mask_SL = torch.full(
-            (slots, length), -torch.inf, dtype=model.dtype, device=model.device
+            (places, length), -torch.inf, dtype=model.dtype, device=model.device
         )
         self._lengths_R = np.empty(0, np.int64)
         self._kept: _Prompt | None = None
 
     def room(self) -> int:
-        """Return how many slots are free."""
+        """Return how many places are free."""
         return len(self._mask_SL) - len(self._lengths_R)
 
     def admit(self, prompts: Sequence[tuple[int, ...]]) -> Predicted:
@@ -178,7 +178,7 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
     """Return zeros: what attention masks out it still multiplies by nought."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # The system hands out such pages when they are first written: unused slots take no memory.
+    # The system hands out such pages when they are first written: unused places take no memory.
     pages = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(pages).view(dtype).view(shape)
 
