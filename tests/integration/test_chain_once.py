@@ -91,7 +91,7 @@ async def test_label_is_known_when_the_chain_was_stopped_and_started(tmp_path: P
 async def test_second_connection_with_the_journal_is_refused(
     deployed: tuple[Anvil, Deployment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.chain.send_journal.LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("muster.chain.journal_store.LOCK_TIMEOUT_S", 0.05)
     anvil, deployment = deployed
     journal = tmp_path / "journal"
     async with await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key, journal=journal):

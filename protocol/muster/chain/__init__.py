@@ -15,6 +15,7 @@ from muster.chain.deployer import DeployParameters, deploy_contracts
 from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
 from muster.chain.following import apply_poll, follow
+from muster.chain.journal_store import JournalStore
 from muster.chain.reader import EventReader, Poll
 from muster.chain.send_journal import SendJournal
 from muster.chain.sender import TransactionSender
@@ -80,6 +81,7 @@ __all__ = [
     "EventReader",
     "Fault",
     "Funds",
+    "JournalStore",
     "OutcomeProof",
     "PaymentView",
     "PolicyCheckpoint",

@@ -23,6 +23,7 @@ from muster.chain.contracts import (
 )
 from muster.chain.deployment import Deployment, load_deployment
 from muster.chain.events import EventTable
+from muster.chain.journal_store import JournalStore
 from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, from_hex, is_revert
 from muster.chain.send_journal import SendJournal
@@ -98,11 +99,23 @@ class Chain:
                 else load_deployment(deployments, chain_id)
             )
             await _check_deployment(rpc, chain_id, deployment)
-            opened = await _open_journal(rpc, chain_id, key, journal)
+            opened = None
+            if key is not None and journal is not None:
+                opened = await _open_journal(rpc, chain_id, address_of(key), journal)
         except BaseException:
             await rpc.close()
             raise
         return cls(rpc, deployment, key=key, journal=opened)
+
+    async def journal_in(self, store: JournalStore) -> None:
+        """Send with this journal from now on, for who takes over from another process.
+
+        The store is closed with the chain, or when another one takes its place.
+        """
+        if self.sender is None:
+            raise ConfigError("a chain without a key sends nothing", hint="pass --keystore")
+        journal = await _open_journal(self.rpc, self.chain_id, self.sender.address, store)
+        self.sender = self.sender.with_journal(journal)
 
     def at(self, block: int) -> Chain:
         """Return the same chain as it was after a block: to read only, and not to be closed."""
@@ -215,15 +228,11 @@ class Chain:
 
 
 async def _open_journal(
-    rpc: Rpc, chain_id: int, key: bytes | None, path: Path | None
-) -> SendJournal | None:
-    if key is None or path is None:
-        return None
+    rpc: Rpc, chain_id: int, account: Address, store: JournalStore | Path
+) -> SendJournal:
     # A development chain that was started anew has the same number, and other transactions.
     genesis = await rpc.call("eth_getBlockByNumber", "0x0", False)
-    return SendJournal.of(
-        path, chain_id=chain_id, genesis=str(genesis["hash"]), account=address_of(key)
-    )
+    return SendJournal.of(store, chain_id=chain_id, genesis=str(genesis["hash"]), account=account)
 
 
 async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> None:

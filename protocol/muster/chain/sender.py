@@ -70,6 +70,13 @@ class TransactionSender:
             rpc, key, self.address, self._journal, self._policy, clock=clock, sleep=sleep
         )
 
+    def with_journal(self, journal: SendJournal) -> TransactionSender:
+        """Return a sender of the same key that journals elsewhere; this one is closed."""
+        self.close()
+        return TransactionSender(
+            self._rpc, self._key, self._chain_id, journal=journal, policy=self._policy
+        )
+
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sender_fakes import KEY, TO
 
-from muster.chain import SendJournal
-from muster.chain import send_journal as module
+from muster.chain import SendJournal, journal_store, send_journal
 from muster.chain.outgoing import Fees, Refusal, Signed, Unsigned, refusal_of
 from muster.chain.send_journal import ActionState, Place
 from muster.protocol.eip712 import address_of
@@ -222,7 +221,7 @@ async def test_other_chains_and_accounts_are_left_alone(
 async def test_old_transactions_are_forgotten_and_their_labels_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "KEPT_NONCES", 2)
+    monkeypatch.setattr(send_journal, "KEPT_NONCES", 2)
     journal = SendJournal(None, "scope")
     for nonce in range(6):
         label = f"action {nonce}" if nonce % 2 else None
@@ -236,7 +235,7 @@ async def test_old_transactions_are_forgotten_and_their_labels_kept(
 
 
 async def test_pending_transactions_are_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_NONCES", 1)
+    monkeypatch.setattr(send_journal, "KEPT_NONCES", 1)
     journal = SendJournal(None, "scope")
     await begin(journal, 0)
     later = await journal.begin(None, "purpose", 9, transaction(9))
@@ -257,7 +256,7 @@ time.sleep(60)
 def test_second_process_is_refused_until_the_first_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(journal_store, "LOCK_TIMEOUT_S", 0.05)
     path = tmp_path / "journal"
     with subprocess.Popen(
         [sys.executable, "-c", _HOLDER, str(path)], stdout=subprocess.PIPE, text=True
