@@ -22,7 +22,7 @@ def orchestrator() -> None:
 @click.option("--password-file", metavar="FILE", help="Its password; else MUSTER_PASSWORD.")
 @click.option("--documents", metavar="DIR", help="Recipe, calibration and task set, by hash.")
 @click.option("--files", metavar="DIR", help="Where submission files are kept.")
-@click.option("--database", metavar="FILE", help="SQLite database; can be rebuilt.")
+@click.option("--database", metavar="FILE|URL", help="SQLite file or PostgreSQL; can be rebuilt.")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
 @click.option("--ready-file", metavar="FILE", help="Receives the URL once it listens.")

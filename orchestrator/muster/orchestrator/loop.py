@@ -42,11 +42,12 @@ from muster.orchestrator.metrics import (
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.clock import Backoff, wait_for
 from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.leadership import Leadership
 from muster.orchestrator.services.outcomes import Agreed
 from muster.orchestrator.services.settlement import Place
 from muster.orchestrator.services.status import to_json
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ChainError, ContractRevert
+from muster.protocol.errors import ChainError, ContractRevert, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -64,16 +65,77 @@ PURGE_INTERVAL_S = 60.0
 """Time between two clearings of expired nonces."""
 
 
-async def run(services: Services, reader: ReaderPort) -> None:
-    """Run every background task until cancelled; a failing one ends them all."""
+async def run(services: Services, reader: ReaderPort, leadership: Leadership | None = None) -> None:
+    """Run every background task until cancelled; a failing one ends them all.
+
+    Without leadership to wait for, this process is the only one that writes to the chain.
+    """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(services.group.run())
-        tasks.create_task(follow(services, reader))
+        tasks.create_task(_lasting(services, partial(follow, services, reader)))
+        tasks.create_task(_lasting(services, partial(announce, services)))
+        tasks.create_task(_lasting(services, partial(purge, services)))
+        if leadership is None:
+            tasks.create_task(write(services))
+        else:
+            tasks.create_task(lead(services, leadership))
+            tasks.create_task(_lasting(services, partial(listen, services)))
+
+
+async def write(services: Services) -> None:
+    """Run the tasks that write to the chain."""
+    async with asyncio.TaskGroup() as tasks:
         tasks.create_task(commit(services))
         tasks.create_task(record(services))
         tasks.create_task(settle(services))
-        tasks.create_task(announce(services))
-        tasks.create_task(purge(services))
+
+
+async def lead(services: Services, leadership: Leadership) -> NoReturn:
+    """Write to the chain whenever this replica is the one that may."""
+    while True:
+        try:
+            async with leadership.held():
+                await services.batching.load()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(write(services))
+                    tasks.create_task(tell(services))
+        except* StorageError as errors:
+            logger.warning(
+                "this replica does not write to the chain any more",
+                extra={"error": str(_first(errors))},
+            )
+            await asyncio.sleep(RETRY_S)
+
+
+async def tell(services: Services) -> NoReturn:
+    """Tell the other replicas what they must know to lease."""
+    while True:
+        await services.batching.share()
+        await asyncio.sleep(IDLE_S)
+
+
+async def listen(services: Services) -> NoReturn:
+    """Take in what other replicas were told by nodes and by the trainer."""
+    while True:
+        await asyncio.sleep(IDLE_S)
+        await services.heartbeats.load()
+        await services.training.load()
+
+
+async def _lasting(services: Services, task: Callable[[], Awaitable[NoReturn]]) -> NoReturn:
+    """Run a task, again and again if the database is a server, which may be away for a while."""
+    while True:
+        try:
+            await task()
+        except StorageError as error:
+            if not services.database.is_shared:
+                raise
+            logger.warning("the database is away", extra={"error": str(error)})
+            await asyncio.sleep(RETRY_S)
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def follow(services: Services, reader: ReaderPort) -> NoReturn:

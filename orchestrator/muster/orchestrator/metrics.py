@@ -70,3 +70,8 @@ CHAIN_TIME_SECONDS = Gauge(
 LISTENERS = Gauge(
     "muster_orchestrator_listeners", "Open streams of server-sent events.", registry=REGISTRY
 )
+IS_LEADER = Gauge(
+    "muster_orchestrator_is_leader",
+    "Whether this replica writes to the chain: 1, or 0.",
+    registry=REGISTRY,
+)

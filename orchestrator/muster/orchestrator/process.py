@@ -7,11 +7,12 @@ import logging
 import time
 
 from muster.chain import Chain, ChainView, EventReader, apply_poll
-from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.engine import Database, is_url
 from muster.orchestrator.server import serve_until_stopped
 from muster.orchestrator.services.clock import ChainClock
 from muster.orchestrator.services.context import build_services
 from muster.orchestrator.services.documents import load_documents
+from muster.orchestrator.services.leadership import Leadership
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
@@ -19,7 +20,7 @@ from muster.protocol.ids import RunId
 logger = logging.getLogger(__name__)
 
 JOURNAL = "transactions.sqlite3"
-"""In the files folder: unlike the database, it cannot be rebuilt."""
+"""In the files folder: unlike the database, it cannot be rebuilt. A shared database has its own."""
 
 
 async def serve(settings: OrchestratorSettings, key: bytes) -> None:
@@ -27,8 +28,9 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
 
     Raises ConfigError, ChainError or StorageError when it cannot start.
     """
+    journal = None if is_url(settings.database) else settings.files / JOURNAL
     async with await Chain.connect(
-        settings.rpc, settings.deployments, key=key, journal=settings.files / JOURNAL
+        settings.rpc, settings.deployments, key=key, journal=journal
     ) as chain:
         view, reader, chain_clock = ChainView(), EventReader(chain), ChainClock()
         await _catch_up(view, reader)
@@ -55,7 +57,10 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
             # What is loaded by now stays: sparing the collector from it halves the slowest answers.
             gc.collect()
             gc.freeze()
-            await serve_until_stopped(services, reader)
+            leadership = None
+            if database.is_shared:
+                leadership = Leadership(str(settings.database), chain)
+            await serve_until_stopped(services, reader, leadership)
         finally:
             await database.close()
 

@@ -19,6 +19,7 @@ from muster.orchestrator.app import create_app
 from muster.orchestrator.loop import run as run_loop
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.leadership import Leadership
 from muster.orchestrator.settings import OrchestratorSettings
 
 logger = logging.getLogger(__name__)
@@ -82,10 +83,12 @@ class _Server(uvicorn.Server):
         self.listening.set()
 
 
-async def serve_until_stopped(services: Services, reader: ReaderPort) -> None:
+async def serve_until_stopped(
+    services: Services, reader: ReaderPort, leadership: Leadership | None = None
+) -> None:
     """Serve HTTP and run the flow until SIGTERM or SIGINT comes, or one of them fails."""
     try:
-        await _serve(services, reader)
+        await _serve(services, reader, leadership)
     except BaseExceptionGroup as group:
         # The first failure ended the others; it alone says why.
         raise _first(group) from group
@@ -95,12 +98,12 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _serve(services: Services, reader: ReaderPort) -> None:
+async def _serve(services: Services, reader: ReaderPort, leadership: Leadership | None) -> None:
     settings, stop = services.settings, asyncio.Event()
     with _listen(settings.host, settings.port) as listener, _signals(stop):
         server = _Server(_uvicorn_config(create_app(services), settings))
         async with asyncio.TaskGroup() as tasks:
-            flow = tasks.create_task(run_loop(services, reader))
+            flow = tasks.create_task(run_loop(services, reader, leadership))
             web = tasks.create_task(server.serve(sockets=[listener]))
             await server.listening.wait()
             _announce_url(listener, settings)

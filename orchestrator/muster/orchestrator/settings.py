@@ -28,8 +28,9 @@ class OrchestratorSettings(Settings):
     files: Path = Path("files")
     """Folder of submission files, of what the database is rebuilt from, and of the journal of
     transactions."""
-    database: Path = Path("orchestrator.sqlite3")
-    """SQLite database; may be deleted while the process is down."""
+    database: str | Path = Path("orchestrator.sqlite3")
+    """SQLite file, or the `postgresql://` URL of a database that replicas share; either may be
+    deleted while nothing uses it."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8600

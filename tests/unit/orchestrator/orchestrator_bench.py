@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 from fastapi import FastAPI
 from orchestrator_fakes import NOW, RUN, Network, submission_for
 
@@ -114,6 +115,20 @@ class Bench:
         self.services.chain_clock.update(time)
 
 
+PLACES: dict[Path, str] = {}
+"""Folders whose benches use a PostgreSQL database instead of a file."""
+
+
+def delete_database(folder: Path) -> None:
+    """Delete what the benches of a folder have in their database, and the tables too."""
+    for file in folder.glob("orchestrator.sqlite3*"):
+        file.unlink()
+    if folder in PLACES:
+        with psycopg.connect(PLACES[folder]) as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+
+
 @asynccontextmanager
 async def open_bench(
     folder: Path,
@@ -129,15 +144,16 @@ async def open_bench(
         "run": RUN,
         "keystore": folder / "unused",
         "files": folder / "files",
-        "database": folder / "orchestrator.sqlite3",
+        "database": PLACES.get(folder, folder / "orchestrator.sqlite3"),
         "lease_s": 60,
     }
     chain_clock = ChainClock(monotonic=lambda: 0.0)
     chain_clock.update(network.chain.time)
-    database = await Database.open(folder / "orchestrator.sqlite3")
+    built = OrchestratorSettings(**(values | settings))
+    database = await Database.open(built.database)
     try:
         services = await build_services(
-            OrchestratorSettings(**(values | settings)),
+            built,
             chain=network.chain,
             view=network.view,
             key=network.keys.orchestrator,

@@ -41,7 +41,7 @@ async def test_database_keeps_its_rows_when_reopened(tmp_path: Path) -> None:
     for step in (1, 2):
         database = await Database.open(path)
         async with database.write() as session:
-            session.add(MetricsRow(step=step, figures={"reward": 0.5}))
+            session.add(MetricsRow(step=step, figures={"reward": 0.5}, revision=step))
         await database.close()
     database = await Database.open(path)
     async with database.read() as session:
@@ -62,7 +62,7 @@ async def test_nothing_is_written_when_a_write_fails(tmp_path: Path) -> None:
 
     async def write_and_fail() -> None:
         async with database.write() as session:
-            session.add(MetricsRow(step=1, figures={}))
+            session.add(MetricsRow(step=1, figures={}, revision=0))
             await session.flush()
             raise RuntimeError("stop")
 

@@ -9,10 +9,12 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import PLACES, Bench, delete_database, open_bench
 from orchestrator_fakes import RUN, Network, submission_for
+from postgres_server import PostgresServer
 
 from muster.api import Lease
 from muster.protocol.errors import ChainUnreachable, ContractRevert
@@ -58,8 +60,7 @@ class Life:
     async def restart(self, lose_database: bool) -> None:
         await self.stack.aclose()
         if lose_database:
-            for file in self.folder.glob("orchestrator.sqlite3*"):
-                file.unlink()
+            delete_database(self.folder)
         await self.start()
 
     async def lease(self, node: int) -> Ticket | None:
@@ -134,12 +135,14 @@ class Life:
         assert sum(on_chain.values()) == len(self.received)
 
 
+@pytest.mark.sqlite_only
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 @given(actions)
 def test_every_submission_is_committed_exactly_once_whatever_happens(
-    chosen: list[tuple[str, object]],
+    postgres: PostgresServer, kind: str, chosen: list[tuple[str, object]]
 ) -> None:
     async def live(folder: Path) -> None:
         life = Life(folder)
@@ -151,4 +154,7 @@ def test_every_submission_is_committed_exactly_once_whatever_happens(
             life.check()
 
     with tempfile.TemporaryDirectory() as folder:
+        if kind == "postgresql":
+            PLACES[Path(folder)] = postgres.create("migrated")
         asyncio.run(live(Path(folder)))
+        PLACES.pop(Path(folder), None)

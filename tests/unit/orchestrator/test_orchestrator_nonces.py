@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import NOW, Network
 from sqlalchemy import func, select
 
@@ -84,8 +84,7 @@ async def test_replay_is_refused_when_the_database_was_deleted(tmp_path: Path) -
     async with open_bench(tmp_path, network) as bench:
         headers = beat(bench)
         assert await send(bench, headers) == "ok"
-    for file in tmp_path.glob("orchestrator.sqlite3*"):
-        file.unlink()
+    delete_database(tmp_path)
     async with open_bench(tmp_path, network, start_s=5) as bench:
         assert await send(bench, headers) == "nonce_reused"
         assert await send(bench, beat(bench, issued_at=NOW + 5)) == "ok"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import RUN, Network
 
 from muster.api import Lease, NoWork
@@ -17,11 +17,6 @@ from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 WIDE = TrainingRecipe(submissions_per_step=100)
-
-
-def delete_database(folder: Path) -> None:
-    for file in folder.glob("orchestrator.sqlite3*"):
-        file.unlink()
 
 
 async def batch_json(bench: Bench, batch_id: int) -> str:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from orchestrator_fakes import Network
 
 from muster.orchestrator.services.clock import Backoff, ChainClock, wait_for
 from muster.orchestrator.services.documents import load_documents
-from muster.orchestrator.services.files import FileStore
+from muster.orchestrator.services.files import LEFTOVER_S, FileStore
 from muster.orchestrator.services.ratelimit import RateLimit
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
@@ -122,9 +124,12 @@ async def test_large_upload_is_flushed_in_between(tmp_path: Path) -> None:
 
 
 async def test_leftovers_are_cleared_when_the_folder_is_opened(tmp_path: Path) -> None:
-    (tmp_path / "x.part").write_bytes(b"half")
+    for name, age_s in (("old", LEFTOVER_S + 60), ("young", 1)):
+        (tmp_path / f"{name}.part").write_bytes(b"half")
+        os.utime(tmp_path / f"{name}.part", (time.time() - age_s,) * 2)
     FileStore(tmp_path).open()
-    assert list(tmp_path.glob("*.part")) == []
+    # The young one may be an upload that another replica is taking in.
+    assert [path.name for path in tmp_path.glob("*.part")] == ["young.part"]
 
 
 async def test_full_disk_is_a_refusal_the_worker_can_act_on(

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from muster.protocol.errors import ApiError, EncodingError
+from muster.protocol.errors import ApiError, EncodingError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +18,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Register the handlers."""
     app.add_exception_handler(ApiError, _on_refusal)
     app.add_exception_handler(EncodingError, _on_encoding_error)
+    app.add_exception_handler(StorageError, _on_storage_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_failure)
@@ -37,6 +38,14 @@ def _on_refusal(_request: Request, error: Exception) -> JSONResponse:
 
 def _on_encoding_error(_request: Request, error: Exception) -> JSONResponse:
     return error_response(400, "malformed_request", str(error))
+
+
+def _on_storage_error(request: Request, error: Exception) -> JSONResponse:
+    # The answer names no place: that is for the log.
+    logger.error(
+        "a request could not be kept", extra={"path": request.url.path, "error": str(error)}
+    )
+    return error_response(503, "database_away", "the orchestrator's database does not answer")
 
 
 def _on_invalid(_request: Request, error: Exception) -> JSONResponse:

@@ -1,7 +1,9 @@
 """Opens the database, brings it to the current schema, and hands out sessions.
 
-One process owns the file. Writers queue for one lock, because SQLite has one writer anyway and an
-asyncio lock waits without blocking a thread; readers see the last committed state (WAL).
+A SQLite file is owned by one process, whose writers queue for one lock: SQLite has one writer
+anyway, and an asyncio lock waits without blocking a thread. A PostgreSQL database is shared by
+replicas, whose exclusive writers queue for one advisory lock instead. Readers see the last
+committed state of either.
 """
 
 from __future__ import annotations
@@ -9,55 +11,75 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import DatabaseError, DBAPIError
+from sqlalchemy import Connection, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from muster.protocol.errors import StorageError
+from muster.protocol.errors import ConfigError, StorageError
 
 logger = logging.getLogger(__name__)
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
+MIGRATION_LOCK, WRITER_LOCK, LEADER_LOCK = range(0x6D7573_74_01, 0x6D7573_74_04)
+"""Advisory locks in PostgreSQL: held while migrating, per exclusive write, and by the leader."""
+POOL_SIZE = 10
+"""Connections to PostgreSQL that one process keeps; more wait for one."""
+STATEMENT_TIMEOUT_S = 30
+"""How long PostgreSQL may take for a statement, waiting for locks included."""
+
 
 class Database:
-    """The open database. A disk or file that fails while it is used is a StorageError too."""
+    """The open database. A disk, file or server that fails while it is used is a StorageError."""
 
-    def __init__(self, engine: AsyncEngine, path: Path) -> None:
+    def __init__(self, engine: AsyncEngine, place: Path | str) -> None:
         self._engine = engine
-        self.path = path
+        self.place = place
         self.writing = asyncio.Lock()
 
-    @classmethod
-    async def open(cls, path: Path) -> Self:
-        """Open or create the file and migrate it.
+    @property
+    def is_shared(self) -> bool:
+        """Whether other replicas may use it too."""
+        return isinstance(self.place, str)
 
-        Raises StorageError when it is corrupt, from another version, or cannot be written.
+    @classmethod
+    async def open(cls, place: Path | str) -> Self:
+        """Open or create a SQLite file, or connect to a `postgresql://` URL, and migrate it.
+
+        Raises StorageError when it is corrupt, from another version, or cannot be written;
+        ConfigError when the URL is none.
         """
+        if is_url(place):
+            place = str(place)
+            engine = _postgres_engine(place)
+        else:
+            place = Path(place)
+            engine = _sqlite_engine(place)
+        database = cls(engine, place)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot create {path.parent}: {error.strerror}") from error
-        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
-        event.listen(engine.sync_engine, "connect", _on_connect)
-        try:
-            async with engine.connect() as connection:
+            await database._prepare()
+        except (DBAPIError, CommandError, StorageError) as error:
+            await engine.dispose()
+            raise unusable(place, error) from error
+        return database
+
+    async def _prepare(self) -> None:
+        if not self.is_shared:
+            async with self._engine.connect() as connection:
                 verdict = (await connection.execute(text("PRAGMA quick_check(1)"))).scalar_one()
             if verdict != "ok":
                 raise StorageError(str(verdict))
-            async with engine.begin() as connection:
-                await connection.run_sync(migrate)
-        except (DBAPIError, CommandError, StorageError) as error:
-            await engine.dispose()
-            raise unusable(path, error) from error
-        return cls(engine, path)
+        async with self._engine.begin() as connection:
+            if self.is_shared:
+                await connection.execute(_LOCK, {"key": MIGRATION_LOCK})
+            await connection.run_sync(migrate)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -69,21 +91,39 @@ class Database:
         try:
             async with AsyncSession(self._engine, expire_on_commit=False) as session:
                 yield session
-        except DatabaseError as error:
-            raise unusable(self.path, error) from error
+        except DBAPIError as error:
+            raise unusable(self.place, error) from error
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncSession]:
-        """Yield a session whose changes are committed together on exit; writers take turns."""
+    async def write(self, *, is_exclusive: bool = True) -> AsyncIterator[AsyncSession]:
+        """Yield a session whose changes are committed together on exit; writers take turns.
+
+        In a shared database, one that is not exclusive goes ahead without waiting for the others
+        and relies on the tables' constraints: sqlalchemy's IntegrityError means that another
+        replica was first.
+        """
+        turn = nullcontext() if self.is_shared else self.writing
         try:
             async with (
-                self.writing,
+                turn,
                 AsyncSession(self._engine, expire_on_commit=False) as session,
                 session.begin(),
             ):
+                if self.is_shared and is_exclusive:
+                    await session.execute(_LOCK, {"key": WRITER_LOCK})
                 yield session
-        except DatabaseError as error:
-            raise unusable(self.path, error) from error
+        except IntegrityError:
+            raise
+        except DBAPIError as error:
+            raise unusable(self.place, error) from error
+
+
+_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
+
+
+def is_url(place: Path | str) -> bool:
+    """Return whether a database's place is a server's URL rather than a file's path."""
+    return str(place).startswith(("postgresql:", "postgres:"))
 
 
 def migrate(connection: Connection, revision: str = "head") -> None:
@@ -95,6 +135,41 @@ def migrate(connection: Connection, revision: str = "head") -> None:
         command.downgrade(config, revision)
     else:
         command.upgrade(config, revision)
+
+
+def _sqlite_engine(path: Path) -> AsyncEngine:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot create {path.parent}: {error.strerror}") from error
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    event.listen(engine.sync_engine, "connect", _on_connect)
+    return engine
+
+
+def _postgres_engine(url: str) -> AsyncEngine:
+    try:
+        address = make_url(url).set(drivername="postgresql+psycopg")
+    except ArgumentError as error:
+        raise ConfigError(
+            f"{url!r} is not a database's URL",
+            hint="write postgresql://user@host/database, the password in PGPASSWORD or ~/.pgpass",
+        ) from error
+    try:
+        return create_async_engine(
+            address,
+            pool_size=POOL_SIZE,
+            max_overflow=0,
+            pool_pre_ping=True,
+            connect_args={
+                "connect_timeout": 5,
+                "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s",
+            },
+        )
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "PostgreSQL needs its driver", hint="pip install 'muster-rl[postgres]'"
+        ) from error
 
 
 def _on_connect(connection: Any, _record: object) -> None:
@@ -111,10 +186,16 @@ def _on_connect(connection: Any, _record: object) -> None:
     cursor.close()
 
 
-def unusable(path: Path, error: Exception) -> StorageError:
+def unusable(place: Path | str, error: Exception) -> StorageError:
     """Return the error for a database that failed, saying what to do about it."""
     reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-    hint = f"delete {path}* and start again: it is rebuilt from the chain and the files folder"
-    if "locked" in reason:
-        hint = "another process uses it: stop that one, or choose another with --database"
-    return StorageError(f"the database {path} is unusable: {reason.splitlines()[0]}", hint=hint)
+    if is_url(place):
+        shown = make_url(str(place)).render_as_string(hide_password=True)
+        hint = "is the server up, and may this user create tables there?"
+    else:
+        shown = str(place)
+        hint = f"delete {place}* and start again: it is rebuilt from the chain and the files folder"
+        if "locked" in reason:
+            hint = "another process uses it: stop that one, or choose another with --database"
+    line = reason.strip().splitlines()[0] if reason.strip() else type(error).__name__
+    return StorageError(f"the database {shown} is unusable: {line}", hint=hint)

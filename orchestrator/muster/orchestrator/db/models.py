@@ -6,8 +6,10 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     ForeignKey,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     Select,
@@ -30,7 +32,12 @@ class Base(DeclarativeBase):
     """Declarative base; constraint names are fixed so that migrations can name them."""
 
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {bytes: LargeBinary, dict[str, Any]: JSON}  # noqa: RUF012
+    type_annotation_map = {  # noqa: RUF012
+        bytes: LargeBinary,
+        dict[str, Any]: JSON,
+        # SQLite numbers rows by itself in a column of this very type, and stores 64 bits in it.
+        int: BigInteger().with_variant(Integer, "sqlite"),
+    }
 
 
 class IdentityRow(Base):
@@ -46,6 +53,8 @@ class IdentityRow(Base):
     """Its ContributionLedger."""
     created_at: Mapped[int]
     """Wall clock at creation: requests signed earlier have no remembered nonces and are refused."""
+    is_unfunded: Mapped[bool] = mapped_column(default=False)
+    """Whether the run could not pay for the batch that was to be committed last."""
 
 
 class LeaseRow(Base):
@@ -89,6 +98,8 @@ class BatchRow(Base):
     """Submissions."""
     units: Mapped[int]
     """Units they claim."""
+    is_judged: Mapped[bool] = mapped_column(default=False, index=True)
+    """Whether its outcomes are on chain; false for some time after they are."""
 
 
 class SubmissionRow(Base):
@@ -186,6 +197,8 @@ class MetricsRow(Base):
     """Training step, or policy version evaluated."""
     figures: Mapped[dict[str, Any]]
     """Name to number."""
+    revision: Mapped[int] = mapped_column(index=True)
+    """Grows with every report, over all steps."""
 
 
 def lease_of(submission: Submission) -> Select[LeaseRow]:

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.answers import BatchContents, BatchEntry
 from muster.chain import BatchView
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import BatchRow, SubmissionRow, lease_of
+from muster.orchestrator.db.models import BatchRow, IdentityRow, SubmissionRow, lease_of
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.files import FileStore, StoredBatch
 from muster.orchestrator.services.projection import Projection
@@ -74,7 +74,9 @@ class Batching:
         """Whether the run could not pay for the batch that was to be committed last."""
 
     async def load(self) -> None:
-        """Find the compositions that are not on chain: at start, and after a reorg."""
+        """Find the compositions that are not on chain: at start, after a reorg, or when this
+        replica becomes the one that commits.
+        """
         async with self._database.read() as session:
             rows = (await session.scalars(select(BatchRow))).all()
         self._uncommitted = {
@@ -93,6 +95,35 @@ class Batching:
         for root in list(self._uncommitted):
             if self._projection.batch_with_root(root) is not None:
                 del self._uncommitted[root]
+
+    async def refresh(self, session: AsyncSession) -> None:
+        """Take note of what another replica composed, if there can be one."""
+        if not self._database.is_shared:
+            return
+        for row in await session.scalars(select(BatchRow).where(BatchRow.is_judged.is_(False))):
+            root = Hash32(row.root)
+            if root not in self._uncommitted and self._projection.batch_with_root(root) is None:
+                self._uncommitted[root] = Composition(root, row.count, row.units)
+        self.is_unfunded = bool(await session.scalar(select(IdentityRow.is_unfunded)))
+
+    async def share(self) -> None:
+        """Tell other replicas, if there can be any, what they must know to lease."""
+        if not self._database.is_shared:
+            return
+        async with self._database.read() as session:
+            open_roots = (
+                await session.scalars(select(BatchRow.root).where(BatchRow.is_judged.is_(False)))
+            ).all()
+            told = await session.scalar(select(IdentityRow.is_unfunded))
+        found = [(root, self._projection.batch_with_root(Hash32(root))) for root in open_roots]
+        judged = [root for root, batch in found if batch and batch.records is not None]
+        if not judged and told == self.is_unfunded:
+            return
+        async with self._database.write() as session:
+            await session.execute(
+                update(BatchRow).where(BatchRow.root.in_(judged)).values(is_judged=True)
+            )
+            await session.execute(update(IdentityRow).values(is_unfunded=self.is_unfunded))
 
     async def outstanding(self, session: AsyncSession) -> int:
         """Return how many submissions are received or committed, and not judged.

@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _FLUSH_BYTES = 1 << 20
 _TEMPORARY = ".part"
+LEFTOVER_S = 600
+"""Age from which a temporary file is what an interrupted upload left behind."""
 
 
 class _Stored(BaseModel):
@@ -90,6 +93,12 @@ class Received:
     """Its size."""
 
 
+def _unlink_old(leftover: Path) -> None:
+    # A young one may be an upload that another replica is taking in.
+    if leftover.stat().st_mtime < time.time() - LEFTOVER_S:
+        leftover.unlink(missing_ok=True)
+
+
 class FileStore:
     """The folder, by meaning instead of by path."""
 
@@ -105,7 +114,7 @@ class FileStore:
             for folder in (self._folder, self._batches, self._outcomes):
                 folder.mkdir(parents=True, exist_ok=True)
                 for leftover in folder.glob(f"*{_TEMPORARY}"):
-                    leftover.unlink()
+                    _unlink_old(leftover)
         except OSError as error:
             raise StorageError(
                 f"the files folder {self._folder} is unusable: {error.strerror}",

@@ -12,6 +12,9 @@ from muster.orchestrator.db.group import Write
 from muster.orchestrator.db.models import HeartbeatRow
 from muster.protocol.ids import Address, PolicyVersion
 
+CLOCK_SKEW_S = 30
+"""How far the clocks of two replicas may be apart."""
+
 _UPSERT = """
 INSERT INTO heartbeats (node, policy_version, state, software, seen_at, count)
 VALUES (?, ?, ?, ?, ?, 1)
@@ -20,7 +23,7 @@ ON CONFLICT (node) DO UPDATE SET
     state = excluded.state,
     software = excluded.software,
     seen_at = excluded.seen_at,
-    count = count + 1
+    count = heartbeats.count + 1
 """
 
 
@@ -45,6 +48,7 @@ class Heartbeats:
         self._database = database
         self._clock = clock
         self._latest: dict[Address, Heartbeat] = {}
+        self._read_from = 0
 
     @property
     def latest(self) -> Mapping[Address, Heartbeat]:
@@ -52,18 +56,26 @@ class Heartbeats:
         return self._latest
 
     async def load(self) -> None:
-        """Read what was heard before the start."""
+        """Read what was heard before the start, or by other replicas since the last time."""
         async with self._database.read() as session:
-            for row in await session.scalars(select(HeartbeatRow)):
+            rows = await session.scalars(
+                select(HeartbeatRow).where(HeartbeatRow.seen_at >= self._read_from)
+            )
+            for row in rows:
                 version = None if row.policy_version is None else PolicyVersion(row.policy_version)
-                self._latest[Address(row.node)] = Heartbeat(
-                    version, row.state, row.software, row.seen_at
-                )
+                heartbeat = Heartbeat(version, row.state, row.software, row.seen_at)
+                self._note(Address(row.node), heartbeat)
+                self._read_from = max(self._read_from, row.seen_at - CLOCK_SKEW_S)
 
     def beat(
         self, node: Address, policy_version: PolicyVersion | None, state: str, software: str
     ) -> Write:
         """Note a heartbeat; returns the row to write together with the request's nonce."""
         heartbeat = Heartbeat(policy_version, state, software, int(self._clock()))
-        self._latest[node] = heartbeat
+        self._note(node, heartbeat)
         return _UPSERT, (node, policy_version, state, software, heartbeat.seen_at)
+
+    def _note(self, node: Address, heartbeat: Heartbeat) -> None:
+        known = self._latest.get(node)
+        if known is None or heartbeat.seen_at >= known.seen_at:
+            self._latest[node] = heartbeat

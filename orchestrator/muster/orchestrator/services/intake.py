@@ -5,12 +5,12 @@ Step 6 of one rollout. A slot takes one file: the same file again is harmless, a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from sqlalchemy import Select, func, select, update
+from sqlalchemy import Select, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.limits import MAX_FILE_BYTES
@@ -71,7 +71,6 @@ class Intake:
         self._domain = domain
         self._now = now
         self._on_received = on_received
-        self._keeping = asyncio.Lock()
 
     async def admit(
         self, worker: WorkerView, submission: Submission, signature: bytes
@@ -109,9 +108,7 @@ class Intake:
                     "sign the hash of exactly the bytes that are uploaded",
                 )
             self._check_deadline(admitted.submission, admitted.ticket)
-            # One at a time: the slot is looked up and taken without another upload in between.
-            async with self._keeping:
-                await self._keep(admitted, received)
+            await self._keep(admitted, received)
         finally:
             self._files.discard(received)
         self._on_received()
@@ -126,31 +123,33 @@ class Intake:
         )
 
     async def _keep(self, admitted: Admitted, received: Received) -> None:
-        async with self._database.read() as session:
+        try:
+            await self._take_slot(admitted, received)
+        except IntegrityError:
+            # Another upload took the slot, or this file, at the same moment: it is committed now.
+            async with self._database.read() as session:
+                if not await self._is_held(session, admitted.submission):
+                    raise
+
+    async def _take_slot(self, admitted: Admitted, received: Received) -> None:
+        async with self._database.write(is_exclusive=False) as session:
             if await self._is_held(session, admitted.submission):
                 return
-            last = await session.scalar(select(func.max(SubmissionRow.sequence)))
-        stored = StoredSubmission(
-            submission=admitted.submission,
-            signature=admitted.signature,
-            ticket=admitted.ticket,
-            ticket_signature=admitted.ticket_signature,
-            received_at=self._now(),
-            sequence=(last or 0) + 1,
-            size_bytes=received.size_bytes,
-        )
-        await self._files.keep(received, stored)
-        async with self._database.write() as session:
-            session.add(submission_row(stored))
+            row = _row(admitted, received_at=self._now(), size_bytes=received.size_bytes)
+            session.add(row)
+            # Whoever else wants the slot waits here until this transaction is decided.
+            await session.flush()
             await session.execute(
                 update(LeaseRow)
                 .where(
-                    LeaseRow.worker == stored.submission.worker,
-                    LeaseRow.step == stored.submission.step,
-                    LeaseRow.index == stored.submission.index,
+                    LeaseRow.worker == row.worker,
+                    LeaseRow.step == row.step,
+                    LeaseRow.index == row.index,
                 )
                 .values(is_filled=True)
             )
+            # Before the row is committed: a row stands for a file that is safely on disk.
+            await self._files.keep(received, _stored(admitted, row))
 
     def _check_claim(self, worker: WorkerView, submission: Submission, signature: bytes) -> None:
         if submission.run_id != self._projection.run_id:
@@ -214,21 +213,39 @@ class Intake:
 
 def submission_row(stored: StoredSubmission) -> SubmissionRow:
     """Return the database row of a kept submission."""
-    submission = stored.submission
     if stored.ticket is None or stored.ticket_signature is None:
         raise ValueError("a received submission has a ticket")
+    admitted = Admitted(stored.submission, stored.signature, stored.ticket, stored.ticket_signature)
+    row = _row(admitted, received_at=stored.received_at, size_bytes=stored.size_bytes)
+    row.sequence = stored.sequence
+    return row
+
+
+def _row(admitted: Admitted, *, received_at: int, size_bytes: int) -> SubmissionRow:
+    submission = admitted.submission
     return SubmissionRow(
-        sequence=stored.sequence,
         file_hash=submission.file_hash,
         worker=submission.worker,
         step=submission.step,
         index=submission.index,
         submission=submission.to_json(),
-        signature=stored.signature,
-        ticket=stored.ticket.to_json(),
-        ticket_signature=stored.ticket_signature,
-        received_at=stored.received_at,
-        size_bytes=stored.size_bytes,
+        signature=admitted.signature,
+        ticket=admitted.ticket.to_json(),
+        ticket_signature=admitted.ticket_signature,
+        received_at=received_at,
+        size_bytes=size_bytes,
+    )
+
+
+def _stored(admitted: Admitted, row: SubmissionRow) -> StoredSubmission:
+    return StoredSubmission(
+        submission=admitted.submission,
+        signature=admitted.signature,
+        ticket=admitted.ticket,
+        ticket_signature=admitted.ticket_signature,
+        received_at=row.received_at,
+        sequence=row.sequence,
+        size_bytes=row.size_bytes,
     )
 
 

@@ -108,6 +108,7 @@ class Leases:
             # The beacon must be younger than the worker, or addresses could be ground against it.
             if worker.active_from > checkpoint.block_number:
                 return None
+            await self._batching.refresh(session)
             used, outstanding = await self._load(session)
             if not capacity(used, outstanding, checkpoint.version, self._training):
                 return None

@@ -1,7 +1,7 @@
 """Nonces: every signed request is used once.
 
-A nonce is taken in memory at once and is on disk before the request is answered. Nonces outlive the
-requests they belong to, see `muster.api.limits`.
+A nonce is taken in memory at once and is on disk before the request is answered; between replicas
+the database decides. Nonces outlive the requests they belong to, see `muster.api.limits`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.group import GroupCommit, Write
 from muster.orchestrator.db.models import NonceRow
 from muster.orchestrator.services.refusals import refuse
+from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, Hash32
 
-_INSERT = "INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?)"
+_INSERT = "INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 
 
 class NonceStore:
@@ -61,11 +62,13 @@ class NonceStore:
             raise refuse("nonce_reused", "the request is older than this orchestrator's database")
         self._forget(now - NONCE_LIFE_S)
         if (signer, nonce) in self._seen:
-            raise refuse("nonce_reused", "this request was received before", "sign a new request")
+            raise _reused()
         if self._group.is_full:
             raise refuse("overloaded", "too many requests are waiting for the disk")
         self._remember(signer, nonce, now)
-        await self._group.add((_INSERT, (signer, nonce, int(now))), *writes)
+        if not await self._group.add((_INSERT, (signer, nonce, int(now))), *writes):
+            # Another replica had it.
+            raise _reused()
 
     async def purge(self) -> None:
         """Delete rows that no longer count."""
@@ -80,3 +83,7 @@ class NonceStore:
     def _forget(self, before: float) -> None:
         while self._by_age and self._by_age[0][0] < before:
             self._seen.discard(self._by_age.popleft()[1])
+
+
+def _reused() -> ApiError:
+    return refuse("nonce_reused", "this request was received before", "sign a new request")

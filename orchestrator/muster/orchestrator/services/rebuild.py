@@ -137,8 +137,8 @@ async def _restore_metrics(session: AsyncSession, files: FileStore) -> None:
     merged: dict[int, dict[str, float]] = {}
     for step, figures in files.metrics():
         merged.setdefault(step, {}).update(figures)
-    for step, figures in merged.items():
-        session.add(MetricsRow(step=step, figures=figures))
+    for revision, (step, figures) in enumerate(merged.items()):
+        session.add(MetricsRow(step=step, figures=figures, revision=revision))
 
 
 def _belongs(stored: StoredSubmission, projection: Projection) -> bool:

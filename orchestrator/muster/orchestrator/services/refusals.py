@@ -33,6 +33,7 @@ CODES = {
     "bad_outcomes_signature": 422,
     "too_many_requests": 429,
     "overloaded": 503,
+    "database_away": 503,
     "too_many_listeners": 503,
     "storage_failed": 507,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import MetricsRow
@@ -31,25 +31,32 @@ class TrainingMetrics:
         self._on_figures = on_figures
         self._on_received = on_received
         self._figures: dict[int, dict[str, float]] = {}
+        self._revision = -1
         self.reports = 0
         """Reports received since the start: what is made of figures is stale when it changed."""
 
     async def load(self) -> None:
-        """Read what was reported before the start."""
+        """Read what was reported before the start, or to other replicas since the last time."""
+        newer = select(MetricsRow).where(MetricsRow.revision > self._revision)
         async with self._database.read() as session:
-            for row in await session.scalars(select(MetricsRow).order_by(MetricsRow.step)):
-                self._figures[row.step] = dict(row.figures)
-                self._on_figures(row.step, row.figures)
+            rows = (await session.scalars(newer.order_by(MetricsRow.step))).all()
+        for row in rows:
+            self._take(row)
+        if rows:
+            self._on_received()
 
     async def report(self, step: int, figures: Mapping[str, float]) -> None:
         """Keep the figures of a step."""
-        merged = {**self._figures.get(step, {}), **figures}
         await self._files.keep_metrics(step, dict(figures))
         async with self._database.write() as session:
-            await session.merge(MetricsRow(step=step, figures=merged))
-        self._figures[step] = merged
-        self.reports += 1
-        self._on_figures(step, figures)
+            newest = await session.scalar(select(func.max(MetricsRow.revision)))
+            known = await session.get(MetricsRow, step)
+            merged = {**(known.figures if known else {}), **figures}
+            row = MetricsRow(
+                step=step, figures=merged, revision=0 if newest is None else newest + 1
+            )
+            await session.merge(row)
+        self._take(row)
         self._on_received()
 
     def column(self, name: str) -> dict[int, float]:
@@ -60,6 +67,12 @@ class TrainingMetrics:
         """Return a figure of the newest step that has it."""
         series = self.series(name)
         return series[-1][1] if series else None
+
+    def _take(self, row: MetricsRow) -> None:
+        self._figures[row.step] = dict(row.figures)
+        self._revision = max(self._revision, row.revision)
+        self.reports += 1
+        self._on_figures(row.step, row.figures)
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """Return one figure by step, ascending."""
