@@ -111,6 +111,13 @@ class Network:
             await api.submit(submission, signature, body)
         return submission
 
+    async def publish(self, *versions: int) -> None:
+        """Publish policy versions: the newest says how much work there is."""
+        async with await _connect(self.anvil, self.deployment, TRAINER) as trainer:
+            for version in versions:
+                root = keccak(b"manifest %d" % version)
+                await trainer.runs.publish_checkpoint(self.run_id, PolicyVersion(version), root)
+
     async def judge(
         self,
         url: str,
@@ -176,12 +183,12 @@ async def open_network(folder: Path) -> AsyncIterator[Network]:
         run_id, _ = await owner.runs.create_run(_config())
         await owner.token.approve(deployment.contracts["RewardEscrow"], 1000 * TOKEN)
         await owner.escrow.fund(run_id, 1000 * TOKEN)
-        async with await _connect(anvil, deployment, TRAINER) as trainer:
-            await trainer.runs.publish_checkpoint(run_id, PolicyVersion(0), keccak(b"manifest"))
         (folder / "documents").mkdir()
         for pinned, data in DOCUMENTS.items():
             (folder / "documents" / pinned.hex()).write_bytes(data)
-        yield Network(folder, anvil, deployment, owner, run_id)
+        network = Network(folder, anvil, deployment, owner, run_id)
+        await network.publish(0)
+        yield network
 
 
 @asynccontextmanager
@@ -246,8 +253,8 @@ def _config() -> RunConfig:
 class Process:
     """The orchestrator as its own process, through the command line."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, network: Network, **changes: Any) -> None:
+        self._settings = network.settings(**changes)
         self._keystore = network.folder / "keystore.json"
         keystore = Account.encrypt(ORCHESTRATOR, "secret", kdf="scrypt", iterations=2)
         self._keystore.write_text(json.dumps(keystore))
@@ -255,7 +262,7 @@ class Process:
 
     async def start(self) -> str:
         """Start it; returns its URL."""
-        settings = self._network.settings()
+        settings = self._settings
         assert settings.ready_file is not None
         settings.ready_file.unlink(missing_ok=True)
         flags = {
@@ -268,16 +275,17 @@ class Process:
             "database": settings.database,
             "port": 0,
             "ready-file": settings.ready_file,
-            "poll-s": 0.1,
+            "poll-s": settings.poll_s,
             "commit-interval-s": 0.05,
         }
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", "from muster.devnet.cli import main; main()"),
-            *("orchestrator", "run"),
-            *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
-            env={**os.environ, "MUSTER_PASSWORD": "secret"},
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        with settings.ready_file.with_suffix(".log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", "from muster.devnet.cli import main; main()"),
+                *("orchestrator", "run"),
+                *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
+                env={**os.environ, "MUSTER_PASSWORD": "secret"},
+                stderr=log,
+            )
         async with asyncio.timeout(30):
             while not settings.ready_file.exists():
                 assert self._process.returncode is None
