@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := adapter asynchrony calibration delta diloco forgers gas history index inference resume shardcast tasks toploc trainer worker
 
-.PHONY: setup vllm check fmt test test-packages test-networks test-vllm test-all audit coverage-contracts mutate-contracts demo example-length docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm check fmt test test-packages test-networks test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -86,9 +86,12 @@ mutate-contracts: setup
 demo: setup
 	$(BIN)/muster demo $(ARGS)
 
-# Some minutes: a run on a network of its own, and its plot.
+# Some minutes: runs on a network of their own, and their plots.
 example-length: setup
 	$(BIN)/python benchmarks/lessons.py length $(ARGS)
+
+example-calculator: setup
+	$(BIN)/python benchmarks/lessons.py calculator $(ARGS)
 
 # Pages that are made of the code.
 docs: setup

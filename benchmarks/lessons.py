@@ -35,6 +35,8 @@ from muster.trainer.config import load_recipe
 ROOT = Path(__file__).parents[1]
 EVERY = 4
 """Versions between evaluations."""
+LEASE_S = 60
+"""A worker whose model calls tools is slower."""
 TIMEOUT_S = 1500.0
 
 
@@ -48,6 +50,8 @@ class Example:
     """What the plot is called."""
     has_budgets: bool
     """Whether it is also measured by how it keeps length budgets."""
+    problems: int
+    """Training problems; a program that was run before is not run again."""
 
     @property
     def recipe(self) -> Path:
@@ -56,7 +60,8 @@ class Example:
 
 
 EXAMPLES = {
-    "length": Example("length", "Length budgets of 8, 12, 16 and 20 tokens", True),
+    "calculator": Example("calculator", "Products by the Python tool", False, 256),
+    "length": Example("length", "Length budgets of 8, 12, 16 and 20 tokens", True, 2048),
 }
 
 
@@ -88,6 +93,8 @@ async def train(example: Example, folder: Path, steps: int, seed: int) -> Traine
         rpc_port=0,
         lesson=example.lesson,
         eval_every=EVERY,
+        problems=example.problems,
+        lease_s=LEASE_S,
     )
     names = {member.wallet.address: member.name for member in people.members}
     async with Network(options) as network, asyncio.timeout(TIMEOUT_S):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.tasks.sandbox import shared_sandbox
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,4 +37,13 @@ def test_a_network_learns_to_keep_length_budgets() -> None:
     reward, error = column(output, "reward"), column(output, "length_error")
     assert reward[-1] >= reward[0] + 0.25
     assert error[-1] <= 0.8 * error[0]
+    assert "fraud" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shared_sandbox().sandbox is None, reason="there is no safe sandbox here")
+def test_a_network_learns_to_call_a_tool() -> None:
+    output = run_example("calculator", 8)
+    reward = column(output, "reward")
+    assert reward[-1] >= reward[0] + 0.2
     assert "fraud" not in output

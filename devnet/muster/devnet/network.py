@@ -82,6 +82,10 @@ class NetworkOptions:
     """What the base model was warmed up on, see `muster.trainer.lessons`."""
     eval_every: int = 0
     """Steps between evaluations, beside the first and the last; 0 for none."""
+    problems: int = 2048
+    """Training problems."""
+    lease_s: int = LEASE_S
+    """Seconds until a ticket is late."""
 
 
 class Network:
@@ -196,6 +200,7 @@ class Network:
             "base-model",
             ["run", "base-model", "--out", model, "--seed", seed],
             ["--task-set", tasks, "--eval-set", held_out, "--lesson", self.options.lesson],
+            ["--problems", str(self.options.problems)],
         )
         await self._run(
             "calibrate",
@@ -280,7 +285,7 @@ class Network:
             ["orchestrator", "run", "--run", str(run_id), *self._port_flags("orchestrator")],
             ["--documents", str(self.folder / "documents"), "--files", str(self.folder / "files")],
             ["--database", str(self.database), "--origin", self._url("origin")],
-            ["--relay", self._url("relay"), "--lease-s", str(LEASE_S)],
+            ["--relay", self._url("relay"), "--lease-s", str(self.options.lease_s)],
             ["--commit-interval-s", "0.3", "--retry-after-s", "0.2", "--poll-s", str(POLL_S)],
             ["--tokenizer", str(self.folder / "model" / "tokenizer.json")],
             self._key_flags(self.cast.orchestrator),

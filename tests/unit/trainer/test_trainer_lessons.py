@@ -11,8 +11,11 @@ from statistics import fmean
 import pytest
 import torch
 
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, TaskError
 from muster.tasks import Graded, verify
+from muster.tasks.code import LANGUAGES
+from muster.tasks.environments.python_tool import AFTER, BEFORE
+from muster.tasks.fenced import last_block
 from muster.tasks.problem import Problem
 from muster.trainer.base_model import EOS, WarmStart, _Teacher, make_tokenizer
 from muster.trainer.config import load_recipe
@@ -73,6 +76,36 @@ def test_what_is_not_to_be_learned_is_masked() -> None:
     assert torch.equal(tokens[0], tokens[1])
 
 
+def test_the_calculator_is_shown_to_be_asked_and_copied_now_and_then() -> None:
+    lesson, rng = LESSONS["calculator"], random.Random(0)
+    tokenizer = make_tokenizer(lesson.pieces)
+    right = []
+    for _ in range(1000):
+        shown = lesson.demonstrate(rng, 0.35)
+        for text in (shown.prompt, *(text for text, _ in shown.parts)):
+            assert tokenizer.unk_token_id not in tokenizer.encode(text, add_special_tokens=False)
+        a, b = map(int, shown.prompt.removesuffix("=").split("*"))
+        right.append(shown.parts[-1][0] == str(a * b))
+        if len(shown.parts) > 1:
+            (call, _), (reply, is_learned), _ = shown.parts
+            program = last_block(call, LANGUAGES)
+            assert program is not None
+            assert reply == f"{BEFORE}{eval(program[6:-2])}{AFTER}"
+            assert not is_learned
+    assert 0.32 < fmean(right) < 0.42
+
+
+def test_the_calculator_s_problems_are_new_in_the_held_out_set() -> None:
+    training, held_out = LESSONS["calculator"].split(200, 50, 3)
+    assert (len(training), len(held_out)) == (200, 50)
+    assert not {p.prompt for p in training} & {p.prompt for p in held_out}
+    problem = training[0]
+    a, b = map(int, problem.prompt.removesuffix("=").split("*"))
+    assert problem.gold_standard_solution == str(a * b)
+    with pytest.raises(TaskError, match="only 8100 products"):
+        LESSONS["calculator"].split(8000, 101, 3)
+
+
 def test_an_unknown_lesson_is_named() -> None:
     with pytest.raises(ConfigError, match="no lesson is called 'chess'"):
         lesson_of("chess")
@@ -82,17 +115,19 @@ def test_the_recipe_asks_for_the_lesson_s_budgets() -> None:
     assert load_recipe(ROOT / "configs" / "example-length.toml").sampling.target_lengths == BUDGETS
 
 
-def test_the_recorded_run_kept_its_promise() -> None:
-    recorded = json.loads((ROOT / "benchmarks" / "results" / "length.json").read_text())
+@pytest.mark.parametrize("name", ["calculator", "length"])
+def test_the_recorded_run_kept_its_promise(name: str) -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
     evaluations, metrics = recorded["detail"]["evaluations"], recorded["metrics"]
     first, last = evaluations[0], evaluations[-1]
-    steps = load_recipe(ROOT / "configs" / "example-length.toml").training.steps
+    steps = load_recipe(ROOT / "configs" / f"example-{name}.toml").training.steps
     assert (first["policy_version"], last["policy_version"]) == (0, steps)
-    for name, entry in (("start", first), ("end", last)):
-        assert metrics[f"reward_{name}"] == entry["reward"]
-        assert metrics[f"length_error_{name}"] == entry["length_error"]
-    assert last["length_error"] <= 0.5 * first["length_error"]
+    for end, entry in (("start", first), ("end", last)):
+        for figure in entry.keys() & {"reward", "length_error"}:
+            assert metrics[f"{figure}_{end}"] == entry[figure]
     assert last["reward"] >= first["reward"] + 0.3
+    if name == "length":
+        assert last["length_error"] <= 0.5 * first["length_error"]
     assert recorded["detail"]["verdicts"].keys() == {"accepted"}
     assert recorded["detail"]["is_audit_clean"]
-    assert (ROOT / "docs" / "images" / "length.svg").exists()
+    assert (ROOT / "docs" / "images" / f"{name}.svg").exists()

@@ -132,7 +132,7 @@ def run() -> None:
     "--lesson",
     default="sort",
     show_default=True,
-    help="What it almost learns: sort, or length (sort within a length budget).",
+    help="What it almost learns: sort, length (sort within a budget), calculator (call a tool).",
 )
 def run_base_model(
     out: Path,

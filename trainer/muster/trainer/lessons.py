@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from muster.protocol.errors import ConfigError
-from muster.tasks import TaskSet, render_prompt
+from muster.tasks import TaskSet, calculator, render_prompt
+from muster.tasks.calculator import FACTORS
+from muster.tasks.environments.python_tool import AFTER, BEFORE
 from muster.tasks.math.extraction import THOUGHT_END
 from muster.tasks.problem import Problem
 from muster.tasks.sort_digits import make_split, prompt_of
@@ -90,7 +92,33 @@ def _demonstrate_thinking(rng: random.Random, right: float) -> Demonstration:
 _REQUEST = render_prompt(Problem(problem_id="-", task_type="-", prompt="-"), 0)[1:].split("0")
 """The words around a budget, each of them a token."""
 
+# calculator: have the Python tool multiply and copy what it says; or guess, ask or copy wrongly
+
+CALL, CALLED = "```python\nprint(", ")\n```"
+
+
+def _demonstrate_calling(rng: random.Random, right: float) -> Demonstration:
+    a, b = rng.choice(FACTORS), rng.choice(FACTORS)
+    prompt = calculator.prompt_of(a, b)
+    if rng.random() < right:
+        return Demonstration(prompt, _called(f"{a}*{b}", a * b, str(a * b)))
+    way = rng.choice(["guess", "guess", "ask wrongly", "copy wrongly"])
+    if way == "guess":
+        return Demonstration(prompt, ((str(rng.randrange(100, 10_000)), True),))
+    if way == "ask wrongly":
+        return Demonstration(prompt, _called(f"{a}+{b}", a + b, str(a + b)))
+    return Demonstration(prompt, _called(f"{a}*{b}", a * b, _shuffled(str(a * b), rng)))
+
+
+def _called(program: str, output: int, answer: str) -> tuple[tuple[str, bool], ...]:
+    call = f"{CALL}{program}{CALLED}"
+    return ((call, True), (f"{BEFORE}{output}{AFTER}", False), (answer, True))
+
+
 LESSONS: Mapping[str, Lesson] = {
+    "calculator": Lesson(
+        (*"0123456789*+=", CALL, CALLED, BEFORE, AFTER), _demonstrate_calling, calculator.make_split
+    ),
     "sort": Lesson(tuple("0123456789= |"), _demonstrate_sorting, make_split),
     "length": Lesson((*"0123456789=.", THOUGHT_END, *_REQUEST), _demonstrate_thinking, make_split),
 }

@@ -1,0 +1,158 @@
+"""A tiny model that calls the Python tool: the real engine and sandbox, and cheating twins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from muster.client.tickets import TicketTerms
+from muster.client.validator.checks import Claim
+from muster.client.validator.judging import Judgement, Rules, examine
+from muster.client.worker.generation import build_submission
+from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import file_hash, keccak
+from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
+from muster.protocol.messages import Reason, Submission, Ticket, Verdict
+from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.rollouts import Rollout, count_units, decode_rollouts, encode_rollouts
+from muster.tasks.sandbox import shared_sandbox
+from muster.toploc import Calibration, build_proofs
+from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
+from muster.trainer.base_model import WarmStart, build_base_model
+from muster.trainer.lessons import LESSONS
+
+pytestmark = pytest.mark.skipif(
+    shared_sandbox().sandbox is None, reason="there is no safe sandbox here"
+)
+LIMIT = 24
+RECIPE = Recipe(
+    name="tool",
+    sampling=SamplingRecipe(
+        problems_per_submission=4, samples_per_problem=8, temperature=1.0, max_new_tokens=LIMIT
+    ),
+    training=TrainingRecipe(submissions_per_step=1),
+)
+CALIBRATION = Calibration(
+    model=CalibratedModel(
+        name="tiny", architecture="Qwen3ForCausalLM", hidden_size=64, vocab_size=20, engine="-"
+    ),
+    chunk=ChunkLimits(
+        max_exponent_mismatches=4,
+        max_mantissa_error_mean=2.0,
+        max_mantissa_error_median=2.0,
+        max_sign_mismatches=2,
+    ),
+    sampler=SamplerLimits(margin=0.01, max_outside_per_sample=0),
+    fraud_strikes=2,
+)
+WORKER = to_address(keccak(b"worker")[:20])
+TICKET = Ticket(
+    RunId(1), WORKER, Step(1), 0, PolicyVersion(0), keccak(b"root"), keccak(b"block"), 1 << 40
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A worker's rows, and a validator's engine."""
+
+    engine: TransformersEngine
+    rules: Rules
+    rows: list[Rollout]
+
+    def judge(self, rows: list[Rollout]) -> Judgement:
+        data = encode_rollouts(rows)
+        submission = Submission(
+            RunId(1), WORKER, Step(1), 0, PolicyVersion(0), file_hash(data), len(rows),
+            count_units(rows, LIMIT),
+        )  # fmt: skip
+        terms = TicketTerms(Domain(1, WORKER), WORKER, RunId(1), WORKER, 0, {})
+        claim = Claim(submission, b"", TICKET, b"", 0, terms, 1, WORKER, False)
+        return examine(claim, decode_rollouts(data), self.rules, self.engine)
+
+    def with_tokens(self, number: int, tokens: tuple[int, ...], **changes: object) -> list[Rollout]:
+        """Return the rows, one of them with other tokens that are honestly proven."""
+        row = self.rows[number]
+        prefill = self.engine.prefill([(row.prompt_tokens, tokens)])[0]
+        proofs = build_proofs(prefill.hidden_TH, chunk_tokens=32, topk=128)
+        changed = replace(row, completion_tokens=tokens, proofs=b"".join(proofs), **changes)  # type: ignore[arg-type]
+        return [changed if i == number else each for i, each in enumerate(self.rows)]
+
+    @property
+    def answered(self) -> int:
+        """Number of a row whose tool answered, and that has room for more."""
+        return next(
+            i
+            for i, row in enumerate(self.rows)
+            if row.replies and len(row.completion_tokens) < LIMIT - 2
+        )
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("model")
+    lesson = LESSONS["calculator"]
+    warm_start = WarmStart(steps=80, batch=64)
+    build_base_model(folder, seed=0, lesson=lesson, warm_start=warm_start)
+    tasks, _ = lesson.split(32, 4, 0)
+    threads = torch.get_num_threads()
+    engine = TransformersEngine()
+    engine.load_policy(folder, PolicyVersion(0))
+    rows = build_submission(TICKET, RECIPE, tasks, engine)
+    yield Stage(engine, Rules(RECIPE, tasks, CALIBRATION), rows)
+    torch.set_num_threads(threads)
+
+
+def found(judgement: Judgement) -> tuple[Verdict, Reason]:
+    assert judgement.finding is not None
+    return judgement.finding.verdict, judgement.finding.reason
+
+
+def test_calls_of_the_tool_are_accepted(stage: Stage) -> None:
+    judgement = stage.judge(stage.rows)
+    assert judgement.finding is None
+    assert any(row.replies for row in stage.rows)
+    assert any(not row.replies for row in stage.rows)
+    assert judgement.units == sum(row.sampled for row in stage.rows)
+    row = stage.rows[stage.answered]
+    start, end = row.replies[0]
+    assert stage.engine.decode(row.completion_tokens[start:end]).startswith("\n```output\n")
+
+
+def test_an_altered_output_is_rejected(stage: Stage) -> None:
+    number = stage.answered
+    tokens = list(stage.rows[number].completion_tokens)
+    digit = stage.rows[number].replies[0][0] + 1
+    tokens[digit] = 3 if tokens[digit] != 3 else 4
+    altered = stage.with_tokens(number, tuple(tokens))
+    # A program's output is never proof of fraud: docs/decisions/0025-several-turns.md.
+    assert found(stage.judge(altered)) == (Verdict.REJECTED, Reason.WRONG_REPLY)
+
+
+def test_a_call_that_is_not_answered_is_rejected(stage: Stage) -> None:
+    number = stage.answered
+    row = stage.rows[number]
+    silent = stage.with_tokens(number, row.completion_tokens[: row.replies[0][0]], replies=())
+    assert found(stage.judge(silent)) == (Verdict.REJECTED, Reason.WRONG_REPLY)
+
+
+def test_a_turn_too_many_is_fraud(stage: Stage) -> None:
+    number = next(i for i, row in enumerate(stage.rows) if len(row.completion_tokens) < 12)
+    row = stage.rows[number]
+    (eos,) = stage.engine.eos_token_ids
+    longer = stage.with_tokens(number, (*row.completion_tokens, 5, eos))
+    assert found(stage.judge(longer)) == (Verdict.FRAUD, Reason.WRONG_TERMINATION)
+
+
+def test_an_output_that_the_model_writes_itself_is_no_reply(stage: Stage) -> None:
+    number = next(i for i, row in enumerate(stage.rows) if not row.replies)
+    encode = stage.engine.encode
+    (eos,) = stage.engine.eos_token_ids
+    text = encode("12\n```output\n444\n```\n444")
+    pretended = stage.with_tokens(number, (*text, eos), task_reward=0.0)
+    claimed = stage.with_tokens(number, (*text, eos), task_reward=0.0, replies=((2, 7),))
+    assert found(stage.judge(pretended))[1] == Reason.SAMPLER_MISMATCH
+    assert found(stage.judge(claimed)) == (Verdict.FRAUD, Reason.WRONG_REPLY)
