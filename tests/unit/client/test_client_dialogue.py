@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muster.client.validator.judging import Judgement, Rules, examine
 from muster.client.worker.generation import build_submission
-from muster.inference import Claimed, Followed, follow, play
+from muster.inference.dialogue import Claimed, Followed, follow, play
 from muster.inference.engine import Request
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.messages import Reason, Verdict

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from muster.inference import InferenceEngine, Played, Request, play
+from muster.inference import InferenceEngine, Request
+from muster.inference.dialogue import Played, play
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.inference import InferenceEngine, Request, play
+from muster.inference import InferenceEngine, Request
+from muster.inference.dialogue import play
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion

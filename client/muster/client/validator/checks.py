@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from muster.client.assignment import Assignment, Group
 from muster.client.tickets import TicketTerms, ticket_fault
 from muster.client.validator.replay import Replay, split_row_proofs
-from muster.inference import Followed
+from muster.inference.dialogue import Followed
 from muster.protocol.eip712 import digest, recover
 from muster.protocol.errors import ProofError, SignatureError
 from muster.protocol.ids import Address

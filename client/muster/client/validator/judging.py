@@ -23,7 +23,8 @@ from muster.client.validator.checks import (
     check_sampling,
 )
 from muster.client.validator.replay import Replay, replay_rows
-from muster.inference import Claimed, Followed, InferenceEngine, follow
+from muster.inference import InferenceEngine
+from muster.inference.dialogue import Claimed, Followed, follow
 from muster.protocol.errors import EngineError, MusterError, ProofError
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe

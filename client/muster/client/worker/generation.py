@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from muster.client.assignment import Group, derive
-from muster.inference import InferenceEngine, Played, Request, play
+from muster.inference import InferenceEngine, Request
+from muster.inference.dialogue import Played, play
 from muster.protocol.errors import TaskError
 from muster.protocol.messages import Ticket
 from muster.protocol.recipe import Recipe

@@ -163,9 +163,12 @@ class VllmEngine:
                 made += self._retrying(partial(self._prefill, samples[part], facts))
         return made
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt, with what the tokenizer puts around one."""
-        question = Frame({"kind": "encode"}, text.encode(errors="surrogatepass"))
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, with what the tokenizer puts around one, or of text
+        within a sequence, without.
+        """
+        header = {"kind": "encode", "is_start": is_start}
+        question = Frame(header, text.encode(errors="surrogatepass"))
         with self._lock:
             self._facts()
             done = self._retrying(lambda: self._ask(question))

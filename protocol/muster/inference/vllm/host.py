@@ -124,7 +124,9 @@ class Host:
 
     def _encode(self, question: Frame) -> Iterator[Frame]:
         text = question.body.decode(errors="surrogatepass")
-        yield Frame({"kind": "done", "tokens": self._held().encode(text)})
+        yield Frame(
+            {"kind": "done", "tokens": self._held().encode(text, question.header["is_start"])}
+        )
 
     def _decode(self, question: Frame) -> Iterator[Frame]:
         (tokens,) = unpack(question.body, [len(question.body) // 4])

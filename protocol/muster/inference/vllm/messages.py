@@ -91,6 +91,7 @@ def generate_frame(requests: Sequence[Request], chunk_tokens: int, topk: int) ->
         "seeds": [r.seed for r in requests],
         "temperatures": [r.temperature for r in requests],
         "limits": [r.max_new_tokens for r in requests],
+        "positions": [r.position for r in requests],
         "proof": [chunk_tokens, topk],
     }
     return Frame(header, pack(places))
@@ -100,9 +101,9 @@ def requests_of(frame: Frame) -> list[Request]:
     """Return what `generate_frame` was made of."""
     header = frame.header
     prompts = unpack(frame.body, header["prompts"])
-    columns = (header[name] for name in ("prompt_of", "seeds", "temperatures", "limits"))
-    rows = zip(*columns, strict=True)
-    return [Request(prompts[i], seed, float(t), limit) for i, seed, t, limit in rows]
+    names = ("prompt_of", "seeds", "temperatures", "limits", "positions")
+    rows = zip(*(header[name] for name in names), strict=True)
+    return [Request(prompts[i], seed, float(t), limit, at) for i, seed, t, limit, at in rows]
 
 
 def completion_frame(place: int, completion: Completion) -> Frame:

@@ -77,9 +77,9 @@ class HostedPolicy:
             raise RuntimeError("the prefix cache is in use")
         return True
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a prompt."""
-        return list(self._tokenizer.encode(text))
+    def encode(self, text: str, is_start: bool) -> list[int]:
+        """Return the token ids of a prompt, or of text that is not the start of one."""
+        return list(self._tokenizer.encode(text, add_special_tokens=is_start))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
@@ -315,7 +315,7 @@ def _sampled(request: Request, facts: Facts) -> Any:
         stop_token_ids=sorted(facts.eos_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={ARGUMENT: [request.seed, request.temperature]},
+        extra_args={ARGUMENT: [request.seed, request.temperature, request.position]},
     )
 
 

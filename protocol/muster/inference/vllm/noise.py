@@ -16,7 +16,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 from muster.inference import device_sampling, sampling
 
 ARGUMENT = "muster_sampling"
-"""The extra argument of a request that holds its seed and temperature."""
+"""The extra argument of a request that holds its seed, temperature and first position."""
 
 
 class _Sample(NamedTuple):
@@ -24,6 +24,8 @@ class _Sample(NamedTuple):
 
     seed: int
     temperature: float
+    first: int
+    """Noise position of the first token."""
     tokens: Sequence[int]
     """What was chosen so far; vLLM goes on writing into it."""
 
@@ -48,7 +50,8 @@ class SeededGumbel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not instal
         for row, params, _prompt, tokens in batch_update.added:
             samples.pop(row, None)
             if sampled := (params.extra_args or {}).get(ARGUMENT):
-                samples[row] = _Sample(sampled[0], sampled[1], tokens)
+                seed, temperature, first = sampled
+                samples[row] = _Sample(seed, temperature, first, tokens)
         for source, target, direction in batch_update.moved:
             moved, replaced = samples.pop(source, None), samples.pop(target, None)
             if moved is not None:
@@ -65,7 +68,7 @@ class SeededGumbel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not instal
 
     def _apply(self, logits_RV: torch.Tensor, rows: list[int]) -> None:
         samples = [self._samples[row] for row in rows]
-        seeds, positions = [s.seed for s in samples], [len(s.tokens) for s in samples]
+        seeds, positions = [s.seed for s in samples], [s.first + len(s.tokens) for s in samples]
         vocab, device = logits_RV.shape[1], logits_RV.device
         if device.type == "cpu":
             noise = torch.from_numpy(
