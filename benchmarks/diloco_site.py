@@ -106,7 +106,11 @@ async def train(folder: Path, site: int, sites: int, port: int) -> None:
     if sites > 1:
         learner = CountingLearner(
             learner,
-            Meeting(Place(site, "127.0.0.1", port, alive_s=3, wait_s=120), expected=sites),
+            Meeting(
+                Place(site, "127.0.0.1", port, alive_s=3, wait_s=120),
+                expected=sites,
+                secret=bytes(32),
+            ),
             OuterStep(recipe.training.outer_learning_rate, recipe.training.outer_momentum),
             checkpoints,
             shelf,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from muster.trainer.outer import (
     split,
 )
 from muster.trainer.policies import PolicyShelf
+from muster.trainer.seal import MARK_BYTES
 from muster.trainer.sites import SiteLearner
 from muster.trainer.stream import Cursor
 
@@ -91,6 +92,8 @@ def test_outer_step_of_one_without_momentum_is_the_mean() -> None:
 
 # ------------------------------------------------------------------------------------- sites
 
+SECRET = bytes(range(32))
+
 
 class Toy:
     """A learner whose weights move by what its groups say."""
@@ -111,6 +114,9 @@ class Toy:
     def weights(self) -> dict[str, Tensor]:
         return {"w": self.w}
 
+    def start(self, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"model.w": base["w"]}
+
     def load(self, weights: Mapping[str, Tensor]) -> None:
         self.w = weights["w"].clone()
 
@@ -130,6 +136,9 @@ class Shelf(PolicyShelf):
     def __init__(self) -> None:
         self.held: dict[int, dict[str, Tensor]] = {}
 
+    def has(self, version: PolicyVersion) -> bool:
+        return version in self.held
+
     def weights(self, version: PolicyVersion) -> Mapping[str, Tensor]:
         return self.held[version]
 
@@ -141,9 +150,11 @@ class Shelf(PolicyShelf):
 class Site:
     """A site and what it keeps."""
 
-    def __init__(self, number: int, port: int, folder: Path, *, expected: int = 2) -> None:
+    def __init__(
+        self, number: int, port: int, folder: Path, *, expected: int = 2, secret: bytes = SECRET
+    ) -> None:
         place = Place(number, "127.0.0.1", port, alive_s=0.5, wait_s=20.0)
-        self.meeting = Meeting(place, expected=expected)
+        self.meeting = Meeting(place, expected=expected, secret=secret)
         self.toy = Toy()
         self.shelf = Shelf()
         identity = Identity(RunId(1), keccak(b"recipe"), 1)
@@ -181,7 +192,11 @@ def port() -> int:
 
 def _together(*tasks: Callable[[], Any]) -> list[Any]:
     with ThreadPoolExecutor(len(tasks)) as pool:
-        return [future.result(30) for future in [pool.submit(task) for task in tasks]]
+        futures = [pool.submit(task) for task in tasks]
+        # The first failure is the cause; the other side would wait for its deadline.
+        for future in as_completed(futures, 30):
+            future.result()
+        return [future.result() for future in futures]
 
 
 def _pair(port: int, folder: Path) -> tuple[Site, Site]:
@@ -204,7 +219,7 @@ def test_sites_split_the_groups_and_hold_the_same_weights(port: int, tmp_path: P
     assert zero.toy.w.any()
     assert not torch.equal(zero.toy.momentum, one.toy.momentum)
     # Three exchanges with one other site, a block of codes and its scale each way.
-    assert zero.learner.traffic.outer_bytes == 3 * 2 * byte_size(BLOCK)
+    assert zero.learner.traffic.outer_bytes == 3 * 2 * (byte_size(BLOCK) + MARK_BYTES)
     zero.close()
     one.close()
 
@@ -278,4 +293,4 @@ def test_site_that_the_run_left_behind_is_told(port: int, tmp_path: Path) -> Non
 def test_wait_for_a_site_that_never_comes_has_an_end(port: int) -> None:
     place = Place(1, "127.0.0.1", port, alive_s=0.2, wait_s=0.5)
     with pytest.raises(SiteLost, match="site 0's store"):
-        Meeting(place, expected=2)
+        Meeting(place, expected=2, secret=SECRET)

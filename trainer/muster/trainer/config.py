@@ -48,7 +48,9 @@ class TrainerSettings(Settings):
     """Trainer sites with which the run begins; 1 for a trainer that is alone."""
     site: Annotated[int, Field(ge=0, le=254)] = 0
     """Which of them this is: 0 publishes, and the others meet there."""
-    site_address: str = "127.0.0.1:8900"
+    site_address: Annotated[
+        str, Field(pattern=r"^[^:\s]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")
+    ] = "127.0.0.1:8900"
     """HOST:PORT at which site 0 listens for the others; a private network only."""
     site_alive_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """A site that has not shown itself for so long is left out."""
@@ -107,6 +109,18 @@ class TrainerSettings(Settings):
     """CPU threads of the model."""
     device: str = "cpu"
     """Where the model computes, as torch names it."""
+
+    @property
+    def meeting_place(self) -> tuple[str, int]:
+        """Host and port of `site_address`."""
+        host, _, port = self.site_address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @model_validator(mode="after")
+    def _sites_can_meet(self) -> Self:
+        if self.site >= self.sites:
+            raise ValueError(f"site {self.site} is none of {self.sites}: they count from 0")
+        return self
 
     @model_validator(mode="after")
     def _acts_on_alarms_only(self) -> Self:

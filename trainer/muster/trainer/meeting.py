@@ -3,7 +3,12 @@
 Site 0, which publishes, keeps the store that the others connect to, and decides. A *round* is one
 attempt at a training step by a fixed set of sites. Every site shows that it lives; who does not, or
 does not come in time, is left out, and the others take the step again without it. Every wait has a
-deadline. Messages go from site to site over gloo and are counted.
+deadline, every size a bound. Messages go from site to site over gloo and are counted.
+
+Whatever is put into the store or sent carries a mark for its place (`muster.trainer.seal`). The
+place names the life of site 0's store, the round and the two sites, so nothing that was said once
+can be said again elsewhere. Somebody without the key who reaches the ports can make sites wait and
+give up, never make them train on his numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +18,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,11 +34,16 @@ from torch.distributed.distributed_c10d import (
 )
 
 from muster.protocol.errors import MusterError
+from muster.trainer.seal import MARK_BYTES, Seal
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.01
 """Between looks at the store."""
+MAX_VALUE_BYTES = 1 << 16
+"""Largest value in the store."""
+REMEMBERED_ROUNDS = 64
+"""Rounds whose decisions stay in the store, for a site that comes late to hear of them."""
 
 
 class SiteLost(MusterError, RuntimeError):
@@ -77,6 +88,7 @@ class Round:
         newcomers: list[Newcomer],
         group: Any,
         rank: int,
+        mark: Callable[[str, memoryview], bytes],
     ) -> None:
         self.number = number
         self.members = members
@@ -84,6 +96,8 @@ class Round:
         self.rank = rank
         self.sent_bytes = 0
         self._group: Any = group
+        self._mark = mark
+        self._messages: Counter[str] = Counter()
 
     def close(self) -> None:
         """Leave: who waits for a message of this site waits no longer."""
@@ -91,40 +105,60 @@ class Round:
 
     def start_send(self, data: Tensor, to: int) -> Any:
         """Begin to send bytes to a member, by its place among them."""
-        self.sent_bytes += data.numel() * data.element_size()
+        message = torch.cat([data, self._mark_of(data, self.rank, to)])
+        self.sent_bytes += len(message)
         assert self._group is not None
-        return self._group.send([data.contiguous()], to, self.rank)
+        return self._group.send([message], to, self.rank)
 
     def receive(self, size: int, sender: int) -> Tensor:
-        """Return bytes from a member; raises SiteLost when they do not come."""
-        data = torch.empty(size, dtype=torch.uint8)
+        """Return bytes from a member; raises SiteLost when they do not come, or not from it."""
+        message = torch.empty(size + MARK_BYTES, dtype=torch.uint8)
         with lost_site("a message"):
             assert self._group is not None
-            self._group.recv([data], sender, sender).wait()
+            self._group.recv([message], sender, sender).wait()
+        data, mark = message[:size], message[size:]
+        if not torch.equal(mark, self._mark_of(data, sender, self.rank)):
+            raise SiteLost(
+                f"a message was not site {self.members[sender]}'s",
+                hint="somebody else reaches --site-address, or a site has another trainer key",
+            )
         return data
 
-    def send_all(self, data: Tensor, to: int) -> None:
+    def send_all(self, data: bytes, to: int) -> None:
         """Send bytes of any number, with their number."""
-        size = torch.tensor([data.numel()], dtype=torch.int64).view(torch.uint8)
         with lost_site("a site to take its state"):
-            self.start_send(size, to).wait()
-            self.start_send(data, to).wait()
+            self.start_send(as_tensor(len(data).to_bytes(8, "little")), to).wait()
+            if data:
+                self.start_send(as_tensor(data), to).wait()
 
-    def receive_all(self, sender: int) -> Tensor:
-        """Return what `send_all` sent."""
-        return self.receive(int(self.receive(8, sender).view(torch.int64)), sender)
+    def receive_all(self, sender: int, *, limit: int) -> bytes:
+        """Return what `send_all` sent; raises SiteLost above `limit` bytes."""
+        size = int.from_bytes(self.receive(8, sender).numpy().tobytes(), "little")
+        if size > limit:
+            raise SiteLost(f"a message has {size} bytes, at most {limit} make sense")
+        return self.receive(size, sender).numpy().tobytes() if size else b""
+
+    def _mark_of(self, data: Tensor, sender: int, to: int) -> Tensor:
+        """Return the mark of the next message between two members."""
+        way = f"{self.number}/{self.members[sender]}/{self.members[to]}"
+        self._messages[way] += 1
+        return as_tensor(self._mark(f"{way}/{self._messages[way]}", data.numpy().data))
 
 
 class Meeting:
     """This site's way to the others."""
 
-    def __init__(self, place: Place, *, expected: int) -> None:
-        """Connect, waiting for site 0; `expected` sites begin the run together."""
+    def __init__(self, place: Place, *, expected: int, secret: bytes) -> None:
+        """Connect, waiting for site 0; `expected` sites begin the run together.
+
+        `secret` is what they know one another by; see `muster.trainer.seal.site_secret`.
+        """
         self._place = place
+        self._seal = Seal(secret)
         self._expected = expected
         self._members = [0]
         self._next = 0
-        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._seen: dict[int, tuple[int, float]] = {}
         self._done: set[str] = set()
         self._stopped = threading.Event()
         with lost_site("site 0's store"):
@@ -132,6 +166,8 @@ class Meeting:
             # A connection of its own: the other one is in use while it waits.
             beats = self._connect(is_server=False)
         self._ticket = uuid.uuid4().hex
+        self._session = ""
+        self._session = self._begin_session()
         threading.Thread(target=self._beat, args=(beats,), daemon=True).start()
 
     def close(self) -> None:
@@ -141,7 +177,8 @@ class Meeting:
     def ask(self, knows: dict[str, Any]) -> Round:
         """Ask to take part; returns the first round this site is in. Not for site 0."""
         request = {"ticket": self._ticket, "knows": knows}
-        self._store.set(f"join/{self._place.site}", json.dumps(request))
+        self._set(f"join/{self._place.site}", request)
+        # The ticket is of this start alone, so the answer is, and with it the session.
         self._next = int(self._get(f"admit/{self._ticket}", "site 0 to let this site in"))
         return self._form()
 
@@ -162,26 +199,26 @@ class Meeting:
         # Whoever still waits for this site's messages learns that none will come.
         round_.close()
         done = f"done/{round_.number}"
-        self._store.set(f"{done}/{self._place.site}", "1" if has_all else "0")
+        self._set(f"{done}/{self._place.site}", has_all)
         if self._place.site == 0:
             is_complete = not self._wait_for(done, round_.members) and all(
-                self._store.get(f"{done}/{site}") == b"1" for site in round_.members
+                self._peek(f"{done}/{site}") for site in round_.members
             )
-            self._store.set(f"commit/{round_.number}", "1" if is_complete else "0")
-        return self._get(f"commit/{round_.number}", "site 0's decision") == b"1"
+            self._set(f"commit/{round_.number}", is_complete)
+            self._tidy(round_.number - REMEMBERED_ROUNDS)
+        return bool(self._get(f"commit/{round_.number}", "site 0's decision"))
 
     # ------------------------------------------------------------------ site 0 decides
 
     def _call(self, members: list[int], newcomers: list[Newcomer]) -> Round:
         number = self._next
         for newcomer in newcomers:
-            self._store.set(f"admit/{newcomer.ticket}", str(number))
-        self._store.set(f"here/{number}/0", "1")
+            self._set(f"admit/{newcomer.ticket}", number)
+        self._set(f"here/{number}/0", True)
         missing = self._wait_for(f"here/{number}", members)
         self._members = [site for site in members if site not in missing]
         described = [(n.site, n.ticket, n.knows) for n in newcomers if n.site not in missing]
-        value = json.dumps({"members": self._members, "newcomers": described})
-        self._store.set(f"members/{number}", value)
+        self._set(f"members/{number}", {"members": self._members, "newcomers": described})
         return self._form()
 
     def _newcomers(self) -> list[Newcomer]:
@@ -195,11 +232,10 @@ class Meeting:
             time.sleep(POLL_S)
 
     def _newcomer(self, site: int) -> Newcomer | None:
-        key = f"join/{site}"
-        if site >= max(self._expected, 2) or not self._store.check([key]):
+        if site >= self._expected:
             return None
-        request = json.loads(self._store.get(key))
-        if request["ticket"] in self._done or self._is_dead(site):
+        request = self._peek(f"join/{site}")
+        if request is None or request["ticket"] in self._done or self._is_dead(site):
             return None
         return Newcomer(site, request["ticket"], request["knows"])
 
@@ -208,7 +244,7 @@ class Meeting:
         until = time.monotonic() + self._place.wait_s
         missing = set(sites)
         while missing:
-            missing -= {s for s in missing if self._store.check([f"{prefix}/{s}"])}
+            missing -= {s for s in missing if self._peek(f"{prefix}/{s}") is not None}
             if time.monotonic() > until or all(self._is_dead(site) for site in missing):
                 break
             time.sleep(POLL_S)
@@ -220,13 +256,19 @@ class Meeting:
         if site == 0:
             return False
         now = time.monotonic()
-        key = f"beat/{site}"
-        beat = self._store.get(key) if self._store.check([key]) else b""
-        last, since = self._seen.get(site, (b"", now))
-        if beat != last or site not in self._seen:
+        beat = self._peek(f"beat/{site}") or 0
+        last, since = self._seen.get(site, (-1, now))
+        # Counted up: a beat that is shown again is no sign of life.
+        if beat > last:
             self._seen[site] = (beat, now)
             return False
         return now - since > self._place.alive_s
+
+    def _tidy(self, number: int) -> None:
+        """Drop what the store has of a round that nobody asks about any more."""
+        keys = [f"{kind}/{number}/{site}" for kind in ("here", "done") for site in self._members]
+        for key in [*keys, f"members/{number}", f"commit/{number}"] if number >= 0 else ():
+            self._store.delete_key(key)
 
     # --------------------------------------------------------------------- every site
 
@@ -234,8 +276,8 @@ class Meeting:
         """Come to the next round and connect to its members."""
         number, site = self._next, self._place.site
         self._next += 1
-        self._store.set(f"here/{number}/{site}", "1")
-        value = json.loads(self._get(f"members/{number}", "site 0 to begin the round"))
+        self._set(f"here/{number}/{site}", True)
+        value = self._get(f"members/{number}", "site 0 to begin the round")
         members: list[int] = value["members"]
         if site not in members:
             raise SiteLost(
@@ -250,16 +292,43 @@ class Meeting:
                 timedelta(seconds=self._place.wait_s),
             )
         newcomers = [Newcomer(*described) for described in value["newcomers"]]
-        return Round(number, members, newcomers, group, rank)
+        return Round(number, members, newcomers, group, rank, self._mark)
 
-    def _get(self, key: str, awaited: str) -> bytes:
+    def _begin_session(self) -> str:
+        """Return the name of the store's life, which site 0 chooses."""
+        if self._place.site == 0:
+            self._set("session", self._ticket)
+        return str(self._get("session", "site 0 to open the store"))
+
+    def _mark(self, place: str, data: memoryview) -> bytes:
+        return self._seal.mark(f"{self._session}/{place}", data)
+
+    def _set(self, key: str, value: Any, store: TCPStore | None = None) -> None:
+        data = json.dumps(value).encode()
+        sealed = self._seal.close(f"{self._session}/{key}", data)
+        with lost_site("the store"):
+            (store or self._store).set(key, sealed)
+
+    def _peek(self, key: str) -> Any:
+        """Return a value of the store; None when it is not there, or not one of the sites'."""
+        with lost_site("the store"):
+            if not self._store.check([key]):
+                return None
+            data: bytes = self._store.get(key)
+        message = self._seal.open(f"{self._session}/{key}", data[:MAX_VALUE_BYTES])
+        if message is None:
+            logger.warning("a stranger's value was passed over", extra={"key": key})
+            return None
+        return json.loads(message)
+
+    def _get(self, key: str, awaited: str) -> Any:
+        """Return a value when it is there; raises SiteLost when it does not come."""
         until = time.monotonic() + self._place.wait_s
         with lost_site(awaited):
-            while not self._store.check([key]):
+            while (value := self._peek(key)) is None:
                 if time.monotonic() > until:
                     raise RuntimeError(f"nothing for {self._place.wait_s:g} s")
                 time.sleep(POLL_S)
-            value: bytes = self._store.get(key)
         return value
 
     def _connect(self, *, is_server: bool) -> TCPStore:
@@ -273,9 +342,16 @@ class Meeting:
         while not self._stopped.wait(self._place.alive_s / 5):
             count += 1
             try:
-                store.set(f"beat/{self._place.site}", str(count))
-            except RuntimeError:
+                self._set(f"beat/{self._place.site}", count, store)
+            except SiteLost:
                 return
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Return bytes as a tensor of their own."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from muster.trainer.parallel import ONE_PROCESS, RankLost, Team, join
 from muster.trainer.policies import BASE, PolicyShelf, eos_token_ids, vocab_size
 from muster.trainer.publish import Publisher, Unpublished
 from muster.trainer.recovery import catch_up, provide_base_model
+from muster.trainer.seal import site_secret
 from muster.trainer.sites import SiteLearner
 from muster.trainer.stability import AlarmLimits
 from muster.trainer.stream import StreamReader
@@ -257,17 +258,21 @@ class _Assembly:
         if settings.on_collapse != "log":
             # Each site sees the figures of its own samples, and they would not decide the same.
             raise ConfigError("sites do not go back or stop by themselves: --on-collapse log")
-        host, _, port = settings.site_address.rpartition(":")
+        host, port = settings.meeting_place
         place = Place(
             settings.site,
             host,
-            int(port),
+            port,
             alive_s=settings.site_alive_s,
             wait_s=settings.site_wait_s,
         )
         return SiteLearner(
             learner,
-            Meeting(place, expected=settings.sites),
+            Meeting(
+                place,
+                expected=settings.sites,
+                secret=site_secret(self.key, self.run_id, self.chain.chain_id),
+            ),
             OuterStep(training.outer_learning_rate, training.outer_momentum),
             checkpoints,
             shelf,

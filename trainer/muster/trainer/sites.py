@@ -2,7 +2,7 @@
 
 A training step at a site, `SiteLearner.step`:
 
-  1. meet      the sites that take part are fixed; one that joins takes over site 0's state
+  1. meet      the sites that take part are fixed; one that joins comes to site 0's state
   2. train     inner AdamW steps on the site's own share of the step's groups
   3. exchange  the mean of what all sites moved, as int8, each number twice on the way
   4. agree     only if every site has it all the step counts; else it is taken again from 1,
@@ -11,7 +11,7 @@ A training step at a site, `SiteLearner.step`:
 
 All sites read the same training stream with the same cursor; site i of K takes groups i, i + K, …
 of a step. Only site 0 publishes, and its state is the run's: what another site has beyond it was
-never published, and is given up when it joins.
+never published, and is given up when it joins. How it joins is in `muster.trainer.healing`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
-from blake3 import blake3
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -33,7 +32,8 @@ from muster.protocol.ids import PolicyVersion, Step, to_hash32
 from muster.protocol.rollouts import Rollout
 from muster.trainer.checkpoint import Checkpoints, TrainerState
 from muster.trainer.figures import StepFigures
-from muster.trainer.meeting import Meeting, Newcomer, Round, SiteLost, lost_site
+from muster.trainer.healing import History, Mean, byte_count, digest_of
+from muster.trainer.meeting import Meeting, Newcomer, Round, SiteLost, as_tensor, lost_site
 from muster.trainer.outer import (
     OuterStep,
     byte_size,
@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 VELOCITY = "outer."
 """Prefix of the outer momentum in a site's state."""
+HEAD_BYTES = 64 << 20
+"""Room for what the flow carries from step to step, and for names."""
 
 
 class Inner(Protocol):
@@ -110,6 +112,7 @@ class SiteLearner:
         self._shelf = shelf
         self._max_async_level = max_async_level
         self._round: Round | None = None
+        self._history = History()
 
     @property
     def learning_rate_scale(self) -> float:
@@ -121,13 +124,16 @@ class SiteLearner:
         assert scale == 1.0, "sites would have to agree about it"
 
     def join(self) -> None:
-        """Take over the run's state from site 0 and keep it as this site's own. Not for site 0.
+        """Come to the run's state, from this site's own as far as it goes, and save it. Not for
+        site 0.
 
         Blocking; raises SiteLost when site 0 does not let this site in.
         """
-        round_ = self._meeting.ask({"digest": self._digest()})
-        self._round = round_
-        self._take_over(round_)
+        version = self._own_version()
+        has_policies = all(self._shelf.has(v) for v in self._needed(version))
+        digest = self._digest(version, self._inner.weights()) if has_policies else ""
+        self._round = self._meeting.ask({"version": version, "digest": digest})
+        self._come_to(self._round, version)
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
         """Take a training step together with all sites that are there."""
@@ -145,7 +151,7 @@ class SiteLearner:
                 break
             logger.warning("step taken again: a site was lost", extra={"step": step})
             self.restore(before)
-        self._inner.load(self._outer.apply(weights, mean))
+        self._advance(PolicyVersion(step), weights, mean)
         self.members = round_.members
         logger.info(
             "outer step",
@@ -200,68 +206,124 @@ class SiteLearner:
         return round_
 
     def _hand_over(self, round_: Round, newcomer: Newcomer) -> None:
-        """Send a site that joins what it lacks: the flow's state, tensors, recent policies."""
+        """Send a site that joins what it lacks: the flow's state, and means or all tensors."""
         state = self._checkpoints.latest or TrainerState(BASE, Cursor(), 0, 0)
-        is_same = newcomer.knows.get("digest") == self._digest()
-        tensors = {} if is_same else {f"state.{n}": v for n, v in self.state().items()}
-        if not is_same:
-            oldest = max(1, state.version - self._max_async_level)
-            for version in range(oldest, state.version + 1):
-                weights = self._shelf.weights(PolicyVersion(version))
-                tensors |= {f"policy.{version}.{name}": w for name, w in weights.items()}
+        means = self._missed(state.version, newcomer.knows)
+        head = {
+            "state": _plain(state),
+            "means": means and [[len(part) for part in mean.parts] for mean in means],
+        }
+        if means is None:
+            data = to_bytes(_separate(self._tensors(state.version)))
+        else:
+            data = b"".join(part.numpy().tobytes() for mean in means for part in mean.parts)
         try:
             to = round_.members.index(newcomer.site)
-            round_.send_all(_bytes(json.dumps(_plain(state)).encode()), to)
-            round_.send_all(_bytes(to_bytes(_separate(tensors))), to)
+            round_.send_all(json.dumps(head).encode(), to)
+            round_.send_all(data, to)
         except SiteLost:
             # Its absence shows when the step is exchanged.
             logger.warning("site lost while it joined", extra={"site": newcomer.site})
+        way = "state" if means is None else f"{len(means)} means"
         logger.info(
             "site joined",
-            extra={"site": newcomer.site, "sent_bytes": round_.sent_bytes, "healed": not is_same},
+            extra={"site": newcomer.site, "sent_bytes": round_.sent_bytes, "sent": way},
         )
 
-    def _take_over(self, round_: Round) -> None:
-        state = _state(json.loads(round_.receive_all(0).numpy().tobytes()))
-        tensors = from_bytes(round_.receive_all(0).numpy().tobytes())
-        policies: dict[PolicyVersion, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("policy."):
-                _, version, weight = name.split(".", 2)
-                policies.setdefault(PolicyVersion(int(version)), {})[weight] = tensor
-        for version, weights in policies.items():
-            self._shelf.write(version, weights)
-        if tensors:
-            own = {
-                n.removeprefix("state."): t for n, t in tensors.items() if n.startswith("state.")
-            }
-            self.restore(own)
-            self._checkpoints.forget()
+    def _missed(self, version: PolicyVersion, knows: Mapping[str, Any]) -> list[Mean] | None:
+        """Return the means since what a site knows; None when it needs the state itself."""
+        if knows["version"] == version:
+            is_same = knows["digest"] == self._digest(version, self._inner.weights())
+            return [] if is_same else None
+        return self._history.since(PolicyVersion(knows["version"]), knows["digest"])
+
+    def _tensors(self, version: PolicyVersion) -> dict[str, Tensor]:
+        """Return the state as sites share it, and the policies that it may need besides."""
+        found = {f"weights.{name}": value for name, value in self._inner.weights().items()}
+        found |= {VELOCITY + name: value for name, value in self._outer.velocity.items()}
+        for needed in self._needed(version)[:-1]:
+            learned = self._shelf.learned(needed)
+            found |= {f"policy.{needed}.{name}": value for name, value in learned.items()}
+        return found
+
+    def _needed(self, version: PolicyVersion) -> list[PolicyVersion]:
+        """Return the versions besides the base that a step from `version` on may need."""
+        oldest = max(1, version - self._max_async_level)
+        return [PolicyVersion(v) for v in range(oldest, version + 1)]
+
+    def _own_version(self) -> PolicyVersion:
+        """Return the version whose state this site has, now restored."""
+        saved = self._checkpoints.newest()
+        if saved is None:
+            return BASE
+        self.restore(self._checkpoints.read(saved.folder, self))
+        return saved.state.version
+
+    def _come_to(self, round_: Round, own: PolicyVersion) -> None:
+        """Take over what site 0 hands over."""
+        shared = [*self._inner.weights().values(), *self._outer.velocity.values()]
+        limit = HEAD_BYTES + (3 + self._max_async_level) * 2 * byte_count(shared)
+        head = json.loads(round_.receive_all(0, limit=limit))
+        data = round_.receive_all(0, limit=limit)
+        state = _state(head["state"])
+        if head["means"] is None:
+            self._take_over(state.version, from_bytes(data))
+        else:
+            self._replay(own, _means(head["means"], data))
+        if state.version:
             self._checkpoints.save(state, self.state()).result()
         logger.info(
-            "joined the run", extra={"policy_version": state.version, "healed": bool(tensors)}
+            "joined the run",
+            extra={"policy_version": state.version, "had": own, "received_bytes": len(data)},
         )
 
-    def _digest(self) -> str:
-        """Return what two sites with the same state agree in; generators are each site's own."""
-        hasher = blake3(json.dumps(_plain(self._checkpoints.latest)).encode())
-        for name, value in sorted(self.state().items()):
-            if not name.startswith("random."):
-                hasher.update(name.encode() + value.detach().cpu().numpy().tobytes())
-        return hasher.hexdigest()
+    def _replay(self, own: PolicyVersion, means: Sequence[Mean]) -> None:
+        """Take the outer steps that were missed, and keep their policies."""
+        needed = self._needed(PolicyVersion(own + len(means)))
+        for version, mean in enumerate(means, start=own + 1):
+            weights = {name: value.clone() for name, value in self._inner.weights().items()}
+            self._advance(PolicyVersion(version), weights, mean)
+            if version in needed:
+                self._shelf.write(PolicyVersion(version), self._inner.weights())
+
+    def _take_over(self, version: PolicyVersion, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from the run's state; what this site had of another one is given up."""
+        self._history.clear()
+        self._checkpoints.forget()
+        self._inner.load(_below(tensors, "weights."))
+        self._outer.velocity = _below(tensors, VELOCITY)
+        for needed in self._needed(version)[:-1]:
+            self._shelf.write(needed, _below(tensors, f"policy.{needed}."))
+        if version:
+            self._shelf.write(version, self._inner.weights())
+
+    def _digest(self, version: PolicyVersion, weights: Mapping[str, Tensor]) -> str:
+        """Return what sites with a version's weights and momentum agree in."""
+        return digest_of(version, weights, self._outer.velocity)
 
     # 3. exchange
 
-    def _exchange(self, round_: Round, moved: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def _exchange(self, round_: Round, moved: Mapping[str, Tensor]) -> Mean | None:
         """Return the mean over sites; None when one was lost on the way."""
         try:
-            return split(mean_over_sites(round_, joined(moved, len(round_.members))), moved)
+            return mean_over_sites(round_, joined(moved, len(round_.members)))
         except SiteLost as error:
             logger.warning("exchange failed", extra={"error": str(error)})
             return None
 
+    # 5. step
 
-def mean_over_sites(round_: Round, own_P: Tensor) -> Tensor:
+    def _advance(self, version: PolicyVersion, weights: Mapping[str, Tensor], mean: Mean) -> None:
+        """Take a version's outer step from the weights of the one before."""
+        digest = self._digest(PolicyVersion(version - 1), weights)
+        moved = split(mean.vector(), weights)
+        self._inner.load(self._outer.apply(weights, moved))
+        # Above this the state itself is fewer bytes: the weights and the momentum.
+        most_bytes = 2 * byte_count([*weights.values()])
+        self._history.add(version, digest, mean, most_bytes=most_bytes)
+
+
+def mean_over_sites(round_: Round, own_P: Tensor) -> Mean:
     """Return the mean of all members' vectors, the same bytes at each of them.
 
     Each member adds up one part of it: parts go there as int8, and its mean comes back as int8.
@@ -284,15 +346,21 @@ def mean_over_sites(round_: Round, own_P: Tensor) -> Tensor:
         for work in sending:
             work.wait()
     means[me] = mine
-    return torch.cat([restored(means[i]) for i in range(count)])
+    return Mean([means[i] for i in range(count)])
 
 
 def _is_outer(name: str) -> bool:
     return name.startswith(VELOCITY)
 
 
-def _bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _means(sizes: Sequence[Sequence[int]], data: bytes) -> list[Mean]:
+    """Return the means whose parts' bytes lie one after the other."""
+    parts = iter(as_tensor(data).split([n for mean in sizes for n in mean]) if sizes else ())
+    return [Mean([next(parts) for _ in mean]) for mean in sizes]
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
