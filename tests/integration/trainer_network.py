@@ -205,9 +205,12 @@ class TrainerNetwork:
         flags = [word for flag, path in paths.items() for word in (flag, str(path))]
         return [*words.split(), *flags], {"MUSTER_PASSWORD": PASSWORD, "OMP_NUM_THREADS": "1"}
 
-    async def start(self, name: str, *, ranks: int = 1) -> asyncio.subprocess.Process:
+    async def start(
+        self, name: str, *, ranks: int = 1, flags: Sequence[str] = ()
+    ) -> asyncio.subprocess.Process:
         """Start a trainer, of some processes, on the run and state folder called `name`."""
         words, env = self.command(name)
+        words += flags
         launcher = [sys.executable]
         if ranks > 1:
             launcher += f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -18,7 +21,8 @@ from torch import Tensor
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.trainer.checkpoint import Checkpoints, Identity, TrainerState
-from muster.trainer.meeting import Meeting, Place, SiteLost
+from muster.trainer.healing import History, Mean
+from muster.trainer.meeting import Meeting, Place, Round, SiteLost
 from muster.trainer.outer import (
     BLOCK,
     OuterStep,
@@ -30,7 +34,7 @@ from muster.trainer.outer import (
     split,
 )
 from muster.trainer.policies import PolicyShelf
-from muster.trainer.seal import MARK_BYTES
+from muster.trainer.seal import MARK_BYTES, Seal, site_secret
 from muster.trainer.sites import SiteLearner
 from muster.trainer.stream import Cursor
 
@@ -99,8 +103,8 @@ class Toy:
     """A learner whose weights move by what its groups say."""
 
     def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
-        self.w = torch.zeros(5)
-        self.momentum = torch.zeros(5)
+        self.w = torch.zeros(500)
+        self.momentum = torch.zeros(500)
         self.taken: list[Any] = []
         self._fail = fail
 
@@ -241,8 +245,9 @@ def test_step_is_taken_again_without_a_site_that_died(port: int, tmp_path: Path)
     zero.close()
 
 
-def test_site_that_comes_back_takes_over_the_run_s_state(port: int, tmp_path: Path) -> None:
-    zero, one = _pair(port, tmp_path)
+def _comes_back(port: int, folder: Path, *, forgets: bool) -> tuple[Site, Site]:
+    """Return two sites after three steps, of which the second missed one and is back."""
+    zero, one = _pair(port, folder)
     ready = threading.Event()
 
     def comes_back() -> Site:
@@ -250,7 +255,10 @@ def test_site_that_comes_back_takes_over_the_run_s_state(port: int, tmp_path: Pa
         one.step(1, [1.0, 2.0])
         one.close()
         ready.wait(20)
-        back = Site(1, port, tmp_path)
+        if forgets:
+            shutil.rmtree(folder / "1")
+        back = Site(1, port, folder)
+        back.shelf.held = {} if forgets else one.shelf.held
         back.learner.join()
         saved = back.checkpoints.newest()
         assert saved is not None
@@ -268,10 +276,213 @@ def test_site_that_comes_back_takes_over_the_run_s_state(port: int, tmp_path: Pa
         zero.step(3, [1.0, 2.0])
 
     _, back = _together(goes_on, comes_back)
+    return zero, back
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_site_that_comes_back_holds_the_run_s_state(
+    port: int, tmp_path: Path, forgets: bool
+) -> None:
+    zero, back = _comes_back(port, tmp_path, forgets=forgets)
     assert torch.equal(zero.toy.w, back.toy.w)
-    assert zero.learner.traffic.heal_bytes > 0
+    assert torch.equal(zero.learner._outer.velocity["w"], back.learner._outer.velocity["w"])
+    for version in (1, 2, 3):
+        assert torch.equal(zero.shelf.held[version]["w"], back.shelf.held[version]["w"])
+    # Moments are a site's own: it goes on with what it had.
+    assert back.toy.momentum.any()
     zero.close()
     back.close()
+
+
+def test_site_that_missed_a_step_is_sent_that_step_alone(port: int, tmp_path: Path) -> None:
+    zero, back = _comes_back(port, tmp_path, forgets=False)
+    messages = 8 + byte_size(2 * BLOCK) + 4 * MARK_BYTES + 8
+    assert messages < zero.learner.traffic.heal_bytes < messages + 1000
+    assert back.learner._history.since(PolicyVersion(1), "") is None
+    assert len(back.learner._history._steps) == 2
+    zero.close()
+    back.close()
+
+
+# ----------------------------------------------------------------------------------- history
+
+
+def _mean(byte: int, size: int = 300) -> Mean:
+    return Mean([torch.full((size,), byte, dtype=torch.uint8)])
+
+
+def test_history_has_what_was_moved_since_a_state() -> None:
+    history = History()
+    for version in (4, 5, 6):
+        digest = f"state of {version - 1}"
+        history.add(PolicyVersion(version), digest, _mean(version), most_bytes=1000)
+    found = history.since(PolicyVersion(4), "state of 4")
+    assert found is not None
+    assert [int(mean.parts[0][0]) for mean in found] == [5, 6]
+
+
+@pytest.mark.parametrize(("version", "digest"), [(4, "another"), (2, "state of 2"), (6, "")])
+def test_history_does_not_know_another_state(version: int, digest: str) -> None:
+    history = History()
+    for made in (4, 5, 6):
+        state = f"state of {made - 1}"
+        history.add(PolicyVersion(made), state, _mean(made), most_bytes=1000)
+    assert history.since(PolicyVersion(version), digest) is None
+
+
+def test_history_is_no_larger_than_the_state() -> None:
+    history = History()
+    for version in range(1, 9):
+        history.add(PolicyVersion(version), str(version), _mean(version), most_bytes=1000)
+    assert history.since(PolicyVersion(4), "5") is None
+    assert len(history.since(PolicyVersion(5), "6") or []) == 3
+
+
+def test_history_begins_again_where_versions_are_missing() -> None:
+    history = History()
+    history.add(PolicyVersion(1), "0", _mean(1), most_bytes=1000)
+    history.add(PolicyVersion(3), "2", _mean(3), most_bytes=1000)
+    assert history.since(PolicyVersion(0), "0") is None
+    assert len(history.since(PolicyVersion(2), "2") or []) == 1
+
+
+# --------------------------------------------------------------------------------- strangers
+
+
+@given(st.binary(max_size=50), st.sampled_from(["", "a", "round/1/2", "ü"]))
+def test_sealed_message_opens_at_its_place(message: bytes, place: str) -> None:
+    seal = Seal(SECRET)
+    assert seal.open(place, seal.close(place, message)) == message
+
+
+@given(st.binary(max_size=50), st.integers(0, 10**6))
+def test_message_that_was_changed_does_not_open(message: bytes, at: int) -> None:
+    seal = Seal(SECRET)
+    closed = bytearray(seal.close("round/1", message))
+    assert seal.open("round/2", bytes(closed)) is None
+    assert Seal(bytes(32)).open("round/1", bytes(closed)) is None
+    assert seal.open("round/1", bytes(closed)[1:]) is None
+    closed[at % len(closed)] ^= 1
+    assert seal.open("round/1", bytes(closed)) is None
+
+
+def test_place_and_message_cannot_be_shifted() -> None:
+    seal = Seal(SECRET)
+    assert seal.mark("ab", b"c") != seal.mark("a", b"bc")
+
+
+def test_secret_is_one_run_s() -> None:
+    secrets = {site_secret(b"k" * 32, RunId(run), chain) for run in (1, 2) for chain in (1, 2)}
+    assert len(secrets | {site_secret(b"l" * 32, RunId(1), 1)}) == 5
+
+
+def test_site_without_the_key_is_not_let_in(port: int, tmp_path: Path) -> None:
+    place = Place(1, "127.0.0.1", port, alive_s=0.3, wait_s=1.0)
+
+    def stranger() -> None:
+        with pytest.raises(SiteLost, match="site 0 to open the store"):
+            Meeting(place, expected=2, secret=bytes(32))
+
+    zero, _ = _together(lambda: Site(0, port, tmp_path), stranger)
+    zero.close()
+
+
+def test_values_of_a_stranger_are_passed_over(port: int, tmp_path: Path) -> None:
+    zero, one = _pair(port, tmp_path)
+    session, ticket = zero.meeting._session, json.dumps({"ticket": "x", "knows": {}}).encode()
+    forged = Seal(bytes(32)).close(f"{session}/join/1", ticket)
+    for value in (b"", ticket, forged, b"x" * (1 << 17)):
+        zero.meeting._store.set("join/1", value)
+        assert zero.meeting._newcomer(1) is None
+        zero.meeting._store.set("here/0/1", value)
+        assert zero.meeting._peek("here/0/1") is None
+    one.meeting._set("join/1", {"ticket": "x", "knows": {}})
+    assert zero.meeting._newcomer(1) is not None
+    zero.close()
+    one.close()
+
+
+def test_beat_that_is_shown_again_is_no_sign_of_life(port: int, tmp_path: Path) -> None:
+    zero, one = _pair(port, tmp_path)
+    one.meeting._stopped.set()
+    key = f"beat/{one.meeting._ticket}"
+    one.meeting._set(key, 1000)
+    shown = zero.meeting._store.get(key)
+    assert not zero.meeting._is_silent(one.meeting._ticket)
+    until = time.monotonic() + 5
+    while not zero.meeting._is_silent(one.meeting._ticket):
+        zero.meeting._store.set(key, shown)
+        assert time.monotonic() < until
+    zero.close()
+    one.close()
+
+
+def test_site_that_starts_again_is_alive_however_long_its_last_life_was(
+    port: int, tmp_path: Path
+) -> None:
+    zero, one = _pair(port, tmp_path)
+    one.meeting._stopped.set()
+    one.meeting._set(f"beat/{one.meeting._ticket}", 10**6)
+    one.meeting._set("join/1", {"ticket": one.meeting._ticket, "knows": {}})
+    assert zero.meeting._newcomer(1) is not None
+    again = Site(1, port, tmp_path)
+    again.meeting._set("join/1", {"ticket": again.meeting._ticket, "knows": {}})
+    assert zero.meeting._newcomer(1) is not None
+    for site in (zero, one, again):
+        site.close()
+
+
+class Line:
+    """Two members' messages, as bytes that a stranger may change on the way."""
+
+    def __init__(self) -> None:
+        self.sent: list[Tensor] = []
+
+    def send(self, tensors: list[Tensor], _to: int, _tag: int) -> Any:
+        self.sent.append(tensors[0].clone())
+        return self
+
+    def recv(self, tensors: list[Tensor], _sender: int, _tag: int) -> Any:
+        tensors[0].copy_(self.sent.pop(0))
+        return self
+
+    def wait(self) -> None:
+        """Be done."""
+
+
+def _ends() -> tuple[Line, Round, Round]:
+    line, seal = Line(), Seal(SECRET)
+    zero, one = (Round(3, [0, 1], [], line, rank, seal.mark) for rank in (0, 1))
+    return line, zero, one
+
+
+def test_messages_arrive_in_order() -> None:
+    _, zero, one = _ends()
+    for message in (b"first", b"", b"third"):
+        zero.send_all(message, 1)
+        assert one.receive_all(0, limit=5) == message
+
+
+@pytest.mark.parametrize("trick", ["changed", "repeated", "of another round"])
+def test_message_that_is_not_the_member_s_is_refused(trick: str) -> None:
+    line, zero, one = _ends()
+    zero.start_send(torch.arange(9, dtype=torch.uint8), 1)
+    if trick == "changed":
+        line.sent[0][4] += 1
+    if trick == "repeated":
+        line.sent.append(line.sent[0].clone())
+        one.receive(9, 0)
+    if trick == "of another round":
+        one = Round(4, [0, 1], [], line, 1, Seal(SECRET).mark)
+    with pytest.raises(SiteLost, match="was not site 0's"):
+        one.receive(9, 0)
+
+
+def test_message_above_the_limit_is_not_read() -> None:
+    _, zero, one = _ends()
+    zero.send_all(bytes(100), 1)
+    with pytest.raises(SiteLost, match="100 bytes, at most 99"):
+        one.receive_all(0, limit=99)
 
 
 def test_site_that_the_run_left_behind_is_told(port: int, tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ class Meeting:
         self._expected = expected
         self._members = [0]
         self._next = 0
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._tickets: dict[int, str] = {}
+        self._seen: dict[str, tuple[int, float]] = {}
         self._done: set[str] = set()
         self._stopped = threading.Event()
         with lost_site("site 0's store"):
@@ -213,6 +214,7 @@ class Meeting:
     def _call(self, members: list[int], newcomers: list[Newcomer]) -> Round:
         number = self._next
         for newcomer in newcomers:
+            self._tickets[newcomer.site] = newcomer.ticket
             self._set(f"admit/{newcomer.ticket}", number)
         self._set(f"here/{number}/0", True)
         missing = self._wait_for(f"here/{number}", members)
@@ -235,7 +237,9 @@ class Meeting:
         if site >= self._expected:
             return None
         request = self._peek(f"join/{site}")
-        if request is None or request["ticket"] in self._done or self._is_dead(site):
+        if request is None or request["ticket"] in self._done:
+            return None
+        if self._is_silent(request["ticket"]):
             return None
         return Newcomer(site, request["ticket"], request["knows"])
 
@@ -253,14 +257,16 @@ class Meeting:
         return missing
 
     def _is_dead(self, site: int) -> bool:
-        if site == 0:
-            return False
+        return site != 0 and self._is_silent(self._tickets[site])
+
+    def _is_silent(self, ticket: str) -> bool:
+        """Tell whether a start of a site has not shown itself for too long."""
         now = time.monotonic()
-        beat = self._peek(f"beat/{site}") or 0
-        last, since = self._seen.get(site, (-1, now))
+        beat = self._peek(f"beat/{ticket}") or 0
+        last, since = self._seen.get(ticket, (-1, now))
         # Counted up: a beat that is shown again is no sign of life.
         if beat > last:
-            self._seen[site] = (beat, now)
+            self._seen[ticket] = (beat, now)
             return False
         return now - since > self._place.alive_s
 
@@ -342,7 +348,7 @@ class Meeting:
         while not self._stopped.wait(self._place.alive_s / 5):
             count += 1
             try:
-                self._set(f"beat/{self._place.site}", count, store)
+                self._set(f"beat/{self._ticket}", count, store)
             except SiteLost:
                 return
 

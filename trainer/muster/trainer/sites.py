@@ -132,6 +132,7 @@ class SiteLearner:
         version = self._own_version()
         has_policies = all(self._shelf.has(v) for v in self._needed(version))
         digest = self._digest(version, self._inner.weights()) if has_policies else ""
+        logger.info("asking to take part", extra={"policy_version": version})
         self._round = self._meeting.ask({"version": version, "digest": digest})
         self._come_to(self._round, version)
 
