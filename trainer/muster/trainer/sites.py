@@ -212,7 +212,7 @@ class SiteLearner:
         means = self._missed(state.version, newcomer.knows)
         head = {
             "state": _plain(state),
-            "means": means and [[len(part) for part in mean.parts] for mean in means],
+            "means": None if means is None else [[len(part) for part in m.parts] for m in means],
         }
         if means is None:
             data = to_bytes(_separate(self._tensors(state.version)))
@@ -360,7 +360,7 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _means(sizes: Sequence[Sequence[int]], data: bytes) -> list[Mean]:
     """Return the means whose parts' bytes lie one after the other."""
-    parts = iter(as_tensor(data).split([n for mean in sizes for n in mean]) if sizes else ())
+    parts = iter(torch.split(as_tensor(data), [n for mean in sizes for n in mean]) if sizes else ())
     return [Mean([next(parts) for _ in mean]) for mean in sizes]
 
 
