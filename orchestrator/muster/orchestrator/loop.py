@@ -30,15 +30,7 @@ from functools import partial
 from typing import NoReturn
 
 from muster.chain import OutcomeProof, apply_poll
-from muster.orchestrator.metrics import (
-    CHAIN_TIME_SECONDS,
-    LISTENERS,
-    POLICY_VERSION,
-    STEP,
-    TRANSACTIONS,
-    UNJUDGED_BATCHES,
-    VERDICTS,
-)
+from muster.orchestrator.metrics import TRANSACTIONS
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.clock import Backoff, wait_for
 from muster.orchestrator.services.context import Services
@@ -169,7 +161,6 @@ async def follow_once(services: Services, reader: ReaderPort) -> None:
     if has_changed:
         services.batching.sync()
         services.wakes.chain_changed()
-        _measure(services)
 
 
 async def commit(services: Services) -> NoReturn:
@@ -277,7 +268,6 @@ async def announce(services: Services) -> NoReturn:
     """Send the status to listeners when it has changed, a few times per second at most."""
     while True:
         await wait_for(services.wakes.status, IDLE_S)
-        LISTENERS.set(services.feed.listeners)
         if services.feed.listeners:
             services.feed.publish(to_json(await services.status.build()))
         await asyncio.sleep(STATUS_INTERVAL_S)
@@ -330,13 +320,3 @@ def _log_failure(kind: str, key: str, error: ChainError, pause_s: float) -> None
         "a transaction failed",
         extra={"kind": kind, "about": key, "error": str(error), "retry_s": pause_s},
     )
-
-
-def _measure(services: Services) -> None:
-    projection = services.projection
-    STEP.set(projection.progress.step)
-    POLICY_VERSION.set(projection.run.latest_version or 0)
-    UNJUDGED_BATCHES.set(len(projection.unjudged))
-    CHAIN_TIME_SECONDS.set(services.chain_clock.now())
-    for verdict, count in projection.verdict_counts.items():
-        VERDICTS.labels(verdict=verdict.name.lower()).set(count)

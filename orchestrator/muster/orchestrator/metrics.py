@@ -49,6 +49,32 @@ VERDICTS = Gauge(
     ("verdict",),
     registry=REGISTRY,
 )
+REASONS = Gauge(
+    "muster_orchestrator_reasons",
+    "Submissions that were not accepted, by reason of the outcome on chain.",
+    ("reason",),
+    registry=REGISTRY,
+)
+REASON_WORKERS = Gauge(
+    "muster_orchestrator_reason_workers",
+    "Workers with at least one submission that was not accepted for the reason.",
+    ("reason",),
+    registry=REGISTRY,
+)
+WORKERS = Gauge(
+    "muster_orchestrator_workers", "Registered workers by status.", ("status",), registry=REGISTRY
+)
+NODES_ALIVE = Gauge(
+    "muster_orchestrator_nodes_alive",
+    "Nodes that sent a heartbeat within two minutes.",
+    registry=REGISTRY,
+)
+SLASHES = Gauge(
+    "muster_orchestrator_slashes", "Slashes on chain by state.", ("state",), registry=REGISTRY
+)
+OPEN_CASES = Gauge(
+    "muster_orchestrator_open_cases", "Disputes that are not closed.", registry=REGISTRY
+)
 STEP = Gauge(
     "muster_orchestrator_step",
     "Training step whose submissions are being collected.",
@@ -60,6 +86,42 @@ POLICY_VERSION = Gauge(
 UNJUDGED_BATCHES = Gauge(
     "muster_orchestrator_unjudged_batches",
     "Committed batches without outcomes.",
+    registry=REGISTRY,
+)
+OLDEST_UNJUDGED_SECONDS = Gauge(
+    "muster_orchestrator_oldest_unjudged_seconds",
+    "Time since the oldest batch without outcomes was committed; 0 without one.",
+    registry=REGISTRY,
+)
+WAITING_SUBMISSIONS = Gauge(
+    "muster_orchestrator_waiting_submissions",
+    "Submissions received that are in no batch yet.",
+    registry=REGISTRY,
+)
+OPEN_LEASES = Gauge(
+    "muster_orchestrator_open_leases", "Tickets that wait for their submission.", registry=REGISTRY
+)
+PENDING_TRANSACTIONS = Gauge(
+    "muster_orchestrator_pending_transactions", "Sent and not mined.", registry=REGISTRY
+)
+VALIDATOR_SIGNED_SECONDS = Gauge(
+    "muster_orchestrator_validator_signed_seconds",
+    "Time since outcomes with a seated validator's signature were received.",
+    ("validator",),
+    registry=REGISTRY,
+)
+TRAINING = Gauge(
+    "muster_orchestrator_training",
+    "The trainer's newest figures, by their names in docs/reference/metrics.md.",
+    ("figure",),
+    registry=REGISTRY,
+)
+BLOCK = Gauge(
+    "muster_orchestrator_block", "Block up to which the chain is read.", registry=REGISTRY
+)
+CHAIN_READ_SECONDS = Gauge(
+    "muster_orchestrator_chain_read_seconds",
+    "Time since the chain's endpoint answered.",
     registry=REGISTRY,
 )
 CHAIN_TIME_SECONDS = Gauge(

@@ -21,7 +21,7 @@ from sqlalchemy import insert
 
 from muster.chain import ZERO_ADDRESS
 from muster.orchestrator.db.models import BatchRow, HeartbeatRow, LeaseRow, SubmissionRow
-from muster.protocol.encoding import file_hash, hex0x, keccak
+from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, Step, to_address
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, encode_rollouts
@@ -45,6 +45,10 @@ class History:
     files: dict[Hash32, bytes] = field(default_factory=dict)
     workers: list[Address] = field(default_factory=list)
     slots: dict[tuple[Address, int], int] = field(default_factory=dict)
+    stored: int = 0
+    """Rows that were taken away already."""
+    last: Submission | None = None
+    """The latest one."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -63,16 +67,28 @@ class History:
             )  # fmt: skip
             self.workers.append(worker)
 
-    def work(self, submissions: int, *, steps: int, cheaters: int = 2, judged: int = -1) -> None:
-        """Commit this many submissions over some steps, and judge the first `judged` of them."""
+    def work(
+        self,
+        submissions: int,
+        *,
+        steps: int,
+        cheaters: int = 2,
+        judged: int = -1,
+        after: int = 0,
+    ) -> None:
+        """Commit this many submissions over the steps that follow `after`, and judge the first
+        `judged` of them.
+        """
         judged = submissions if judged < 0 else judged
         done, per_step = 0, math.ceil(submissions / steps)
         while done < submissions:
-            step = done // per_step + 1
+            step = after + done // per_step + 1
             if step - 1 > (self.network.run.latest_version or 0):
                 self.network.publish(step - 1)
-            count = min(self.per_batch, submissions - done, step * per_step - done)
-            batch = [self._submission(step, done + i, cheaters) for i in range(count)]
+            left = (step - after) * per_step - done
+            count = min(self.per_batch, submissions - done, left)
+            first = self.stored + len(self.rows)
+            batch = [self._submission(step, first + i, cheaters) for i in range(count)]
             done += count
             self._commit([s for s, _, _ in batch])
             if done <= judged:
@@ -126,6 +142,7 @@ class History:
 
     def _commit(self, batch: list[Submission]) -> None:
         chain, ledger = self.network.chain, self.network.chain.ledger
+        self.last = batch[-1]
         root = keccak(batch[0].file_hash + batch[-1].file_hash)
         ledger.batches += 1
         units = sum(s.units for s in batch)
@@ -142,13 +159,9 @@ class History:
     def _row(
         self, submission: Submission, root: Hash32, position: int, received_at: int
     ) -> dict[str, Any]:
-        ticket = Ticket(
-            run_id=RUN, worker=submission.worker, step=submission.step, index=submission.index,
-            policy_version=submission.policy_version, policy_root=root, beacon=root,
-            deadline=received_at + 60,
-        )  # fmt: skip
+        ticket = self.ticket(submission, received_at + 60)
         return {
-            "sequence": len(self.rows) + 1,
+            "sequence": self.stored + len(self.rows) + 1,
             "file_hash": submission.file_hash,
             "worker": submission.worker,
             "step": submission.step,
@@ -162,6 +175,15 @@ class History:
             "batch_root": root,
             "position": position,
         }
+
+    def ticket(self, submission: Submission, deadline: int) -> Ticket:
+        """Return the ticket that a submission fills."""
+        checkpoint = self.network.run.checkpoints[submission.policy_version]
+        return Ticket(
+            run_id=RUN, worker=submission.worker, step=submission.step, index=submission.index,
+            policy_version=submission.policy_version, policy_root=checkpoint.manifest_root,
+            beacon=checkpoint.beacon, deadline=deadline,
+        )  # fmt: skip
 
     def _post(self, batch: list[tuple[Submission, Verdict, Reason]]) -> None:
         batch_id, workers = self.network.chain.ledger.batches, self.network.view.workers
@@ -240,14 +262,20 @@ class History:
             leaf=leaf, overturned=True, verdict=Verdict.ACCEPTED, bond_returned=1,
         )  # fmt: skip
 
+    def take(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the batches and rows written since the last call, and forget them."""
+        batches, rows, self.batches, self.rows = self.batches, self.rows, [], []
+        self.stored += len(rows)
+        return batches, rows
+
     def claims(self) -> Iterator[Submission]:
         """Yield what was submitted, in order."""
         for row in self.rows:
             yield Submission.from_json(row["submission"])
 
 
-async def store(history: History, bench: Bench, *, beats: bool = True) -> None:
-    """Put a history's rows, files and heartbeats where the orchestrator keeps them."""
+async def store(history: History, bench: Bench, *, beats: bool = True, lease: bool = True) -> None:
+    """Put a history's rows, files, heartbeats and a lease where the orchestrator keeps them."""
     async with bench.services.database.write() as session:
         if history.batches:
             await session.execute(insert(BatchRow), history.batches)
@@ -255,7 +283,8 @@ async def store(history: History, bench: Bench, *, beats: bool = True) -> None:
             await session.execute(insert(SubmissionRow), history.rows[start : start + 10_000])
         if beats:
             await session.execute(insert(HeartbeatRow), list(_beats(history, bench)))
-        await session.execute(insert(LeaseRow), [_lease(history, bench)])
+        if lease:
+            await session.execute(insert(LeaseRow), [_lease(history, bench)])
     await bench.services.heartbeats.load()
     for digest, body in history.files.items():
         (bench.services.settings.files / f"{digest.hex()}.parquet").write_bytes(body)
@@ -278,10 +307,13 @@ def _beats(history: History, bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def _lease(history: History, bench: Bench) -> dict[str, Any]:
-    worker = history.network.view.workers[history.workers[0]]
+    claim = history.last
+    assert claim is not None
+    deadline = bench.services.chain_clock.now() + 60
+    ticket = history.ticket(claim, deadline)
     return {
-        "node": worker.node, "worker": worker.address, "step": 1 << 20, "index": 0,
-        "deadline": bench.services.chain_clock.now() + 60, "ticket": {"policy_version": 1 << 20},
+        "node": history.network.view.workers[claim.worker].node, "worker": claim.worker,
+        "step": 1 << 20, "index": 0, "deadline": deadline, "ticket": ticket.to_json(),
         "signature": bytes(65), "is_filled": False,
     }  # fmt: skip
 
@@ -387,6 +419,3 @@ def _no_signals() -> Any:
 def digest_of(path: Path) -> str:
     """Return a file's SHA-256."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-__all__ = ["HOSTILE", "History", "hex0x", "served", "store"]

@@ -40,6 +40,7 @@ async def report(request: Request, services: ServicesDep) -> Response:
 
 
 @router.get("/metrics", include_in_schema=False)
-async def prometheus() -> Response:
+async def prometheus(services: ServicesDep) -> Response:
     """Return the process's figures in Prometheus' text form."""
+    await services.gauges.refresh(services)
     return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)

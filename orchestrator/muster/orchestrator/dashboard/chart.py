@@ -111,7 +111,8 @@ def y_levels(panel: Panel, points: Sequence[Point]) -> list[float]:
 
 def round_levels(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
     """Return about `count` round numbers from at or below `low` to at or above `high`."""
-    span = high - low or abs(high) or 1.0
+    # Nothing finer than this is ever read off an axis.
+    span = max(high - low, 1e-9 * max(abs(low), abs(high)), 1e-12)
     raw = span / count
     power = 10.0 ** math.floor(math.log10(raw))
     stride = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
-
-from muster.orchestrator.db.models import LeaseRow, SubmissionRow
 from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.gauges import ALIVE_S, count_pending, count_queues
 from muster.orchestrator.services.relays import RelayStatus
-from muster.protocol.errors import ChainError
 from muster.protocol.ids import Address
-
-ALIVE_S = 120
-"""A node that was heard of within this time is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +23,8 @@ class ValidatorLine:
     """Posted outcomes that carry its signature."""
     latest_at: int | None
     """Chain time of the latest of them."""
+    heard_at: float | None
+    """Wall clock of the latest outcomes it handed in here, since the process started."""
     stake_wei: int
     """Its active stake."""
 
@@ -90,7 +86,7 @@ class Health:
 async def read_health(services: Services, relays: list[RelayStatus]) -> Health:
     """Return how the network does."""
     projection, health = services.projection, services.chain_health
-    open_leases, waiting = await _queues(services)
+    open_leases, waiting = await count_queues(services.database, services.chain_clock.now())
     unjudged = projection.unjudged
     now = services.clock()
     beats = services.heartbeats.latest
@@ -102,7 +98,7 @@ async def read_health(services: Services, relays: list[RelayStatus]) -> Health:
         chain_error=health.error,
         events_block=projection.view.block_number,
         contradictions=len(projection.view.contradictions),
-        pending_transactions=await _pending(services),
+        pending_transactions=await count_pending(services.chain),
         open_leases=open_leases,
         waiting=waiting,
         uncommitted=len(services.batching.uncommitted_roots),
@@ -118,28 +114,6 @@ async def read_health(services: Services, relays: list[RelayStatus]) -> Health:
     )
 
 
-async def _queues(services: Services) -> tuple[int, int]:
-    async with services.database.read() as session:
-        leases = await session.scalar(
-            select(func.count())
-            .select_from(LeaseRow)
-            .where(LeaseRow.deadline >= services.chain_clock.now(), LeaseRow.is_filled.is_(False))
-        )
-        waiting = await session.scalar(
-            select(func.count())
-            .select_from(SubmissionRow)
-            .where(SubmissionRow.batch_root.is_(None))
-        )
-    return leases or 0, waiting or 0
-
-
-async def _pending(services: Services) -> int | None:
-    try:
-        return await services.chain.pending_transactions()
-    except ChainError:
-        return None
-
-
 def _validators(services: Services) -> list[ValidatorLine]:
     run, signed = services.projection.run, services.projection.signed
     stakes = services.projection.view.stakes
@@ -149,6 +123,7 @@ def _validators(services: Services) -> list[ValidatorLine]:
             is_seated=validator in run.validators,
             batches=signed[validator].batches if validator in signed else 0,
             latest_at=signed[validator].latest_at if validator in signed else None,
+            heard_at=services.outcomes.heard_at.get(validator),
             stake_wei=stakes[validator].active_wei if validator in stakes else 0,
         )
         for validator in run.seats

@@ -15,6 +15,7 @@ from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.files import FileStore
+from muster.orchestrator.services.gauges import Gauges
 from muster.orchestrator.services.heartbeats import Heartbeats
 from muster.orchestrator.services.identities import Identities
 from muster.orchestrator.services.intake import Intake
@@ -104,6 +105,8 @@ class Services(Ground):
     """Fraud to execute and finalise."""
     payments: Payments
     """What was paid."""
+    gauges: Gauges
+    """Figures for Prometheus."""
     training: TrainingMetrics
     """The trainer's figures."""
     status: StatusDesk
@@ -202,6 +205,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
             now=ground.chain_clock.now,
         ),
         payments=Payments(ground.chain, ground.run_id),
+        gauges=Gauges(),
         training=training,
         status=StatusDesk(
             database=ground.database,
@@ -269,4 +273,5 @@ def _outcomes(ground: Ground, batching: Batching) -> OutcomeDesk:
         batching=batching,
         domain=ground.domain,
         on_received=ground.wakes.record.set,
+        clock=ground.clock,
     )

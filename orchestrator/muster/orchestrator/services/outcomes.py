@@ -54,6 +54,7 @@ class OutcomeDesk:
         batching: Batching,
         domain: Domain,
         on_received: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         self._database = database
         self._files = files
@@ -61,6 +62,11 @@ class OutcomeDesk:
         self._batching = batching
         self._domain = domain
         self._on_received = on_received
+        self._clock = clock
+        self.heard_at: dict[Address, float] = {}
+        """Wall clock of the latest outcomes from each validator, since the process started."""
+        self.listening_since = clock()
+        """When that began."""
 
     async def receive(
         self, validator: Address, batch_id: int, records: bytes, signature: bytes
@@ -73,6 +79,7 @@ class OutcomeDesk:
         self._check_records(contents, records)
         outcomes = Outcomes(batch_id, batch.root, keccak(records))
         self._check_signature(validator, outcomes, signature)
+        self.heard_at[validator] = self._clock()
         if batch.records is not None:
             return
         if await self._keep(validator, batch, records, signature):

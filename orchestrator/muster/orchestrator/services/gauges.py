@@ -1,0 +1,146 @@
+"""Gauges for Prometheus: read off the services when somebody asks, once a second at most."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select
+
+from muster.chain import SlashState
+from muster.orchestrator import metrics
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.models import LeaseRow, SubmissionRow
+from muster.orchestrator.ports import ChainPort
+from muster.protocol.errors import ChainError
+from muster.protocol.messages import Reason
+
+if TYPE_CHECKING:
+    from muster.orchestrator.services.context import Services
+
+ALIVE_S = 120
+"""A node that was heard of within this time is alive."""
+FRESH_S = 1.0
+"""Figures are used for this long."""
+TRAINING_FIGURES = (
+    *("reward", "eval_reward", "entropy", "grad_norm", "kl", "mismatch_kl", "age_mean", "tokens"),
+    *("wall_s", "wait_s", "alarm_steps", "grad_growth", "entropy_rise", "reward_fall", "skipped"),
+)
+"""Which of the trainer's figures are passed on: its own endpoint has all of them."""
+
+
+class Gauges:
+    """Keeps the gauges of `muster.orchestrator.metrics`."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._reading = asyncio.Lock()
+        self._read_at = float("-inf")
+
+    async def refresh(self, services: Services) -> None:
+        """Set every gauge to what holds now."""
+        async with self._reading:
+            if self._monotonic() - self._read_at < FRESH_S:
+                return
+            _set_run(services)
+            _set_workers(services)
+            _set_chain(services)
+            _set_validators(services)
+            await _set_queues(services)
+            self._read_at = self._monotonic()
+
+
+async def count_queues(database: Database, now: int) -> tuple[int, int]:
+    """Return the open leases, and the submissions that are in no batch."""
+    async with database.read() as session:
+        leases = await session.scalar(
+            select(func.count())
+            .select_from(LeaseRow)
+            .where(LeaseRow.deadline >= now, LeaseRow.is_filled.is_(False))
+        )
+        waiting = await session.scalar(
+            select(func.count())
+            .select_from(SubmissionRow)
+            .where(SubmissionRow.batch_root.is_(None))
+        )
+    return leases or 0, waiting or 0
+
+
+async def count_pending(chain: ChainPort) -> int | None:
+    """Return the transactions that were sent and are not mined; None when nobody can say."""
+    try:
+        return await chain.pending_transactions()
+    except ChainError:
+        return None
+
+
+def _set_run(services: Services) -> None:
+    projection, training = services.projection, services.training
+    metrics.STEP.set(projection.progress.step)
+    metrics.POLICY_VERSION.set(projection.run.latest_version or 0)
+    metrics.LISTENERS.set(services.feed.listeners)
+    for verdict, count in projection.verdict_counts.items():
+        metrics.VERDICTS.labels(verdict=verdict.name.lower()).set(count)
+    for figure in TRAINING_FIGURES:
+        value = training.latest(figure)
+        if value is not None:
+            metrics.TRAINING.labels(figure=figure).set(value)
+
+
+def _set_workers(services: Services) -> None:
+    view, projection, now = services.projection.view, services.projection, services.clock()
+    statuses = Counter(worker.status.lower() for worker in view.workers.values())
+    for status in ("active", "jailed", "exiting", "banned"):
+        metrics.WORKERS.labels(status=status).set(statuses[status])
+    beats = services.heartbeats.latest.values()
+    metrics.NODES_ALIVE.set(sum(now - beat.seen_at <= ALIVE_S for beat in beats))
+    affected: Counter[Reason] = Counter()
+    for worker in view.workers.values():
+        reasons = projection.tally(worker.worker_id).reasons
+        affected.update(reason for reason, count in reasons.items() if count > 0)
+    for reason in Reason:
+        if reason is not Reason.NONE:
+            name = reason.name.lower()
+            metrics.REASONS.labels(reason=name).set(projection.total.reasons[reason])
+            metrics.REASON_WORKERS.labels(reason=name).set(affected[reason])
+
+
+def _set_chain(services: Services) -> None:
+    view, health = services.projection.view, services.chain_health
+    states = Counter(slash.state for slash in view.slashes)
+    for state in SlashState:
+        metrics.SLASHES.labels(state=state.value).set(states[state])
+    metrics.OPEN_CASES.set(sum(not case.closed for case in view.cases.values()))
+    metrics.BLOCK.set(health.head or 0)
+    metrics.CHAIN_TIME_SECONDS.set(services.chain_clock.now())
+    if health.read_at is not None:
+        metrics.CHAIN_READ_SECONDS.set(max(0.0, services.clock() - health.read_at))
+    unjudged = services.projection.unjudged
+    oldest = min((batch.committed_at for batch in unjudged), default=None)
+    metrics.UNJUDGED_BATCHES.set(len(unjudged))
+    metrics.OLDEST_UNJUDGED_SECONDS.set(
+        0 if oldest is None else max(0, services.chain_clock.now() - oldest)
+    )
+
+
+def _set_validators(services: Services) -> None:
+    seated, outcomes = services.projection.run.validators, services.outcomes
+    # Who left its seat is not to be reported absent for ever.
+    metrics.VALIDATOR_SIGNED_SECONDS.clear()
+    for validator in seated:
+        since = outcomes.heard_at.get(validator, outcomes.listening_since)
+        metrics.VALIDATOR_SIGNED_SECONDS.labels(validator=validator).set(
+            max(0.0, services.clock() - since)
+        )
+
+
+async def _set_queues(services: Services) -> None:
+    leases, waiting = await count_queues(services.database, services.chain_clock.now())
+    metrics.OPEN_LEASES.set(leases)
+    metrics.WAITING_SUBMISSIONS.set(waiting)
+    pending = await count_pending(services.chain)
+    if pending is not None:
+        metrics.PENDING_TRANSACTIONS.set(pending)
