@@ -26,9 +26,9 @@ FAMILIES = frozenset(
 _ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles do not depend on the length of what is computed."""
 
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Called with a layer's number, queries [N, heads, E], keys and values [N, K, E]; returns what
-attention yields, [N, heads * E]."""
+Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Called with a layer's number, queries [N, heads, E], and keys followed by values [N, 2K, E];
+returns what attention yields, [N, heads * E]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class LeanModel:
         x = F.embedding(tokens_N, self._embedding)
         for number, layer in enumerate(self._layers):
             heads = layer.qkv(layer.before_attention(x)).view(len(x), -1, self.head_size)
-            turned = self._turn(heads[:, : -self.key_heads], layer, rotary)
-            queries, keys = turned[:, : self.query_heads], turned[:, self.query_heads :]
-            x = x + layer.output(attend(number, queries, keys, heads[:, -self.key_heads :]))
+            self._turn(heads[:, : -self.key_heads], layer, rotary)
+            queries, keys_values = heads[:, : self.query_heads], heads[:, self.query_heads :]
+            x = x + layer.output(attend(number, queries, keys_values))
             normal = layer.before_mlp(x)
             x = x + layer.down(layer.activation(layer.gate(normal)) * layer.up(normal))
         return self._norm(x)
@@ -155,13 +155,14 @@ class LeanModel:
         """Return the float32 logits [N, V] of hidden states."""
         return self._head(hidden_NH).float()
 
-    def _turn(self, heads: torch.Tensor, layer: _Layer, rotary: Rotary) -> torch.Tensor:
-        """Return queries and keys [N, A, E], normalised where the family does so, and rotated."""
+    def _turn(self, heads_NAE: torch.Tensor, layer: _Layer, rotary: Rotary) -> None:
+        """Normalise queries and keys where the family does so, and rotate them, in place."""
+        heads = heads_NAE
         if layer.head_norm_AE is not None and layer.heads is not None:
             normal = F.rms_norm(heads.float(), (self.head_size,), None, layer.heads[0].eps)
             heads = layer.head_norm_AE * normal.to(heads.dtype)
         swapped = heads.roll(self.head_size // 2, dims=-1)
-        return heads * rotary.cos_N1E + swapped * rotary.sin_N1E
+        torch.add(heads * rotary.cos_N1E, swapped * rotary.sin_N1E, out=heads_NAE)
 
     def _count_hooks(self) -> int:
         return sum(

@@ -2,7 +2,7 @@
 
 Keys and values lie in one buffer whose size is known before the first token; every token is written
 in place, and a prompt is computed once for all its samples. Axes: Y layers, S places for rows, R
-rows in use, P prompts, L positions, K key heads, E head size, H hidden units.
+rows in use, P prompts, L positions, K heads of keys and then values, E head size, H hidden units.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPT_TOKENS = 1 << 14
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     tokens: tuple[int, ...]
-    cache_Y2LKE: torch.Tensor
+    cache_YLKE: torch.Tensor
     hidden_H: torch.Tensor
 
 
@@ -37,8 +37,12 @@ class LeanRows:
     def __init__(self, model: LeanModel, places: int, length: int) -> None:
         self._model = model
         self._rotary = model.begin(length)
-        shape = (model.layers, 2, places, length, model.key_heads, model.head_size)
-        self._cache = _zeros(shape, model.dtype, model.device)
+        heads = 2 * model.key_heads, model.head_size
+        self._cache_YSLKE = _zeros(
+            (model.layers, places, length, *heads), model.dtype, model.device
+        )
+        # Calls are what a step of a small model costs: views that never change are made once.
+        self._tokens_Y = self._cache_YSLKE.view(model.layers, places * length, *heads).unbind()
         self._mask_SL = torch.full(
             (places, length), -torch.inf, dtype=model.dtype, device=model.device
         )
@@ -57,37 +61,34 @@ class LeanRows:
         for prompt in self._computed(different):
             rows = torch.from_numpy(first + np.flatnonzero(prompt_of_R == len(hidden_PH)))
             size = len(prompt.tokens)
-            self._cache[:, :, rows, :size] = prompt.cache_Y2LKE[:, :, None]
+            self._cache_YSLKE[:, rows, :size] = prompt.cache_YLKE[:, None]
             self._mask_SL[rows] = -torch.inf
             self._mask_SL[rows, :size] = 0
             hidden_PH.append(prompt.hidden_H)
         lengths = np.array([len(prompt) for prompt in prompts])
         self._lengths_R = np.concatenate([self._lengths_R, lengths])
         # Samples of the last prompt that still wait shall find it computed.
-        self._kept = _Prompt(prompt.tokens, prompt.cache_Y2LKE.clone(), prompt.hidden_H)
+        self._kept = _Prompt(prompt.tokens, prompt.cache_YLKE.clone(), prompt.hidden_H)
         hidden = torch.stack(hidden_PH)
         shared = torch.from_numpy(prompt_of_R).to(self._model.device)
         return hidden[shared], self._model.logits(hidden)[shared]
 
     def step(self, tokens_R: npt.NDArray[np.int64]) -> Predicted:
         """Take one more token per row; return what predicts the next."""
-        model, cache = self._model, self._cache
-        rows, length = len(tokens_R), cache.shape[3]
+        model, rows, length = self._model, len(tokens_R), self._mask_SL.shape[1]
         width = int(self._lengths_R.max()) + 1
         places_R = torch.from_numpy(self._lengths_R).to(model.device)
         at_R = torch.from_numpy(np.arange(rows) * length + self._lengths_R).to(model.device)
         self._mask_SL.view(-1).index_fill_(0, at_R, 0)
         mask = self._mask_SL[:rows, None, None, :width]
 
-        def attend(
-            layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-        ) -> torch.Tensor:
-            seen = []
-            for half, new in ((0, keys), (1, values)):
-                buffer = cache[layer, half]
-                buffer.view(-1, *buffer.shape[2:]).index_copy_(0, at_R, new)
-                seen.append(buffer[:rows, :width].transpose(1, 2))
-            return self._attend(queries, seen[0], seen[1], mask)
+        seen = self._cache_YSLKE[:, :rows, :width].transpose(2, 3)
+        keys_Y = seen[:, :, : model.key_heads].unbind()
+        values_Y = seen[:, :, model.key_heads :].unbind()
+
+        def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+            self._tokens_Y[layer].index_copy_(0, at_R, keys_values)
+            return self._attend(queries, keys_Y[layer], values_Y[layer], mask)
 
         tokens = torch.from_numpy(tokens_R).to(model.device)
         hidden = model.run(tokens, self._rotary.at(places_R), attend)
@@ -124,7 +125,7 @@ class LeanRows:
         """Row i becomes what row `order[i]` was, which must not be below i; others are dropped."""
         for row in np.flatnonzero(order != np.arange(len(order))):
             source, size = order[row], self._lengths_R[order[row]]
-            self._cache[:, :, row, :size] = self._cache[:, :, source, :size]
+            self._cache_YSLKE[:, row, :size] = self._cache_YSLKE[:, source, :size]
             self._mask_SL[row] = self._mask_SL[source]
         self._lengths_R = self._lengths_R[order]
 
@@ -146,15 +147,14 @@ class LeanRows:
         model = self._model
         tokens_PL = torch.from_numpy(pad_right(prompts)).to(model.device)
         count, length = tokens_PL.shape
-        cache = self._cache.new_empty(model.layers, 2, count, length, *self._cache.shape[4:])
+        cache = self._cache_YSLKE.new_empty(
+            model.layers, count, length, *self._cache_YSLKE.shape[3:]
+        )
 
-        def attend(
-            layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-        ) -> torch.Tensor:
-            queries, keys, values = (
-                heads.view(count, length, -1, model.head_size) for heads in (queries, keys, values)
-            )
-            cache[layer, 0], cache[layer, 1] = keys, values
+        def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+            queries = queries.reshape(count, length, -1, model.head_size)
+            cache[layer] = keys_values.view(count, length, -1, model.head_size)
+            keys, values = cache[layer].tensor_split(2, dim=2)
             mixed = F.scaled_dot_product_attention(
                 queries.transpose(1, 2),
                 keys.transpose(1, 2),
@@ -169,7 +169,7 @@ class LeanRows:
         hidden = model.run(tokens_PL.view(-1), self._rotary.at(places), attend)
         hidden_PLH = hidden.view(count, length, -1)
         return [
-            _Prompt(tokens, cache[:, :, i, : len(tokens)], hidden_PLH[i, len(tokens) - 1])
+            _Prompt(tokens, cache[:, i, : len(tokens)], hidden_PLH[i, len(tokens) - 1])
             for i, tokens in enumerate(prompts)
         ]
 
