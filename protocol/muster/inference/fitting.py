@@ -9,9 +9,11 @@ from muster.protocol.errors import EngineError
 
 
 def require_samplable(request: Request) -> None:
-    """Raise EngineError unless there is a temperature and a seed to sample with."""
+    """Raise EngineError unless there is a temperature, a seed and a position to sample with."""
     if not request.temperature > 0 or not 0 <= request.seed < 1 << 64:
         raise EngineError(f"cannot sample with T {request.temperature}, seed {request.seed}")
+    if request.position < 0:
+        raise EngineError(f"a position counts from 0, got {request.position}")
 
 
 def require_fits(

@@ -19,6 +19,7 @@ from muster.tasks.environments.python_tool import (
     check_tool,
     output_of,
     reply_with_output,
+    run_program,
 )
 from muster.tasks.registry import verifier_of
 from muster.tasks.sandbox import Level, SandboxUnavailable, shared_sandbox
@@ -35,7 +36,7 @@ def fenced(program: str) -> str:
 
 def run(program: str) -> str:
     """Return the output of a program, run afresh."""
-    return output_of.__wrapped__(program)
+    return run_program(program)
 
 
 # The interface
@@ -154,14 +155,16 @@ def test_an_output_is_no_proof_of_fraud_and_stands_between_the_marks() -> None:
 
 @needs_sandbox
 def test_the_same_program_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    output_of.cache_clear()
+    python_tool._remembered.cache_clear()
     first = output_of("print(1)")
     monkeypatch.setattr(python_tool, "shared_sandbox", lambda: Level(None, "gone", ()))
     assert output_of("print(1)") == first
+    with pytest.raises(SandboxUnavailable):
+        output_of("print(1)" + " " * python_tool.REMEMBERED_CHARS)
 
 
 def test_without_a_sandbox_there_is_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    output_of.cache_clear()
+    python_tool._remembered.cache_clear()
     monkeypatch.setattr(python_tool, "shared_sandbox", lambda: Level(None, "no bubblewrap", ()))
     with pytest.raises(SandboxUnavailable):
         output_of("print(1)")

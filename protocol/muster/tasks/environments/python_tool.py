@@ -26,6 +26,8 @@ MAX_STEPS = 1_000_000
 on every machine."""
 MAX_OUTPUT_CHARS = 1_000
 """What is shown of an output."""
+REMEMBERED_CHARS = 4096
+"""Outputs of longer programs are not kept: hostile ones must not fill the memory."""
 MAX_REPLIES = 4
 """Programs in one completion."""
 BEFORE, AFTER = "\n```output\n", "\n```\n"
@@ -90,12 +92,21 @@ def reply_with_output(problem: Problem, said: tuple[str, ...]) -> Turn:
         return Undecided(f"programs are not run here: {error}")
 
 
-@lru_cache(maxsize=8192)
 def output_of(program: str) -> str:
     """Return what a program shows, cut at MAX_OUTPUT_CHARS; raises SandboxUnavailable.
 
-    Samples of one problem tend to ask the same: it is run once.
+    Samples of one problem tend to ask the same: a short program is run once.
     """
+    return _remembered(program) if len(program) <= REMEMBERED_CHARS else run_program(program)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(program: str) -> str:
+    return run_program(program)
+
+
+def run_program(program: str) -> str:
+    """Return what `output_of` does, always by running it."""
     level = shared_sandbox()
     if level.sandbox is None:
         raise SandboxUnavailable(level.reason)
