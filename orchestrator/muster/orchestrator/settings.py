@@ -28,6 +28,9 @@ class OrchestratorSettings(Settings):
     files: Path = Path("files")
     """Folder of submission files, of what the database is rebuilt from, and of the journal of
     transactions."""
+    bucket: str = ""
+    """`s3://bucket/prefix` for submission files and what the database is rebuilt from, instead of
+    the folder; keys, region and endpoint come from AWS_* in the environment."""
     database: str | Path = Path("orchestrator.sqlite3")
     """SQLite file, or the `postgresql://` URL of a database that replicas share; either may be
     deleted while nothing uses it."""

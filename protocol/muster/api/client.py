@@ -14,7 +14,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +52,10 @@ logger = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=BaseModel)
 
+ELSEWHERE = 307
+"""What an orchestrator answers whose files are in storage of their own."""
+MAX_URL_CHARS = 4096
+"""A longer URL of such storage is refused."""
 ATTEMPTS = 4
 """Tries per request before it fails."""
 MAX_PAUSE_S = 5.0
@@ -244,9 +248,16 @@ class OrchestratorApi:
         return ids
 
     async def file(self, submission_file_hash: Hash32) -> bytes:
-        """Return a submission's file, checked against its SHA-256."""
+        """Return a submission's file, checked against its SHA-256.
+
+        It may come from storage that the orchestrator names; that request says nothing of us.
+        """
         path = f"/v1/files/{hex0x(submission_file_hash)}"
-        answer = await self._send("GET", path, signed=True, max_bytes=MAX_FILE_BYTES)
+        answer = await self._send(
+            "GET", path, signed=True, max_bytes=MAX_FILE_BYTES, accepted=(200, ELSEWHERE)
+        )
+        if answer.status == ELSEWHERE:
+            answer = await self._send("GET", self._storage(answer), max_bytes=MAX_FILE_BYTES)
         if file_hash(answer.body) != submission_file_hash:
             raise _lied(f"file {hex0x(submission_file_hash)} hashes to something else")
         return answer.body
@@ -259,6 +270,18 @@ class OrchestratorApi:
     async def post_metrics(self, step: Step | int, metrics: Mapping[str, float]) -> None:
         """Report the figures of a training step or evaluation; the same step's are merged."""
         await self._send_json("POST", "/v1/metrics", {"step": step, "metrics": dict(metrics)})
+
+    def _storage(self, answer: _Answered) -> str:
+        """Return where an answer sends us: nowhere that is less private than where it came from."""
+        place: str = answer.headers.get("location", "")
+        try:
+            url = httpx.URL(place)
+        except httpx.InvalidURL as error:
+            raise _lied(f"the storage is no URL: {error}") from error
+        schemes = {"https", self._http.base_url.scheme}
+        if url.scheme not in schemes or not url.host or url.userinfo or len(place) > MAX_URL_CHARS:
+            raise _lied(f"the storage is not a place to fetch from: {place[:80]!r}")
+        return place
 
     # One request
 
@@ -281,6 +304,7 @@ class OrchestratorApi:
         headers: Mapping[str, str] | None = None,
         signed: bool = False,
         max_bytes: int = MAX_ANSWER_BYTES,
+        accepted: Sequence[int] = range(300),
     ) -> _Answered:
         call = _Call(method, path, body, headers or {}, signed, file_hash(body or b""), max_bytes)
         for attempt in range(1, ATTEMPTS):
@@ -291,10 +315,10 @@ class OrchestratorApi:
                 await asyncio.sleep(self._pause_s(attempt))
                 continue
             if answer.status not in _RETRIED:
-                return _accept(answer)
+                return _accept(answer, accepted)
             await asyncio.sleep(max(_retry_after(answer.headers) or 0.0, self._pause_s(attempt)))
         try:
-            return _accept(await self._once(call))
+            return _accept(await self._once(call), accepted)
         except _UNREACHABLE as error:
             raise _unreachable(self._http.base_url, error) from error
 
@@ -333,8 +357,8 @@ class OrchestratorApi:
         )
 
 
-def _accept(answer: _Answered) -> _Answered:
-    if answer.status >= 300:
+def _accept(answer: _Answered, accepted: Sequence[int]) -> _Answered:
+    if answer.status not in accepted:
         raise _refusal(answer.status, answer.body)
     return answer
 

@@ -307,3 +307,61 @@ async def test_events_are_refused_when_there_are_too_many_listeners() -> None:
         with pytest.raises(ApiError, match="full"):
             async for _event in api.events():
                 pass
+
+
+def elsewhere(location: str, asked: list[httpx.Request]) -> Handler:
+    """An orchestrator that sends readers to storage, which has the bytes `data`."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if request.url.host == "orchestrator.test" and len(asked) == 1:
+            return httpx.Response(307, headers={"location": location})
+        return httpx.Response(200, content=b"data")
+
+    return handle
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_file_is_fetched_from_storage_that_learns_nothing_of_us(scheme: str) -> None:
+    asked: list[httpx.Request] = []
+    async with client(elsewhere(f"{scheme}://storage.test/a?signature=b", asked)) as api:
+        assert await api.file(file_hash(b"data")) == b"data"
+    assert str(asked[1].url) == f"{scheme}://storage.test/a?signature=b"
+    assert NONCE_HEADER not in asked[1].headers
+
+
+async def test_storage_that_has_something_else_is_noticed() -> None:
+    async with client(elsewhere("https://storage.test/a", [])) as api:
+        with pytest.raises(ApiError, match="hashes to something else"):
+            await api.file(HASH)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["", "/v1/files/a", "ftp://storage.test/a", "file:///etc/passwd", "https://me:word@storage.test/a",
+     "https://storage.test/" + "a" * 5000, "https:///a"],
+)  # fmt: skip
+async def test_storage_that_is_no_place_to_fetch_from_is_refused(location: str) -> None:
+    asked: list[httpx.Request] = []
+    async with client(elsewhere(location, asked)) as api:
+        with pytest.raises(ApiError, match="the storage is n"):
+            await api.file(file_hash(b"data"))
+    assert len(asked) == 1
+
+
+async def test_storage_in_the_clear_is_refused_to_who_came_by_tls() -> None:
+    asked: list[httpx.Request] = []
+    handler = elsewhere("http://storage.test/a", asked)
+    async with OrchestratorApi(
+        "https://orchestrator.test", key=KEY, domain=DOMAIN, audience=AUDIENCE,
+        transport=httpx.MockTransport(handler), clock=lambda: NOW,
+    ) as api:  # fmt: skip
+        with pytest.raises(ApiError, match="not a place to fetch from"):
+            await api.file(file_hash(b"data"))
+
+
+async def test_only_files_may_be_elsewhere() -> None:
+    async with client(elsewhere("https://storage.test/a", [])) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.submission_state(HASH)
+    assert caught.value.status == 307

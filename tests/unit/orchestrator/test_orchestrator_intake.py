@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -49,8 +50,8 @@ def leftovers(bench: Bench) -> list[str]:
 async def test_upload_is_kept_when_it_fills_its_ticket(bench: Bench) -> None:
     submission = await lease(bench)
     await send(bench, submission)
-    path = bench.services.files.path(submission.file_hash)
-    assert path is not None
+    path = await bench.services.files.find(submission.file_hash)
+    assert isinstance(path, Path)
     assert path.read_bytes() == BODY
     assert leftovers(bench) == []
     async with bench.api() as api:
@@ -128,7 +129,7 @@ async def test_upload_is_late_when_the_deadline_passes_while_it_streams(bench: B
 
     response = await raw_put(bench, submission, slow())
     assert response.json()["error"]["code"] == "lease_expired"
-    assert bench.services.files.path(submission.file_hash) is None
+    assert await bench.services.files.find(submission.file_hash) is None
     assert leftovers(bench) == []
 
 

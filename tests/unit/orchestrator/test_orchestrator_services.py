@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from orchestrator_bench import open_bench
 from orchestrator_fakes import Network
 
+from muster.orchestrator.services.blobs import LEFTOVER_S
 from muster.orchestrator.services.clock import Backoff, ChainClock, wait_for
 from muster.orchestrator.services.documents import load_documents
-from muster.orchestrator.services.files import LEFTOVER_S, FileStore
+from muster.orchestrator.services.files import FileStore
 from muster.orchestrator.services.ratelimit import RateLimit
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, RedirectResponse
 
 from muster.orchestrator.api.deps import ServicesDep, verify
 from muster.orchestrator.services.refusals import refuse
@@ -12,13 +12,17 @@ from muster.protocol.ids import to_hash32
 router = APIRouter(prefix="/v1/files")
 
 
-@router.get("/{file_hash}")
-async def file(file_hash: str, request: Request, services: ServicesDep) -> FileResponse:
-    """Return a submission's file."""
+@router.get("/{file_hash}", response_model=None)
+async def file(
+    file_hash: str, request: Request, services: ServicesDep
+) -> FileResponse | RedirectResponse:
+    """Return a submission's file, or where it may be fetched for some minutes."""
     headers = verify(request, services)
     services.identities.require_reader(headers.address)
     await services.nonces.use(headers)
-    path = services.files.path(to_hash32(file_hash))
-    if path is None:
+    place = await services.files.find(to_hash32(file_hash))
+    if place is None:
         raise refuse("file_unknown", "no file with this hash is held")
-    return FileResponse(path, media_type="application/vnd.apache.parquet")
+    if isinstance(place, str):
+        return RedirectResponse(place, headers={"cache-control": "no-store"})
+    return FileResponse(place, media_type="application/vnd.apache.parquet")

@@ -12,6 +12,7 @@ import logging
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 
 from muster.orchestrator.services.context import Services
 from muster.protocol.encoding import hex0x
@@ -108,9 +109,13 @@ class SampleDesk:
         return self._known.get(file_hash, [])
 
     async def _read(self, file_hash: Hash32) -> None:
-        path = self._services.files.path(file_hash)
-        if file_hash in self._known or path is None:
+        if file_hash in self._known:
             return
+        async with self._services.files.on_disk(file_hash) as path:
+            if path is not None:
+                await self._read_file(file_hash, path)
+
+    async def _read_file(self, file_hash: Hash32, path: Path) -> None:
         tokenizer = self._services.settings.tokenizer
         arguments = [str(path)] if tokenizer is None else [str(path), str(tokenizer)]
         try:

@@ -11,6 +11,7 @@ from muster.orchestrator.db.group import GroupCommit
 from muster.orchestrator.db.models import IdentityRow
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.batching import Batching
+from muster.orchestrator.services.blobs import S3Blobs
 from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
 from muster.orchestrator.services.feed import StatusFeed
@@ -155,7 +156,7 @@ async def build_services(
         recipe=recipe,
         database=database,
         group=GroupCommit(database),
-        files=FileStore(settings.files),
+        files=FileStore(settings.files, S3Blobs(settings.bucket) if settings.bucket else None),
         projection=Projection(view, RunId(settings.run), recipe.training),
     )
     ground.files.open()

@@ -1,13 +1,11 @@
-"""The files folder: submission files, and beside them what the database is rebuilt from.
+"""Kept files: submission files, and beside them what the database is rebuilt from.
 
-    <sha256>.parquet, <sha256>.json          a file; its submission, signatures and ticket
-    batches/<root>.json                      a batch's file hashes in order, before it is committed
-    outcomes/<batch id>-<validator>.json     a validator's signed outcomes
-    metrics.jsonl                            the trainer's figures
-    transactions.sqlite3                     what was sent to the chain: its sender owns it
-
-Everything is written to a temporary file in the same folder, synced, then renamed: a name stands
-for complete content. No name comes from a peer; they are hashes and addresses already parsed.
+<sha256>.parquet, <sha256>.json          a file; its submission, signatures and ticket
+batches/<root>.json                      a batch's file hashes in order, before it is committed
+outcomes/<batch id>-<validator>.json     a validator's signed outcomes
+metrics.jsonl                            the trainer's figures
+transactions.sqlite3                     what was sent to the chain: its sender owns it, and it
+                                         is in the folder even if the files are in a bucket
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -27,6 +26,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
+from muster.orchestrator.services.blobs import (
+    LEFTOVER_S,
+    TEMPORARY,
+    Blobs,
+    LocalBlobs,
+    sync,
+)
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32
@@ -34,9 +40,7 @@ from muster.protocol.ids import Hash32
 logger = logging.getLogger(__name__)
 
 _FLUSH_BYTES = 1 << 20
-_TEMPORARY = ".part"
-LEFTOVER_S = 600
-"""Age from which a temporary file is what an interrupted upload left behind."""
+_BATCHES, _OUTCOMES, _METRICS = "batches", "outcomes", "metrics.jsonl"
 
 
 class _Stored(BaseModel):
@@ -93,27 +97,20 @@ class Received:
     """Its size."""
 
 
-def _unlink_old(leftover: Path) -> None:
-    # A young one may be an upload that another replica is taking in.
-    if leftover.stat().st_mtime < time.time() - LEFTOVER_S:
-        leftover.unlink(missing_ok=True)
-
-
 class FileStore:
-    """The folder, by meaning instead of by path."""
+    """Kept files, by meaning instead of by name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, blobs: Blobs | None = None) -> None:
+        """Keep files elsewhere if `blobs` says so; the folder then holds uploads in progress."""
         self._folder = folder
-        self._batches = folder / "batches"
-        self._outcomes = folder / "outcomes"
-        self._metrics = folder / "metrics.jsonl"
+        self._blobs = blobs or LocalBlobs(folder)
 
     def open(self) -> None:
         """Create the folder and clear what interrupted uploads left behind."""
         try:
-            for folder in (self._folder, self._batches, self._outcomes):
+            for folder in (self._folder, self._folder / _BATCHES, self._folder / _OUTCOMES):
                 folder.mkdir(parents=True, exist_ok=True)
-                for leftover in folder.glob(f"*{_TEMPORARY}"):
+                for leftover in folder.glob(f"*{TEMPORARY}"):
                     _unlink_old(leftover)
         except OSError as error:
             raise StorageError(
@@ -121,15 +118,25 @@ class FileStore:
                 hint="give a folder that this user may write with --files",
             ) from error
 
-    def path(self, file_hash: Hash32) -> Path | None:
-        """Return where a kept file lies."""
-        path = self._parquet(file_hash)
-        return path if path.is_file() else None
+    async def find(self, file_hash: Hash32) -> Path | str | None:
+        """Return where a reader gets a kept file: a path, or a URL for some minutes."""
+        return await self._blobs.find(_parquet(file_hash))
+
+    @asynccontextmanager
+    async def on_disk(self, file_hash: Hash32) -> AsyncIterator[Path | None]:
+        """Yield the path of a kept file, fetched for the time being if it is elsewhere."""
+        place = await self.find(file_hash)
+        if not isinstance(place, str):
+            yield place
+            return
+        with NamedTemporaryFile(dir=self._folder, suffix=TEMPORARY) as file:
+            await self._blobs.fetch(_parquet(file_hash), Path(file.name))
+            yield Path(file.name)
 
     async def receive(self, stream: AsyncIterator[bytes], *, max_bytes: int) -> Received:
         """Write a stream to a temporary file; refuses more than `max_bytes` while streaming."""
         with _reporting_disk():
-            file = NamedTemporaryFile(dir=self._folder, suffix=_TEMPORARY, delete=False)  # noqa: SIM115
+            file = NamedTemporaryFile(dir=self._folder, suffix=TEMPORARY, delete=False)  # noqa: SIM115
         digest, size, waiting = hashlib.sha256(), 0, bytearray()
 
         def flush() -> None:
@@ -147,7 +154,7 @@ class FileStore:
                     if len(waiting) >= _FLUSH_BYTES:
                         await asyncio.to_thread(flush)
                 await asyncio.to_thread(flush)
-                await asyncio.to_thread(_sync, file)
+                await asyncio.to_thread(sync, file)
         except BaseException:
             os.unlink(file.name)
             raise
@@ -159,93 +166,73 @@ class FileStore:
 
     async def keep(self, received: Received, stored: StoredSubmission) -> None:
         """Keep an upload with its submission; the sidecar comes last and makes it count."""
-
-        def move() -> None:
-            received.path.replace(self._parquet(received.file_hash))
-            self._write(self._sidecar(received.file_hash), stored)
-
         with _reporting_disk():
-            await asyncio.to_thread(move)
+            await self._blobs.take(_parquet(received.file_hash), received.path)
+        await self._put(f"{received.file_hash.hex()}.json", stored)
+
+    async def drop(self, file_hash: Hash32) -> None:
+        """Delete a file that nobody needs any more; its submission stays known."""
+        with _reporting_disk():
+            await self._blobs.delete(_parquet(file_hash))
 
     async def keep_batch(self, stored: StoredBatch) -> None:
         """Keep a batch's composition."""
-        path = self._batches / f"{stored.root.hex()}.json"
-        with _reporting_disk():
-            await asyncio.to_thread(self._write, path, stored)
+        await self._put(f"{_BATCHES}/{stored.root.hex()}.json", stored)
 
     async def keep_outcomes(self, stored: StoredOutcomes) -> None:
         """Keep a validator's outcomes."""
-        path = self._outcomes / f"{stored.batch_id}-{stored.validator}.json"
-        with _reporting_disk():
-            await asyncio.to_thread(self._write, path, stored)
+        await self._put(f"{_OUTCOMES}/{stored.batch_id}-{stored.validator}.json", stored)
 
     async def keep_metrics(self, step: int, figures: dict[str, float]) -> None:
         """Append the figures of one step."""
-
-        def append() -> None:
-            with self._metrics.open("a") as file:
-                file.write(json.dumps({"step": step, "figures": figures}) + "\n")
-
         with _reporting_disk():
-            await asyncio.to_thread(append)
+            await self._blobs.append(_METRICS, json.dumps({"step": step, "figures": figures}))
 
     def submissions(self) -> Iterator[StoredSubmission]:
         """Yield every kept submission, in order of upload."""
-        found = list(_parse_all(StoredSubmission, self._folder))
-        for stored in sorted(found, key=lambda s: s.sequence):
-            if self.path(stored.submission.file_hash) is None:
-                logger.warning("a submission's file is gone", extra={"file": _hex(stored)})
-            yield stored
+        found = self._parse_all(StoredSubmission, "")
+        yield from sorted(found, key=lambda stored: stored.sequence)
 
     def batches(self) -> Iterator[StoredBatch]:
         """Yield every kept composition."""
-        return _parse_all(StoredBatch, self._batches)
+        return self._parse_all(StoredBatch, _BATCHES)
 
     def outcomes(self) -> Iterator[StoredOutcomes]:
         """Yield every kept set of outcomes."""
-        return _parse_all(StoredOutcomes, self._outcomes)
+        return self._parse_all(StoredOutcomes, _OUTCOMES)
 
     def metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the trainer's figures in the order reported; stops at a torn last line."""
-        if not self._metrics.exists():
-            return
-        for line in self._metrics.read_text().splitlines():
+        for line in self._blobs.lines(_METRICS):
             try:
                 entry: dict[str, Any] = json.loads(line)
                 yield int(entry["step"]), dict(entry["figures"])
             except (ValueError, KeyError, TypeError):
                 return
 
-    def _parquet(self, file_hash: Hash32) -> Path:
-        return self._folder / f"{file_hash.hex()}.parquet"
+    async def _put(self, name: str, model: BaseModel) -> None:
+        with _reporting_disk():
+            await self._blobs.put(name, model.model_dump_json().encode())
 
-    def _sidecar(self, file_hash: Hash32) -> Path:
-        return self._folder / f"{file_hash.hex()}.json"
-
-    def _write(self, path: Path, model: BaseModel) -> None:
-        temporary = path.with_suffix(_TEMPORARY)
-        with temporary.open("wb") as file:
-            file.write(model.model_dump_json().encode())
-            _sync(file)
-        temporary.replace(path)
-        _sync_folder(path.parent)
-
-
-def _hex(stored: StoredSubmission) -> str:
-    return stored.submission.file_hash.hex()
+    def _parse_all(self, kind: type[M], folder: str) -> Iterator[M]:
+        for name, data in self._blobs.read_folder(folder):
+            try:
+                yield kind.model_validate_json(data)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"]
+                logger.warning(
+                    "a file is ignored: it is corrupt", extra={"path": name, "problem": problem}
+                )
 
 
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _parquet(file_hash: Hash32) -> str:
+    return f"{file_hash.hex()}.parquet"
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _unlink_old(leftover: Path) -> None:
+    # A young one may be an upload that another replica is taking in.
+    if leftover.stat().st_mtime < time.time() - LEFTOVER_S:
+        leftover.unlink(missing_ok=True)
 
 
 class _reporting_disk:
@@ -256,16 +243,5 @@ class _reporting_disk:
 
     def __exit__(self, _type: object, error: BaseException | None, _tb: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, StorageError):
-            logger.error("the files folder cannot be written", extra={"error": str(error)})
+            logger.error("files cannot be kept", extra={"error": str(error)})
             raise refuse("storage_failed", "the orchestrator's disk cannot be written") from error
-
-
-def _parse_all(kind: type[M], folder: Path) -> Iterator[M]:
-    for path in sorted(folder.glob("*.json")):
-        try:
-            yield kind.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            logger.warning(
-                "a file is ignored: it is corrupt",
-                extra={"path": str(path), "problem": error.errors()[0]["msg"]},
-            )
