@@ -139,7 +139,9 @@ FLAGS = {
         "--store --task-set --threads "
         "--wandb-project"
     ),
-    ("run", "base-model"): "--eval-set --held-out --help --out --problems --seed --task-set",
+    ("run", "base-model"): (
+        "--eval-set --held-out --help --lesson --out --problems --seed --task-set"
+    ),
     ("run", "create"): (
         "--calibration --deployments --documents --exact-fraud-ppm --fraud-ppm --fund --help "
         "--json --keystore --model --orchestrator --password-file --price --quorum --recipe "

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_fakes import Feed, Item, make_recipe, make_rollouts, no_sleep
+from trainer_fakes import FakeLedger, Feed, Item, make_recipe, make_rollouts, no_sleep
 
-from muster.protocol.encoding import keccak
+from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ChainError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord
+from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
+from muster.protocol.seeds import target_length
 from muster.trainer.filters import Drop
 from muster.trainer.stream import Cursor, StepInput, StreamReader, is_stale, read_submission
 
@@ -136,6 +139,67 @@ def test_file_with_other_rows_than_its_record_is_refused() -> None:
     record = Feed().ledger.accept(keccak(data), rollouts=7)
     with pytest.raises(EncodingError, match="its record says 7"):
         read_submission(data, record, make_recipe(), 16)
+
+
+# ------------------------------------------------------------------------------ length budgets
+
+SEED = keccak(b"a ticket")
+BUDGETS = (4, 8, 16)
+
+
+def _with_budgets(targets: Sequence[int]) -> tuple[bytes, Recipe]:
+    """Return a submission whose groups have these targets, and a recipe with budgets."""
+    recipe = make_recipe()
+    sampling = recipe.sampling.model_copy(update={"target_lengths": BUDGETS})
+    rows = [replace(row, target_length=targets[row.group]) for row in make_rollouts(1)]
+    return encode_rollouts(rows), recipe.model_copy(update={"sampling": sampling})
+
+
+def test_derived_target_lengths_are_accepted() -> None:
+    data, recipe = _with_budgets([target_length(SEED, group, BUDGETS) for group in (0, 1)])
+    record = FakeLedger().accept(file_hash(data))
+    assert len(read_submission(data, record, recipe, 16, seed=SEED)) == 2
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_target_length_that_the_ticket_does_not_derive_is_refused(group: int) -> None:
+    targets = [target_length(SEED, number, BUDGETS) for number in (0, 1)]
+    targets[group] = next(length for length in BUDGETS if length != targets[group])
+    data, recipe = _with_budgets(targets)
+    record = FakeLedger().accept(file_hash(data))
+    with pytest.raises(EncodingError, match=f"row {4 * group} has a target length of .* derives"):
+        read_submission(data, record, recipe, 16, seed=SEED)
+
+
+@pytest.mark.parametrize("target", [-1, 5])
+def test_target_length_that_the_recipe_does_not_have_is_refused(target: int) -> None:
+    data, recipe = _with_budgets([target, target])
+    record = FakeLedger().accept(file_hash(data))
+    with pytest.raises(EncodingError, match="row 0 has a target length"):
+        read_submission(data, record, recipe, 16)
+
+
+def test_target_length_without_budgets_is_refused() -> None:
+    data, _ = _with_budgets([4, 4])
+    record = FakeLedger().accept(file_hash(data))
+    with pytest.raises(EncodingError, match="row 0 has a target length"):
+        read_submission(data, record, make_recipe(), 16, seed=SEED)
+
+
+async def test_chosen_target_lengths_are_not_trained_on() -> None:
+    data, recipe = _with_budgets([4, 4])
+    feed = Feed()
+    wrong = feed.files.put(data)
+    feed.ledger.accept(wrong)
+    right, _ = _with_budgets([target_length(SEED, group, BUDGETS) for group in (0, 1)])
+    assert right != data
+    feed.ledger.accept(feed.files.put(right))
+    one = recipe.training.model_copy(update={"submissions_per_step": 1})
+    recipe = recipe.model_copy(update={"training": one})
+    reader = StreamReader(feed.ledger, feed.files, recipe, vocab_size=16, seed_of=lambda _: SEED)
+    taken = await reader.next_step(Cursor(), PolicyVersion(0))
+    assert taken.dropped[Drop.UNREADABLE] == 8
+    assert taken.end.position == 2
 
 
 async def test_file_that_is_not_there_is_asked_for_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import ProofRecipe
+from muster.protocol.seeds import ticket_seed
 from muster.tasks import Problem, TaskSet
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.cli import _plan, run
@@ -118,6 +119,18 @@ async def test_ledger_follows_the_view() -> None:
     assert list(ledger.stream()) == feed.ledger.items
     assert ledger.stream() is ledger.stream()
     assert calls == [RUN]
+
+
+def test_ledger_derives_a_record_s_seed_from_the_chain() -> None:
+    checkpoint = SimpleNamespace(beacon=keccak(b"block"))
+    run = SimpleNamespace(checkpoints={PolicyVersion(3): checkpoint})
+    worker = SimpleNamespace(address=ADDRESS)
+    view: Any = SimpleNamespace(runs={RUN: run}, worker_by_id={1: worker})
+    ledger, record = ChainLedger(view, RUN), Feed().ledger.accept(keccak(b"file"), version=3)
+    expected = ticket_seed(RUN, keccak(b"block"), ADDRESS, record.step, record.index)
+    assert ledger.seed_of(record) == expected
+    assert ledger.seed_of(replace(record, policy_version=PolicyVersion(4))) is None
+    assert ledger.seed_of(replace(record, worker_id=2)) is None
 
 
 async def test_trainer_of_another_run_is_refused() -> None:

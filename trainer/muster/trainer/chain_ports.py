@@ -9,6 +9,8 @@ from muster.chain import Chain, ChainView, Event
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.messages import OutcomeRecord
+from muster.protocol.seeds import ticket_seed
 from muster.trainer.ports import StreamItem
 
 
@@ -27,6 +29,16 @@ class ChainLedger:
             is_known = self._run_id in self._view.runs
             self._stream = self._view.training_stream(self._run_id) if is_known else ()
         return self._stream
+
+    def seed_of(self, record: OutcomeRecord) -> Hash32 | None:
+        """Return the seed of a record's ticket; None when the chain does not show what it is of."""
+        run = self._view.runs.get(self._run_id)
+        checkpoint = run and run.checkpoints.get(record.policy_version)
+        worker = self._view.worker_by_id.get(record.worker_id)
+        if not checkpoint or not worker:
+            return None
+        beacon, address = checkpoint.beacon, worker.address
+        return ticket_seed(self._run_id, beacon, address, record.step, record.index)
 
     async def changed(self) -> None:
         """Return after the next change."""

@@ -224,6 +224,7 @@ class _Assembly:
                 recipe,
                 vocab_size=vocab_size(base),
                 eos=eos_token_ids(base),
+                seed_of=ledger.seed_of,
                 on_short=lambda shortage: poster.post(shortage.step, shortage_figures(shortage)),
             ),
             learner=learner,

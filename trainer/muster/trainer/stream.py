@@ -25,6 +25,7 @@ from muster.protocol.ids import Hash32, PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, decode_rollouts
+from muster.protocol.seeds import target_length
 from muster.trainer.difficulty import DifficultyPools
 from muster.trainer.filters import Drop, Group, Sieve
 from muster.trainer.ports import FileSource, Ledger, StreamItem
@@ -145,15 +146,19 @@ class StreamReader:
         *,
         vocab_size: int,
         eos: frozenset[int] = frozenset(),
+        seed_of: Callable[[OutcomeRecord], Hash32 | None] = lambda _: None,
         on_short: Callable[[Shortage], None] = lambda _: None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """`on_short` is told, again and again, while a step waits for more than its share."""
+        """`seed_of` gives the seed of a record's ticket, as far as it is known. `on_short` is told,
+        again and again, while a step waits for more than its share.
+        """
         self._ledger = ledger
         self._files = files
         self._recipe = recipe
         self._vocab_size = vocab_size
         self._eos = eos
+        self._seed_of = seed_of
         self._on_short = on_short
         self._sleep = sleep
         self._downloads = asyncio.Semaphore(DOWNLOADS)
@@ -259,7 +264,12 @@ class StreamReader:
                     data = await self._files.file(item.record.file_hash)
                     if file_hash(data) == item.record.file_hash:
                         return await asyncio.to_thread(
-                            read_submission, data, item.record, self._recipe, self._vocab_size
+                            read_submission,
+                            data,
+                            item.record,
+                            self._recipe,
+                            self._vocab_size,
+                            seed=self._seed_of(item.record),
                         )
                 logger.warning("received another file than asked for", extra=_fields(item))
             except ApiError as error:
@@ -292,13 +302,19 @@ def is_stale(record: OutcomeRecord, newest: PolicyVersion, max_async_level: int)
 
 
 def read_submission(
-    data: bytes, record: OutcomeRecord, recipe: Recipe, vocab_size: int
+    data: bytes,
+    record: OutcomeRecord,
+    recipe: Recipe,
+    vocab_size: int,
+    *,
+    seed: Hash32 | None = None,
 ) -> list[Group]:
     """Return the groups of an accepted file.
 
     Raises EncodingError when it is not Parquet of the schema, or not what record and recipe say:
     the rows' policy and number, whole groups in order, token ids below `vocab_size`, completions
-    within the limit.
+    within the limit, and the length budgets that `seed`, the ticket's, derives; without it, any
+    of the recipe's.
     """
     sampling = recipe.sampling
     size, groups = sampling.samples_per_problem, sampling.problems_per_submission
@@ -312,6 +328,7 @@ def read_submission(
         _check_row(rollout, row, record, sampling.max_new_tokens, size)
         if max(*rollout.prompt_tokens, *rollout.completion_tokens) >= vocab_size:
             raise EncodingError(f"row {row} has a token id outside the vocabulary of {vocab_size}")
+        _check_target(rollout, row, sampling.target_lengths, seed)
     return [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
 
 
@@ -326,6 +343,21 @@ def _check_row(
         raise EncodingError(f"row {row} is sample {rollout.sample} of group {rollout.group}")
     if len(rollout.completion_tokens) > max_new_tokens:
         raise EncodingError(f"row {row} has {len(rollout.completion_tokens)} completion tokens")
+
+
+def _check_target(
+    rollout: Rollout, row: int, lengths: tuple[int, ...], seed: Hash32 | None
+) -> None:
+    """Budgets pay: a row may only have the one that nobody chose."""
+    if seed is None and rollout.target_length in (lengths or (-1,)):
+        return
+    derived = None if seed is None else target_length(seed, rollout.group, lengths)
+    if rollout.target_length != derived:
+        of = "the recipe has" if derived is None else "its ticket derives"
+        wanted = list(lengths) if derived is None else derived
+        raise EncodingError(
+            f"row {row} has a target length of {rollout.target_length}, {of} {wanted}"
+        )
 
 
 def _fields(item: StreamItem) -> dict[str, object]:
