@@ -105,6 +105,8 @@ class HeartbeatAnswer(_Answer):
     """Status of its worker on chain, lower case."""
     policy_version: PolicyVersion | None
     """The newest policy version on chain."""
+    wants_hardware: bool = False
+    """Whether the run asks something of machines, and this one has not said what it is."""
 
 
 class Lease(_Answer):

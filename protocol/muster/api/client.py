@@ -46,7 +46,7 @@ from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.messages import Submission
+from muster.protocol.messages import HardwareReport, Submission
 
 logger = logging.getLogger(__name__)
 
@@ -201,15 +201,27 @@ class OrchestratorApi:
     # Nodes
 
     async def heartbeat(
-        self, run_id: RunId, *, policy_version: PolicyVersion | None, state: str, software: str
+        self,
+        run_id: RunId,
+        *,
+        policy_version: PolicyVersion | None,
+        state: str,
+        software: str,
+        hardware: tuple[HardwareReport, bytes] | None = None,
     ) -> HeartbeatAnswer:
-        """Tell that the node lives; returns its worker's status and the newest policy version."""
-        body = {
+        """Tell that the node lives; returns its worker's status and the newest policy version.
+
+        `hardware` is what its machine has, with the node's signature.
+        """
+        body: dict[str, Any] = {
             "run_id": run_id,
             "policy_version": policy_version,
             "state": state,
             "software": software,
         }
+        if hardware is not None:
+            report, signature = hardware
+            body["hardware"] = {"report": report.to_json(), "signature": hex0x(signature)}
         return _parse(HeartbeatAnswer, await self._send_json("POST", "/v1/heartbeat", body))
 
     async def lease(self, run_id: RunId) -> Lease | NoWork:

@@ -222,6 +222,70 @@ class Submission:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class HardwareReport:
+    """What a node says its machine has, signed by its key. What it is worth is measured."""
+
+    TYPE = (
+        "HardwareReport(uint64 runId,address node,uint32 cpuCores,uint64 memoryMb,uint32 gpus,"
+        "uint64 gpuMemoryMb,uint64 issuedAt)"
+    )
+
+    run_id: RunId
+    """The run it is meant for."""
+    node: Address
+    """The node that signs."""
+    cpu_cores: int
+    """Cores it may use. uint32."""
+    memory_mb: int
+    """Main memory in MiB. uint64."""
+    gpus: int
+    """GPUs. uint32."""
+    gpu_memory_mb: int
+    """Memory of the largest of them in MiB. uint64."""
+    issued_at: int
+    """Unix seconds of its clock. uint64."""
+
+    def struct_hash(self) -> Hash32:
+        """Return the EIP-712 struct hash (domain: ContributionLedger)."""
+        return struct_hash(
+            self.TYPE,
+            self.run_id,
+            address_bytes(self.node),
+            self.cpu_cores,
+            self.memory_mb,
+            self.gpus,
+            self.gpu_memory_mb,
+            self.issued_at,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form used by the HTTP API."""
+        return {
+            "run_id": self.run_id,
+            "node": self.node,
+            "cpu_cores": self.cpu_cores,
+            "memory_mb": self.memory_mb,
+            "gpus": self.gpus,
+            "gpu_memory_mb": self.gpu_memory_mb,
+            "issued_at": self.issued_at,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Parse the JSON form; raises EncodingError on anything else."""
+        with _parsing("hardware report"):
+            return cls(
+                run_id=RunId(_uint(value, "run_id", 64)),
+                node=to_address(value["node"]),
+                cpu_cores=_uint(value, "cpu_cores", 32),
+                memory_mb=_uint(value, "memory_mb", 64),
+                gpus=_uint(value, "gpus", 32),
+                gpu_memory_mb=_uint(value, "gpu_memory_mb", 64),
+                issued_at=_uint(value, "issued_at", 64),
+            )
+
+
 _RECORD = struct.Struct(">IIII32sHIBB")
 
 

@@ -31,7 +31,7 @@ from muster.protocol.messages import (
     Ticket,
     Verdict,
 )
-from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.recipe import HardwareRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.tasks.sort_digits import make_task_set
 
 RUN = RunId(1)
@@ -244,7 +244,12 @@ class Keys:
 class Network:
     """One run on the fake chain: three workers, three validators, quorum two, base model out."""
 
-    def __init__(self, *, training: TrainingRecipe | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        training: TrainingRecipe | None = None,
+        hardware: HardwareRecipe | None = None,
+    ) -> None:
         self.keys = Keys()
         self.recipe = Recipe(
             name="a run",
@@ -252,6 +257,7 @@ class Network:
                 problems_per_submission=2, samples_per_problem=2, temperature=1.0, max_new_tokens=8
             ),
             training=training or TrainingRecipe(steps=3, submissions_per_step=2, max_async_level=1),
+            hardware=hardware or HardwareRecipe(),
         )
         calibration, tasks = b"calibration", make_task_set(4, seed=0)
         self.documents = {keccak(d): d for d in (self.recipe.to_bytes(), calibration)}

@@ -217,6 +217,7 @@ async def _examine_proof(
 def _examine_requirements(rules: Any, dtype: str) -> Iterator[Line]:
     """Yield whether a worker would start with this software."""
     from muster.client import requirements
+    from muster.client.hardware import measure, shortcomings
 
     version = requirements.installed_version()
     asked: list[tuple[str, str, Callable[[], None]]] = [
@@ -239,6 +240,11 @@ def _examine_requirements(rules: Any, dtype: str) -> Iterator[Line]:
             yield failed("software", name, error)
         else:
             yield Line("software", name, State.OK, figure)
+    lacking = shortcomings(measure(), rules.recipe.hardware)
+    if lacking:
+        yield Line("machine", "for this run", State.FAIL, "; ".join(lacking), "use another machine")
+    else:
+        yield Line("machine", "for this run", State.OK, "has what the run asks for")
 
 
 def _documents(rules: Any) -> str:
@@ -283,13 +289,18 @@ def _prove(
             "cpu; else this machine's arithmetic is outside what the run was calibrated for",
         )
     rate = found.units / max(found.generate_s, 1e-9)
+    wanted = rules.recipe.hardware.min_units_per_s
+    slow = rate < wanted
     return Line(
         "proof",
         "self-proof",
-        State.OK,
+        State.FAIL if slow else State.OK,
         f"accepted: {found.samples} samples, {found.units} units in "
         f"{format_duration(found.generate_s)} ({rate:,.0f} units/s), checked in "
         f"{format_duration(found.check_s)}, {how}; strain {found.strain:.2f} of 1. {statistics}",
+        f"the run asks for {wanted:,g} units/s: a faster machine, or more --threads"
+        if slow
+        else "",
     )
 
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from muster.api import Lease, NoWork
 from muster.client.facts import ticket_terms
+from muster.client.hardware import measure, report
 from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.worker.generation import build_submission
@@ -59,6 +60,9 @@ _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 NO_TICKET_HINTS = {
     "unit_cap": "its stake covers no more units: add stake, or wait until outcomes are final",
     "unfunded": "the run cannot pay at the moment: its owner must fund it",
+    "hardware_unknown": "the next sign of life says what this machine has",
+    "hardware_short": "the run asks for more memory than this machine has: muster doctor",
+    "too_slow": "the run asks for more units per second: another try in an hour",
 }
 """What to do when an orchestrator has work but no ticket."""
 
@@ -338,14 +342,22 @@ class WorkerLoop:
         require_good_standing(self.place.view, self.place.worker, self._node)
 
     async def _heartbeat(self) -> None:
+        place = self.place
+        machine = await asyncio.to_thread(measure)
+        wants_hardware = True
         while True:
+            said = (
+                report(machine, place.run_id, place.key, place.domain) if wants_hardware else None
+            )
             try:
-                await self.place.api.heartbeat(
-                    self.place.run_id,
+                answer = await place.api.heartbeat(
+                    place.run_id,
                     policy_version=self.policy_version,
                     state=self.state,
                     software=SOFTWARE,
+                    hardware=said,
                 )
+                wants_hardware = answer.wants_hardware
             except ApiError as error:
                 # Leasing reports outages; a missed sign of life changes nothing.
                 logger.debug("heartbeat failed", extra={"code": error.code})

@@ -188,6 +188,21 @@ class HeartbeatRow(Base):
     """Heartbeats received."""
 
 
+class HardwareRow(Base):
+    """What a node last said its machine has."""
+
+    __tablename__ = "hardware"
+
+    node: Mapped[str] = mapped_column(primary_key=True)
+    """The node."""
+    report: Mapped[str]
+    """Its report, as JSON text."""
+    signature: Mapped[bytes]
+    """EIP-712 `HardwareReport` by the node."""
+    report_hash: Mapped[bytes]
+    """The report's EIP-712 struct hash."""
+
+
 class MetricsRow(Base):
     """The trainer's figures of one step."""
 

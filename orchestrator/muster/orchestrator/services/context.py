@@ -17,6 +17,7 @@ from muster.orchestrator.services.documents import Documents
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.files import FileStore
 from muster.orchestrator.services.gauges import Gauges
+from muster.orchestrator.services.hardware import Hardware
 from muster.orchestrator.services.heartbeats import Heartbeats
 from muster.orchestrator.services.identities import Identities
 from muster.orchestrator.services.intake import Intake
@@ -94,6 +95,8 @@ class Services(Ground):
     """Used nonces."""
     heartbeats: Heartbeats
     """Signs of life."""
+    hardware: Hardware
+    """What machines have, and which get work."""
     batching: Batching
     """Batches."""
     leases: Leases
@@ -179,7 +182,14 @@ async def _claim(ground: Ground) -> int:
 async def _build(ground: Ground, *, valid_from: int) -> Services:
     settings = ground.settings
     batching = await _batching(ground)
-    leases = await _leases(ground, batching)
+    hardware = Hardware(
+        ground.database,
+        ground.recipe.hardware,
+        run_id=ground.run_id,
+        domain=ground.domain,
+        lease_s=settings.lease_s,
+    )
+    leases = await _leases(ground, batching, hardware)
     nonces = NonceStore(ground.database, ground.group, clock=ground.clock, valid_from=valid_from)
     heartbeats = Heartbeats(ground.database, clock=ground.clock)
     training = TrainingMetrics(
@@ -188,7 +198,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         on_figures=ground.projection.note_figures,
         on_received=ground.wakes.status.set,
     )
-    for loading in (nonces, heartbeats, training):
+    for loading in (nonces, heartbeats, hardware, training):
         await loading.load()
     return Services(
         **{field.name: getattr(ground, field.name) for field in fields(ground)},
@@ -196,6 +206,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         signer_limit=RateLimit(rate=settings.rate_per_signer, burst=2 * settings.rate_per_signer),
         nonces=nonces,
         heartbeats=heartbeats,
+        hardware=hardware,
         batching=batching,
         leases=leases,
         intake=_intake(ground),
@@ -235,7 +246,7 @@ async def _batching(ground: Ground) -> Batching:
     return batching
 
 
-async def _leases(ground: Ground, batching: Batching) -> Leases:
+async def _leases(ground: Ground, batching: Batching, hardware: Hardware) -> Leases:
     ledger = ground.chain.ledger
     terms = CapTerms(
         stake_per_unit=await ledger.stake_per_unit(),
@@ -247,6 +258,7 @@ async def _leases(ground: Ground, batching: Batching) -> Leases:
         projection=ground.projection,
         batching=batching,
         unit_cap=UnitCap(ground.projection, batching, ground.recipe.sampling, terms),
+        hardware=hardware,
         training=ground.recipe.training,
         key=ground.key,
         domain=ground.domain,

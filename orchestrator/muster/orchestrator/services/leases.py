@@ -28,6 +28,7 @@ from muster.chain import CheckpointView, WorkerView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import LeaseRow, SubmissionRow
 from muster.orchestrator.services.batching import Batching
+from muster.orchestrator.services.hardware import Hardware, Unfit
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.unit_cap import UnitCap
 from muster.protocol.eip712 import Domain, digest, sign
@@ -66,6 +67,12 @@ class Withheld(StrEnum):
     """The worker's stake does not cover another submission."""
     UNFUNDED = "unfunded"
     """The run cannot pay for what was uploaded."""
+    HARDWARE_UNKNOWN = Unfit.UNKNOWN.value
+    """The node has not said what its machine has."""
+    HARDWARE_SHORT = Unfit.SHORT.value
+    """Its machine has less than the run asks for."""
+    TOO_SLOW = Unfit.SLOW.value
+    """Its machine was slower on its last tickets than the run asks for."""
 
 
 class Leases:
@@ -78,6 +85,7 @@ class Leases:
         projection: Projection,
         batching: Batching,
         unit_cap: UnitCap,
+        hardware: Hardware,
         training: TrainingRecipe,
         key: bytes,
         domain: Domain,
@@ -88,6 +96,7 @@ class Leases:
         self._projection = projection
         self._batching = batching
         self._unit_cap = unit_cap
+        self._hardware = hardware
         self._training = training
         self._key = key
         self._domain = domain
@@ -116,6 +125,8 @@ class Leases:
                 return Withheld.UNFUNDED
             if not await self._unit_cap.allows(session, worker, self._now()):
                 return Withheld.UNIT_CAP
+            if unfit := await self._hardware.fault(session, worker.node, self._now()):
+                return Withheld(unfit.value)
             step = next_step(used, outstanding, self._training.submissions_per_step)
             return await self._give(session, worker, checkpoint, step)
 

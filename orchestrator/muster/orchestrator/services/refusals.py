@@ -26,6 +26,7 @@ CODES = {
     "lease_expired": 409,
     "outcomes_conflict": 409,
     "body_too_large": 413,
+    "bad_hardware_report": 422,
     "bad_submission": 422,
     "bad_submission_signature": 422,
     "file_hash_mismatch": 422,
