@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
-from client_network import NODES, TOKEN, WORKERS, Network, open_network
+from client_network import NODES, THIRD, TOKEN, VALIDATORS, WORKERS, Network, open_network
 
 from muster.chain import Chain
-from muster.client.settings import WorkerSettings
+from muster.client.settings import ValidatorSettings, WorkerSettings
+from muster.client.validator.process import run_validator, warn_of_little
 from muster.client.worker.process import run_worker
 from muster.devnet.cli import exit_code, muster
 from muster.protocol.errors import ConfigError, MusterError
+from muster.protocol.ids import to_address
 from muster.wallet import Wallet, save_wallet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -86,6 +88,34 @@ async def test_an_engine_that_the_run_is_not_calibrated_for_is_refused(
 ) -> None:
     error = await start(network, tmp_path, NODES[0], WORKERS[0].address, dtype="bfloat16")
     assert "not for transformers:bfloat16" in str(error)
+
+
+async def test_a_validator_without_a_seat_ends_before_a_model_is_loaded(
+    network: Network, tmp_path: Path
+) -> None:
+    settings = ValidatorSettings(
+        run=1,
+        orchestrator=network.orchestrator,
+        rpc=network.anvil.rpc_url,
+        deployments=network.folder / "deployments",
+        state_dir=tmp_path,
+    )
+    with pytest.raises(ConfigError, match="is not a validator of run 1") as caught:
+        await asyncio.wait_for(run_validator(settings, THIRD, engine_factory=loads_no_model), 30)
+    assert "appoints validators" in (caught.value.hint or "")
+
+
+async def test_a_validator_is_told_what_it_will_lack(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    await warn_of_little(network.owner, VALIDATORS[0].address)
+    assert not caplog.records
+    await warn_of_little(network.owner, to_address(NOBODY))
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split(",")[0] for text in said] == [
+        "too little gas money to vote on a jury",
+        "stake is below what a validator must hold",
+    ]
 
 
 async def test_a_jailed_worker_is_told_the_way_back(network: Network, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ async def test_a_jailed_worker_is_unfit_and_told_the_way_back(
 @pytest.mark.parametrize(
     ("changes", "name", "says"),
     [
-        ({"run": 9}, "connection", "there is no run 9"),
+        ({"run": 9}, "state", "there is no run 9"),
         ({"rpc": "http://127.0.0.1:9"}, "connection", "127.0.0.1:9"),
         ({"orchestrator": "http://127.0.0.1:9"}, "orchestrator", "no answer"),
         ({"relays": ("http://127.0.0.1:9",)}, "ports", "no connection to 127.0.0.1:9"),

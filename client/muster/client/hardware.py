@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from muster.client.memory import total_bytes
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.messages import HardwareReport
 
@@ -22,18 +23,16 @@ class Machine:
     cpu_cores: int
     """Cores that this process may use."""
     memory_mb: int
-    """Main memory in MiB."""
+    """Main memory in MiB, as far as a container may use it."""
     gpu_memory_mb: tuple[int, ...]
     """Memory of each NVIDIA GPU in MiB, as far as the driver can be asked."""
 
 
 def measure() -> Machine:
     """Return what this machine has; asks no model library."""
-    import psutil
-
     return Machine(
         cpu_cores=len(os.sched_getaffinity(0)),
-        memory_mb=psutil.virtual_memory().total >> 20,
+        memory_mb=total_bytes() >> 20,
         gpu_memory_mb=_gpus(),
     )
 

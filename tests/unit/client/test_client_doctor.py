@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import struct
 import sys
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 from client_world import CALIBRATION, RULES, HashEngine, make_ticket
 
-from muster.client.doctor import machine, network
+from muster.client import memory
+from muster.client.doctor import command, machine, network
 from muster.client.doctor.lines import State
 from muster.client.doctor.selfproof import OVERHEAD_BYTES, make_engines, memory_needed, prove
 from muster.client.doctor.standing import examine_chain, examine_run
@@ -321,3 +323,92 @@ async def test_a_clock_that_is_off_fails_before_requests_are_refused(
         line = await network.examine_clock(url)
     assert line.state is State.FAIL
     assert "timedatectl" in line.advice
+
+
+async def test_a_clock_is_read_without_the_body_that_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def flood(_reader: Any, writer: Any) -> None:
+        date = formatdate(time.time(), usegmt=True)
+        writer.write(f"HTTP/1.1 200 OK\r\ndate: {date}\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+
+    monkeypatch.setattr(network, "TIMEOUT_S", 2.0)
+    server = await asyncio.start_server(flood, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert (await network.examine_clock(url)).state is State.OK
+
+
+async def test_a_relay_that_is_down_spoils_nothing_while_another_is_up() -> None:
+    server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
+    async with server:
+        up = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        down = "http://127.0.0.1:9"
+        assert (await network.examine_ports([up], [up])).state is State.OK
+        one_down = await network.examine_ports([up], [up, down])
+        assert one_down.state is State.WARN
+        assert "no connection to 127.0.0.1:9" in one_down.figure
+        assert (await network.examine_ports([up], [down])).state is State.FAIL
+        assert (await network.examine_ports([down], [up])).state is State.FAIL
+
+
+def test_policies_that_do_not_fit_on_the_disk_are_told_beforehand(tmp_path: Path) -> None:
+    assert machine.examine_room(tmp_path / "not" / "there", 1000).state is State.OK
+    assert machine.examine_room(tmp_path, 1 << 60).state is State.FAIL
+
+
+def test_a_model_is_held_against_the_memory_it_computes_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert command._examine_memory(1, "cpu").state is State.OK
+    assert command._examine_memory(1 << 60, "cpu").state is State.FAIL
+    assert command._examine_memory(1, "cuda").state is State.SKIP
+    monkeypatch.setattr(machine, "gpu_free_bytes", lambda _device: 8 << 30)
+    assert command._examine_memory(7 << 30, "cuda").state is State.OK
+    line = command._examine_memory(9 << 30, "cuda")
+    assert (line.state, "free on cuda" in line.figure) == (State.FAIL, True)
+
+
+def test_a_device_without_a_number_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {0: 10, 1: 20}
+    fake = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetMemoryInfo=lambda number: SimpleNamespace(free=free[number]),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    found = [machine.gpu_free_bytes(device) for device in ("cuda", "cuda:1", "cuda:7", "cuda:x")]
+    assert found == [10, 20, None, None]
+
+
+@pytest.mark.parametrize(
+    ("files", "total", "available"),
+    [
+        ({}, None, None),
+        ({"memory.max": "max\n", "memory.current": "5\n"}, None, None),
+        ({"memory.max": "1000\n", "memory.current": "400\n"}, 1000, 600),
+        ({"memory.max": "1000\n", "memory.current": "1400\n"}, 1000, 0),
+        (
+            {"memory/memory.limit_in_bytes": "900\n", "memory/memory.usage_in_bytes": "100\n"},
+            900,
+            800,
+        ),
+    ],
+)
+def test_memory_is_what_a_container_leaves_of_it(
+    tmp_path: Path, files: dict[str, str], total: int | None, available: int | None
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    if total is None:
+        assert memory.total_bytes(tmp_path) > 1 << 28
+        assert memory.available_bytes(tmp_path) > 1 << 24
+    else:
+        assert memory.total_bytes(tmp_path) == total
+        assert memory.available_bytes(tmp_path) == available

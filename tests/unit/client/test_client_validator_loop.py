@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -439,6 +441,30 @@ async def test_evidence_is_stored_before_the_signature_leaves(bench: Bench) -> N
         await bench.loop.validate(batch)
     [document] = bench.evidence.glob("*/*.json")
     assert json.loads(document.read_text())["outcome"]["verdict"] == "ACCEPTED"
+
+
+async def test_a_full_disk_signs_nothing_and_the_validator_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.commit_honest(1, 0)
+    fsync, refusals = os.fsync, 3
+
+    def full(descriptor: int) -> None:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    def is_done() -> bool:
+        assert not (refusals and bench.orchestrator.outcomes)
+        return bool(bench.orchestrator.outcomes)
+
+    await run_until(bench, is_done)
+    assert refusals == 0
+    assert [(r.verdict, r.reason) for r in bench.posted()] == [ACCEPTED]
 
 
 async def test_validator_without_a_seat_stops(bench: Bench) -> None:

@@ -24,7 +24,7 @@ from muster.client.options import (
     json_option,
 )
 from muster.client.printing import print_json, printable
-from muster.protocol.errors import MusterError
+from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.ids import Address, to_address
 
 if TYPE_CHECKING:
@@ -95,10 +95,15 @@ async def examine(
             chain = await stack.enter_async_context(
                 await Chain.connect(asked.rpc, asked.deployments)
             )
+        except MusterError as error:
+            yield failed("chain", "connection", error)
+            return
+        try:
             async for line in _examine_chain(asked, chain, load, stack):
                 yield line
         except MusterError as error:
-            yield failed("chain", "connection", error)
+            # What each part cannot say of itself: an RPC endpoint that went away, say.
+            yield failed("chain", "answers", error)
 
 
 async def _examine_chain(
@@ -119,7 +124,12 @@ async def _examine_chain(
     from muster.client.rewards import read_view
 
     yield await examine_chain(chain)
-    run = find_run(await read_view(chain, ChainView()), asked.run)
+    view = await read_view(chain, ChainView())
+    try:
+        run = find_run(view, asked.run)
+    except ConfigError as error:
+        yield failed("run", "state", error)
+        return
     for line in examine_run(run):
         yield line
     if asked.worker is None:
@@ -146,6 +156,7 @@ async def _examine_network(
     load: Callable[[str, str], InferenceEngine],
 ) -> AsyncIterator[Line]:
     from muster.client.doctor import network
+    from muster.client.doctor.machine import examine_room
 
     assert asked.orchestrator is not None
     line, named = await network.examine_orchestrator(api, run, chain.domain("ContributionLedger"))
@@ -153,7 +164,7 @@ async def _examine_network(
     if line.state is State.FAIL:
         return
     relays = asked.relays or named
-    yield await network.examine_ports([asked.rpc, asked.orchestrator, *relays])
+    yield await network.examine_ports([asked.rpc, asked.orchestrator], relays)
     yield await network.examine_clock(asked.orchestrator)
     if run.latest_version is None:
         yield skipped("network", "relays", "there is no policy to fetch yet")
@@ -161,6 +172,8 @@ async def _examine_network(
     learnt = network.Relays()
     async for line in network.examine_relays(relays, run, learnt):
         yield line
+    if learnt.manifest is not None:
+        yield examine_room(asked.state_dir, learnt.manifest.total_bytes)
     bandwidth = network.examine_bandwidth(run, learnt)
     yield bandwidth
     if bandwidth.state is State.FAIL:
@@ -179,11 +192,9 @@ async def _examine_proof(
     relays: tuple[str, ...],
     load: Callable[[str, str], InferenceEngine],
 ) -> AsyncIterator[Line]:
-    import psutil
-
     from muster.client.doctor import selfproof
     from muster.client.documents import TASK_SETS, read_rules
-    from muster.client.quantities import format_size
+    from muster.client.memory import available_bytes
     from muster.shardcast import Fetcher
 
     try:
@@ -195,16 +206,12 @@ async def _examine_proof(
             assert run.latest_version is not None
             root = run.checkpoints[run.latest_version].manifest_root
             folder = await fetcher.fetch(run.run_id, run.latest_version, root)
-        room = psutil.virtual_memory().available
         needed = selfproof.memory_needed(folder, asked.dtype)
-        figure = f"{format_size(needed)} needed" if needed else "size unknown"
-        if asked.device == "cpu" and needed > room:
-            advice = "close other programs, --dtype bfloat16, or a machine with more memory"
-            figure += f", {format_size(room)} free"
-            yield Line("software", "model fits", State.FAIL, figure, advice)
+        fits = _examine_memory(needed, asked.device)
+        yield fits
+        if fits.state is State.FAIL:
             return
-        yield Line("software", "model fits", State.OK, figure)
-        room -= needed
+        room = available_bytes() - (needed if asked.device == "cpu" else 0)
         yield await asyncio.to_thread(_prove, asked, run, rules, folder, load, room)
     except ModuleNotFoundError as error:
         advice = "pip install 'muster-rl[model]'"
@@ -212,6 +219,23 @@ async def _examine_proof(
     except (MusterError, RuntimeError, OSError) as error:
         # A GPU that runs out of memory, or a driver that fails: torch raises RuntimeError.
         yield failed("proof", "self-proof", error)
+
+
+def _examine_memory(needed: int, device: str) -> Line:
+    """Return whether a policy fits where it is to compute; 0 is a size that nobody knows."""
+    from muster.client.doctor.machine import gpu_free_bytes
+    from muster.client.memory import available_bytes
+    from muster.client.quantities import format_size
+
+    room = available_bytes() if device == "cpu" else gpu_free_bytes(device)
+    figure = f"{format_size(needed)} needed" if needed else "size unknown"
+    if room is None:
+        return Line("software", "model fits", State.SKIP, f"{figure}, {device} cannot be asked")
+    figure += f", {format_size(room)} free on {device}"
+    if needed > room:
+        advice = "close other programs, --dtype bfloat16, or a machine with more memory"
+        return Line("software", "model fits", State.FAIL, figure, advice)
+    return Line("software", "model fits", State.OK, figure)
 
 
 def _examine_requirements(rules: Any, dtype: str) -> Iterator[Line]:

@@ -10,11 +10,14 @@ from importlib import metadata
 from pathlib import Path
 
 from muster.client.doctor.lines import Line, State
+from muster.client.memory import available_bytes, total_bytes
 from muster.client.quantities import format_size
 
 SECTION = "machine"
 FREE_BYTES = 1 << 30
 """Less free disk than this is no room for files that wait for their upload."""
+KEPT_POLICIES = 6
+"""Versions on a worker's disk: five, and the one that is being fetched."""
 PACKAGES = ("torch", "transformers", "safetensors")
 """What the transformers engine is made of."""
 
@@ -40,10 +43,7 @@ def _processor(threads: int) -> Line:
 
 
 def _memory() -> Line:
-    import psutil
-
-    memory = psutil.virtual_memory()
-    figure = f"{format_size(memory.available)} free of {format_size(memory.total)}"
+    figure = f"{format_size(available_bytes())} free of {format_size(total_bytes())}"
     return Line(SECTION, "memory", State.OK, figure)
 
 
@@ -54,6 +54,34 @@ def _disk(state_dir: Path) -> Line:
     if free < FREE_BYTES:
         return Line(SECTION, "disk", State.FAIL, figure, "free some, or name another --state-dir")
     return Line(SECTION, "disk", State.OK, figure)
+
+
+def examine_room(state_dir: Path, policy_bytes: int) -> Line:
+    """Return whether the policies that a worker keeps fit on the disk."""
+    there = next(p for p in (state_dir, *state_dir.absolute().parents) if p.exists())
+    free, needed = shutil.disk_usage(there).free, policy_bytes * KEPT_POLICIES
+    figure = f"{KEPT_POLICIES} policies take {format_size(needed)}, {format_size(free)} free"
+    if needed > free:
+        return Line(SECTION, "room", State.FAIL, figure, "free some, or name another --state-dir")
+    return Line(SECTION, "room", State.OK, figure)
+
+
+def gpu_free_bytes(device: str) -> int | None:
+    """Return the free memory of a device such as `cuda:1`; None when nobody can be asked."""
+    _, _, number = device.partition(":")
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no permission: nobody to ask
+        return None
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(number or 0))
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except Exception:  # NVML's own errors, or a device that is no number
+        return None
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _gpus(device: str) -> Iterator[Line]:

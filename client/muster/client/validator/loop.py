@@ -41,13 +41,13 @@ from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.errors import ApiError, ConfigError, EncodingError
-from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Submission, Verdict
 from muster.shardcast import Fetcher
 
 if TYPE_CHECKING:
-    from muster.chain import BatchView, Event
+    from muster.chain import BatchView, Event, RunView
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,15 @@ class ValidatorPlace:
         return f"ValidatorPlace(run_id={self.run_id})"
 
 
+def require_seat(run: RunView, validator: Address) -> None:
+    """Raise ConfigError when a run does not list a validator."""
+    if validator not in run.validators:
+        raise ConfigError(
+            f"{validator} is not a validator of run {run.run_id}",
+            hint="the run's owner appoints validators; is this the right keystore?",
+        )
+
+
 class ValidatorLoop:
     """One validator of one run."""
 
@@ -137,11 +146,7 @@ class ValidatorLoop:
 
     def require_seat(self) -> None:
         """Raise ConfigError when the chain does not list this validator for the run."""
-        if self._address not in self.place.view.runs[self.place.run_id].validators:
-            raise ConfigError(
-                f"{self._address} is not a validator of run {self.place.run_id}",
-                hint="the run's owner appoints validators; is this the right keystore?",
-            )
+        require_seat(self.place.view.runs[self.place.run_id], self._address)
 
     async def _round(self) -> float:
         """Judge every batch that waits; return how many seconds to wait before the next look."""

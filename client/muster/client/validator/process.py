@@ -5,15 +5,18 @@ and serves on juries.
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
-from muster.chain import follow
+from muster.chain import Chain, follow
 from muster.client.documents import (
     TASK_SETS,
     fetch_calibration,
     fetch_recipe,
     fetch_task_set,
 )
+from muster.client.preflight import GAS, coins_of, gas_price
+from muster.client.quantities import format_coins, format_tokens
 from muster.client.requirements import require_fit
 from muster.client.seat import EngineFactory, Seat, load_engine, take_seat, transformers_engine
 from muster.client.settings import ValidatorSettings
@@ -22,15 +25,18 @@ from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Rules
 from muster.client.validator.jury import JuryDuty, JuryPlace
-from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
+from muster.client.validator.loop import ValidatorLoop, ValidatorPlace, require_seat
 from muster.client.validator.votes import VoteJournal
 from muster.lifecycle import run_together
 from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address
 from muster.tasks import check_task_set, require_pinned
 from muster.wallet import Wallet
 
 MOST_TRIED = 1024
 """Problems among which one of each task type is looked for, and graded, at the start."""
+
+logger = logging.getLogger(__name__)
 
 
 async def run_validator(
@@ -44,6 +50,9 @@ async def run_validator(
     # The first is held by one process at a time, and the folder with it.
     with OutcomeJournal(settings.state_dir) as journal, VoteJournal(settings.state_dir) as votes:
         async with take_seat(settings, account, sends=True) as seat, FileDecoder() as decoder:
+            # Before the model, which may take minutes to load.
+            require_seat(seat.run, account.address)
+            await warn_of_little(seat.chain, account.address)
             rules = await fetch_rules(seat, settings.state_dir / TASK_SETS)
             require_fit(rules.recipe, rules.calibration, settings)
             place = ValidatorPlace(
@@ -67,6 +76,23 @@ async def run_validator(
             )
             duty = JuryDuty(await _jury_place(settings, account, seat, loop, votes))
             await run_together(loop.run(), duty.run(), following)
+
+
+async def warn_of_little(chain: Chain, account: Address) -> None:
+    """Say what a validator will lack: gas to vote on juries, or the stake that its seat needs."""
+    held, needed = await coins_of(chain, account), GAS["vote"] * await gas_price(chain)
+    if held < needed:
+        logger.warning(
+            "too little gas money to vote on a jury, absent jurors are slashed",
+            extra={"holds": format_coins(held), "a_vote_takes": format_coins(needed)},
+        )
+    staked = await chain.vault.active_stake(account)
+    required = await chain.runs.required_validator_stake()
+    if staked < required:
+        logger.warning(
+            "stake is below what a validator must hold, anybody may unseat it",
+            extra={"holds": format_tokens(staked), "must_hold": format_tokens(required)},
+        )
 
 
 async def _jury_place(
