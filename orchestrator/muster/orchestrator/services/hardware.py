@@ -132,12 +132,21 @@ class Hardware:
         """Return why a node's machine gets no ticket, or None."""
         if self._asked == HardwareRecipe():
             return None
-        if self.wants(node):
+        report = self._reports.get(node) or await self._look_up(session, node)
+        if report is None:
             return Unfit.UNKNOWN
-        if is_short(self._reports[node], self._asked):
+        if is_short(report, self._asked):
             return Unfit.SHORT
         timed = await self._timed(session, node, now)
         return Unfit.SLOW if is_slow(timed, self._asked, now) else None
+
+    async def _look_up(self, session: AsyncSession, node: Address) -> HardwareReport | None:
+        """Return what a node said to another replica."""
+        row = await session.get(HardwareRow, node)
+        if row is None:
+            return None
+        report = self._reports[node] = HardwareReport.from_json(json.loads(row.report))
+        return report
 
     async def _timed(self, session: AsyncSession, node: Address, now: int) -> list[Timed]:
         """Return how the node's last tickets went, those that are over."""
