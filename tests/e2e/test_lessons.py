@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -27,8 +27,8 @@ def column(output: str, name: str) -> list[float]:
     lines = output.splitlines()
     top = next(i for i, line in enumerate(lines) if line.startswith("policy_version"))
     place = lines[top].split().index(name)
-    rows = [line.split() for line in lines[top + 1 :] if re.match(r"\d+ ", line)]
-    return [float(row[place]) for row in rows]
+    rows = takewhile(lambda line: line[:1].isdigit(), lines[top + 1 :])
+    return [float(row.split()[place]) for row in rows]
 
 
 @pytest.mark.slow
