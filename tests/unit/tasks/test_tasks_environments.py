@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol.errors import TaskError
-from muster.tasks import Done, Environment, Problem, Reply, Undecided, dialogue_of
+from muster.tasks import (
+    Done,
+    Environment,
+    Graded,
+    Problem,
+    Reply,
+    Undecided,
+    dialogue_of,
+    registry,
+    verify,
+)
 from muster.tasks.environments import python_tool
 from muster.tasks.environments.environment import Question, ask_all
 from muster.tasks.environments.python_tool import (
@@ -21,7 +33,7 @@ from muster.tasks.environments.python_tool import (
     reply_with_output,
     run_program,
 )
-from muster.tasks.registry import verifier_of
+from muster.tasks.registry import ENTRY_POINT_GROUP, load_verifiers, verifier_of
 from muster.tasks.sandbox import Level, SandboxUnavailable, shared_sandbox
 
 PROBLEM = Problem(problem_id="p", task_type="exact_match_with_python", prompt="37*12=")
@@ -192,3 +204,41 @@ def replace_marks(reply: dict[str, str]) -> Problem:
 
 def test_a_reply_is_a_value() -> None:
     assert replace(Reply("a"), is_repeatable=False) != Reply("a")
+
+
+# Somebody else's
+
+GUESS = """
+from muster.tasks import Done, Environment, Graded, Reply, Verifier
+
+def grade(problem, answer):
+    return Graded(float(answer.strip() == problem.gold_standard_solution))
+
+def hint(problem, said):
+    guess, wanted = said[-1].strip(), problem.gold_standard_solution
+    if not guess.isdecimal() or guess == wanted:
+        return Done(guess)
+    return Reply("low" if int(guess) < int(wanted) else "high")
+
+HINTS = Environment(hint, sources=("guess_task",), max_replies=6)
+VERIFIER = Verifier("guess", "1", grade, sources=("guess_task",), dialogue=HINTS)
+"""
+
+
+def test_a_package_brings_a_task_with_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "guess_task.py").write_text(GUESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("guess", "guess_task:VERIFIER", ENTRY_POINT_GROUP)
+    known = load_verifiers([point])
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: known)
+    problem = PROBLEM.model_copy(update={"task_type": "guess", "gold_standard_solution": "7"})
+    environment = dialogue_of("guess")
+    assert environment is not None
+    turns = [environment.answer(problem, said) for said in (["3"], ["3", "9"], ["3", "9", "7"])]
+    assert turns == [Reply("low"), Reply("high"), Done("7")]
+    assert verify(problem, "7") == Graded(1.0)
+    before = known["guess"].code_hash
+    (tmp_path / "guess_task.py").write_text(GUESS.replace('"low"', '"too low"'))
+    assert replace(known["guess"]).code_hash != before
