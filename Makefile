@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml $(KERNEL)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1)"; echo "hint: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; } >&2
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[model,math,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[model,math,reasoning-gym,dev]'
 	@touch $@
 
 # Not `npm ci`: it wants lock entries for every platform's binaries, which not every registry has.

@@ -1,4 +1,5 @@
-"""What grading costs: exact math, math-verify under hostile answers, sandboxed programs.
+"""What grading costs: exact math, math-verify under hostile answers, sandboxed programs; and what
+sets of a million problems cost (`task_sets.py`).
 
 `make bench-tasks`. Exact math is counted per second of CPU time of one core. math-verify runs in
 two processes under a flood in which every third answer is hostile; sandboxed programs run two at a
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psutil
+import task_sets
 from report import machine, print_table, write
 
 from muster.tasks import Graded, Problem, verify, verify_all
@@ -87,15 +89,25 @@ def main() -> None:
         "sandbox_execs_per_s": _median_of(program_rates, CPU),
         "math_latest_s": _latest(),
     }
+    sets = task_sets.measure()
+    found |= {
+        "import_1m_s": sets["import"]["cpu_s"],
+        "import_1m_rss_mb": sets["import"]["rss_mb"],
+        "open_1m_s": sets["open"]["cpu_s"],
+        "sample_ticket_ms": sets["sample"]["median_ms"],
+    }
     must = {"exact_math_per_s": ">= 50,000", "math_verify_per_s": ">= 200"}
     must |= {"sandbox_execs_per_s": ">= 20", "math_latest_s": "<= 0.5"}
+    must |= {"import_1m_s": "<= 60", "import_1m_rss_mb": "<= 1,000", "open_1m_s": "-"}
+    must |= {"sample_ticket_ms": "<= 5"}
     rows = [[key, f"{value:,.3g}", must[key]] for key, value in found.items()]
-    print_table("Grading", ["figure", "measured", "to reach"], rows)
+    print_table("Grading, and sets of 1,000,000 problems", ["figure", "measured", "to reach"], rows)
     load = os.getloadavg()[0]
     detail = {
         "sandbox": level.description,
         "repeats": REPEATS,
         "load_average": load,
+        "task_sets": sets,
         "math_verify_per_s_by_the_clock": _median_of(math_rates, CLOCK),
         "sandbox_execs_per_s_by_the_clock": _median_of(program_rates, CLOCK),
     }

@@ -5,13 +5,12 @@ Nothing is imported until its command is chosen, so `muster --help` needs neithe
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import NamedTuple
 
 import click
 
 from muster.client.printing import printable
+from muster.devnet.lazy import Lazy, LazyGroup
 from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
@@ -26,61 +25,38 @@ REFUSED, LATER, STOPPED = 1, 3, 130
 _LATER = (ChainUnreachable, NotYet, PolicyUnavailable, TransactionLost)
 
 
-class _Command(NamedTuple):
-    target: str
-    """`module:attribute` of a click command."""
-    help: str
-    """The line shown by `muster --help`."""
-
-
 COMMANDS = {
-    "demo": _Command("muster.devnet.demo:demo", "See the whole network learn and catch a cheater."),
-    "devnet": _Command("muster.devnet.chain:devnet", "Start a local chain with the contracts."),
-    "init": _Command("muster.client.identity:init", "Create the keys of a worker and its node."),
-    "doctor": _Command("muster.client.doctor.command:doctor", "Is this machine fit for a run?"),
-    "wallet": _Command("muster.client.cli:wallet", "Create and show encrypted keystores."),
-    "stake": _Command("muster.client.cli:stake", "Stake and register a worker."),
-    "unstake": _Command("muster.client.leaving:unstake", "Take stake back, or leave."),
-    "node": _Command("muster.client.rotation:node", "Replace a worker's hot key."),
-    "runs": _Command("muster.client.runs:runs", "Look at runs before taking part in one."),
-    "worker": _Command("muster.client.cli:worker", "Generate rollouts and be paid."),
-    "explain": _Command("muster.client.explain_cli:explain", "What became of a submission."),
-    "rewards": _Command("muster.client.cli:rewards", "Show and claim what a worker has earned."),
-    "validator": _Command("muster.client.cli:validator", "Check rollouts and sign verdicts."),
-    "dispute": _Command("muster.client.dispute:dispute", "Challenge outcomes before a jury."),
-    "relay": _Command("muster.client.relay:relay", "Mirror policy weights for others."),
-    "shardcast": _Command(
+    "demo": Lazy("muster.devnet.demo:demo", "See the whole network learn and catch a cheater."),
+    "devnet": Lazy("muster.devnet.chain:devnet", "Start a local chain with the contracts."),
+    "init": Lazy("muster.client.identity:init", "Create the keys of a worker and its node."),
+    "doctor": Lazy("muster.client.doctor.command:doctor", "Is this machine fit for a run?"),
+    "wallet": Lazy("muster.client.cli:wallet", "Create and show encrypted keystores."),
+    "stake": Lazy("muster.client.cli:stake", "Stake and register a worker."),
+    "unstake": Lazy("muster.client.leaving:unstake", "Take stake back, or leave."),
+    "node": Lazy("muster.client.rotation:node", "Replace a worker's hot key."),
+    "runs": Lazy("muster.client.runs:runs", "Look at runs before taking part in one."),
+    "worker": Lazy("muster.client.cli:worker", "Generate rollouts and be paid."),
+    "explain": Lazy("muster.client.explain_cli:explain", "What became of a submission."),
+    "rewards": Lazy("muster.client.cli:rewards", "Show and claim what a worker has earned."),
+    "validator": Lazy("muster.client.cli:validator", "Check rollouts and sign verdicts."),
+    "dispute": Lazy("muster.client.dispute:dispute", "Challenge outcomes before a jury."),
+    "relay": Lazy("muster.client.relay:relay", "Mirror policy weights for others."),
+    "shardcast": Lazy(
         "muster.client.shardcast_cli:shardcast", "Broadcast large files, verified chunk by chunk."
     ),
-    "calibrate": _Command("muster.client.cli:calibrate", "Measure a model's validation limits."),
-    "tasks": _Command("muster.trainer.tasks_cli:tasks", "Prepare the problems of a run."),
-    "run": _Command("muster.trainer.cli:run", "Create a training run."),
-    "trainer": _Command("muster.trainer.cli:trainer", "Train the policy and publish it."),
-    "orchestrator": _Command(
-        "muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."
-    ),
-    "audit": _Command("muster.client.audit:audit", "Rebuild and check everything from the chain."),
-    "completion": _Command("muster.devnet.completion:completion", "Make the shell complete words."),
+    "calibrate": Lazy("muster.client.cli:calibrate", "Measure a model's validation limits."),
+    "tasks": Lazy("muster.devnet.tasks:tasks", "Import, check and publish problems."),
+    "run": Lazy("muster.trainer.cli:run", "Create a training run."),
+    "trainer": Lazy("muster.trainer.cli:trainer", "Train the policy and publish it."),
+    "orchestrator": Lazy("muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."),
+    "audit": Lazy("muster.client.audit:audit", "Rebuild and check everything from the chain."),
+    "completion": Lazy("muster.devnet.completion:completion", "Make the shell complete words."),
 }
 
 
-class _LazyGroup(click.Group):
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module, attribute = COMMANDS[name].target.split(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
-
-
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, commands_=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="muster-rl")
 def muster() -> None:
     """Train language models with strangers' computers, and let only checked work touch the model.

@@ -109,8 +109,10 @@ def _is_plain(value: Any) -> bool:
     if kind is int:
         return bool(-_MAX_EXACT_INT < value < _MAX_EXACT_INT)
     if kind is dict:
-        return all(type(name) is str for name in value) and all(map(_is_plain, value.values()))
-    return kind is list and all(map(_is_plain, value))
+        if any(type(name) is not str for name in value):
+            return False
+        value = value.values()
+    return (kind is dict or kind is list) and all(map(_is_plain, value))
 
 
 def parse_canonical_json(data: bytes, *, max_bytes: int) -> Any:

@@ -1,4 +1,4 @@
-"""Equality of JSON values, as tests of programs and predictions of outputs mean it."""
+"""JSON values as texts spell them, and when two are equal: for programs and predicted outputs."""
 
 from __future__ import annotations
 
@@ -38,3 +38,25 @@ def _are_equal_numbers(one: float, other: float) -> bool:
         return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
     except OverflowError:
         return False
+
+
+def nesting(text: str) -> int:
+    """Return the deepest nesting that brackets and signs may make, strings counted too."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return max(deepest, text.count("--"), text.count("- -"), text.count("~"))
+
+
+def as_json(value: Any) -> Any:
+    """Return a Python literal's value as JSON has it; raises ValueError where it has none."""
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("an object's keys are text")
+        return {key: as_json(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"a {type(value).__name__} has no JSON")

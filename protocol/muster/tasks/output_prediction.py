@@ -14,7 +14,7 @@ from typing import Any
 from muster.protocol.errors import TaskError
 from muster.tasks.fenced import last_block
 from muster.tasks.grades import Grade, Graded, Undecided
-from muster.tasks.literals import are_equal
+from muster.tasks.literals import are_equal, as_json, nesting
 from muster.tasks.problem import Problem
 from muster.tasks.verifier import Verifier
 
@@ -48,37 +48,16 @@ def parse_literal(text: str) -> Any:
     text = text.strip()
     if len(text) > MAX_LITERAL_CHARS:
         raise ValueError(f"longer than {MAX_LITERAL_CHARS} characters")
-    if _nesting(text) > MAX_NESTING:
+    if nesting(text) > MAX_NESTING:
         raise ValueError(f"nested deeper than {MAX_NESTING}")
     try:
         return json.loads(text)
     except ValueError:
         pass
     try:
-        return _as_json(ast.literal_eval(text))
+        return as_json(ast.literal_eval(text))
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"neither JSON nor Python ({type(error).__name__})") from error
-
-
-def _nesting(text: str) -> int:
-    """Return the deepest nesting that brackets and signs may make, strings counted too."""
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-    return max(deepest, text.count("--"), text.count("- -"), text.count("~"))
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_as_json(item) for item in value]
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("an object's keys are text")
-        return {key: _as_json(item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise ValueError(f"a {type(value).__name__} has no JSON")
 
 
 def _unwrapped(value: Any) -> Any:

@@ -25,7 +25,7 @@ MAX_PROBLEM_BYTES = 1024 * 1024
 MIN_PROBLEM_BYTES = 146
 """No row is shorter."""
 _CANONICAL = object()
-"""Validation context of values that were parsed from canonical JSON within the limit."""
+"""Validation context of values whose size is checked elsewhere."""
 
 
 class Problem(BaseModel):
@@ -64,6 +64,21 @@ class Problem(BaseModel):
     def content_hash(self) -> Hash32:
         """Return the Keccak-256 of the canonical JSON."""
         return keccak(self.to_bytes())
+
+    @classmethod
+    def encode(cls, fields: dict[str, Any]) -> bytes:
+        """Return the canonical JSON of a problem with these fields.
+
+        Raises EncodingError when there can be none.
+        """
+        try:
+            problem = cls.model_validate(fields, context=_CANONICAL)
+        except ValidationError as error:
+            raise EncodingError(first_fault(error)) from error
+        data = problem.to_bytes()
+        if len(data) > MAX_PROBLEM_BYTES:
+            raise EncodingError(f"the problem exceeds {MAX_PROBLEM_BYTES} bytes")
+        return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

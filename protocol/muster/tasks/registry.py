@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity
-from muster.tasks import code, exact_match, judge, output_prediction
+from muster.tasks import code, exact_match, judge, output_prediction, reasoning_gym
 from muster.tasks.environments.environment import Environment
 from muster.tasks.environments.python_tool import with_python
 from muster.tasks.math import verifier as math
@@ -31,6 +31,7 @@ _BUILT_IN: Mapping[str, Verifier] = {
     "exact_match": exact_match.VERIFIER,
     "exact_match_with_python": with_python(exact_match.VERIFIER),
     "llm_judgeable_groundtruth_similarity": judge.VERIFIER,
+    reasoning_gym.TASK_TYPE: reasoning_gym.VERIFIER,
     "verifiable_code": code.VERIFIER,
     "verifiable_math": math.VERIFIER,
     "verifiable_math_with_python": with_python(math.VERIFIER),

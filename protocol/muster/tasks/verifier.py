@@ -71,7 +71,7 @@ class Verifier:
         dialogue, over that one's as well.
         """
         sources = self.sources + (self.dialogue.sources if self.dialogue else ())
-        parts = [keccak(data) for name in sources for data in _source_files(name)]
+        parts = [keccak(data) for name in sources for data in source_files(name)]
         stated = [*(f"{name}=={_installed(name)}" for name in self.requires), self.environment()]
         if self.dialogue:
             stated += [self.dialogue.machine(), str(self.dialogue.max_replies)]
@@ -85,7 +85,7 @@ def _installed(distribution: str) -> str:
         return "not installed"
 
 
-def _source_files(module: str) -> Iterator[bytes]:
+def source_files(module: str) -> Iterator[bytes]:
     """Yield names and contents of a module's Python files, a package's in order of path."""
     for root, path in _source_paths(module):
         yield path.relative_to(root).as_posix().encode()

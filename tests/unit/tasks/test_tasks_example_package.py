@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -66,7 +67,17 @@ def test_installed_package_brings_task_type_verifier_and_task_set(
     installed: Path, tmp_path: Path
 ) -> None:
     tasks = str(tmp_path / "tasks.jsonl")
-    run(installed, "-m", "muster_countdown", "--count", "40", "--seed", "1", tasks)
+    muster = ("-m", "muster.devnet", "tasks")
+    (listed,) = run(installed, *muster, "list", "--json")
+    found = {made["set"]: made for made in json.loads(listed)["sets"]}
+    assert (found["countdown"]["package"], found["countdown"]["version"]) == (
+        "muster-countdown",
+        "1.0.0",
+    )
+    size = ("--count", "40", "--seed", "1")
+    run(installed, *muster, "import", "set:countdown", *size, "--out", tasks)
+    (checked,) = run(installed, *muster, "check", tasks, "--sample", "4", "--json")
+    assert json.loads(checked)["admitted"]
     said, *scores = run(installed, "-c", GRADE, tasks, *RIGHT, *WRONG)
     assert said == "countdown 1 40"
     assert scores == ["1.0"] * len(RIGHT) + ["0.0"] * len(WRONG)

@@ -23,9 +23,10 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 from muster.tasks import Problem, TaskSet
 from muster.tasks.sort_digits import make_task_set
+from muster.telemetry.progress import LoggedProgress
 from muster.trainer.offline_filter import Band, Sampling, kept_set, measure
 from muster.trainer.pass_records import PassRecord
-from muster.trainer.tasks_cli import LoggedProgress, tasks
+from muster.trainer.tasks_cli import tasks_filter
 
 RECIPE = """
 name = "filter"
@@ -224,7 +225,7 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
 
 def test_progress_without_a_terminal_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    told = LoggedProgress(every_s=3600)
+    told = LoggedProgress("problems measured", every_s=3600)
     for done in range(0, 101, 10):
         told(done, 100)
     assert [record.done for record in caplog.records] == [0, 100]  # type: ignore[attr-defined]
@@ -246,8 +247,8 @@ def test_command_writes_the_kept_problems_and_the_counts(
     tmp_path: Path, model_folder: Path
 ) -> None:
     out = tmp_path / "kept.jsonl"
-    words = ["filter", *_files(tmp_path, model_folder), "--out", str(out), "--json"]
-    result = CliRunner().invoke(tasks, words)
+    words = [*_files(tmp_path, model_folder), "--out", str(out), "--json"]
+    result = CliRunner().invoke(tasks_filter, words)
     assert result.exit_code == 0, result.output
     counts = json.loads(result.stdout)
     assert (counts["problems"], counts["kept"], counts["undecided"]) == (24, 24, 0)
@@ -258,7 +259,7 @@ def test_command_writes_the_kept_problems_and_the_counts(
 def test_killed_command_goes_on_where_it_was(tmp_path: Path, model_folder: Path) -> None:
     files = _files(tmp_path, model_folder)
     plain = tmp_path / "plain.jsonl"
-    result = CliRunner().invoke(tasks, ["filter", *files, "--out", str(plain)])
+    result = CliRunner().invoke(tasks_filter, [*files, "--out", str(plain)])
     assert result.exit_code == 0, result.output
     out = tmp_path / "killed.jsonl"
     records = out.with_name("killed.jsonl.passes.jsonl")
@@ -270,7 +271,7 @@ def test_killed_command_goes_on_where_it_was(tmp_path: Path, model_folder: Path)
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=10)
-    result = CliRunner().invoke(tasks, ["filter", *files, "--out", str(out)])
+    result = CliRunner().invoke(tasks_filter, [*files, "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert records.read_bytes() == plain.with_name("plain.jsonl.passes.jsonl").read_bytes()
     assert out.read_bytes() == plain.read_bytes()

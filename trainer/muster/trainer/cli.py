@@ -192,6 +192,12 @@ def run_base_model(
 @click.option("--fund", type=int, default=0, metavar="WEI", help="Reward to pay in now.")
 @click.option("--store", type=FOLDER, required=True, help="The trainer's chunk store.")
 @click.option("--documents", type=FOLDER, required=True, help="Receives the documents, by hash.")
+@click.option(
+    "--admit-anyway",
+    "admits_anyway",
+    is_flag=True,
+    help="Take a task set that `muster tasks check` refuses.",
+)
 @click.option("--rpc", metavar="URL", default=DEFAULT_RPC, show_default=True, help="RPC endpoint.")
 @click.option("--deployments", type=FOLDER, default=DEFAULT_DEPLOYMENTS, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print ids and hashes as JSON.")

@@ -7,7 +7,7 @@ goes into the manifest of version 0, whose root the trainer then publishes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,21 @@ from typing import Any
 from muster.chain import Chain, RunConfig, RunTerms
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, TaskError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, state_hash
-from muster.tasks import TaskSet, check_task_set, identities
+from muster.tasks import TaskSet, identities
+from muster.tasks.admission import Trial, admit
 from muster.toploc import Calibration
 from muster.trainer.chain_ports import ChainAnchor
 from muster.trainer.policies import BASE, policy_files
 from muster.trainer.publish import Publisher
 
 logger = logging.getLogger(__name__)
+
+TRIED = 64
+"""Problems that are graded before a run relies on a task set; `muster tasks check` tries more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class RunPlan:
     """The trainer's chunk store, which receives version 0."""
     documents: Path
     """Receives recipe, calibration and task set, each named by its hash."""
+    admits_anyway: bool = False
+    """Whether a task set that is not admitted is taken all the same."""
 
 
 async def create_run(
@@ -103,9 +109,9 @@ def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
     The recipe is pinned together with the verifiers that graded the task set here.
     """
     task_set = TaskSet.open(plan.task_set)
-    check_task_set(task_set, allows_judge=plan.recipe.allows_judge)
+    task_types = _admitted_task_types(plan, task_set)
     documents = {
-        "recipe": pinned_recipe(plan.recipe, task_set).to_bytes(),
+        "recipe": pinned_recipe(plan.recipe, task_types).to_bytes(),
         "calibration": _read(plan.calibration),
     }
     if plan.recipe.sampling.problems_per_submission > len(task_set):
@@ -123,10 +129,23 @@ def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
     return hashes | {"task_set": task_set.hash()}
 
 
-def pinned_recipe(recipe: Recipe, task_set: TaskSet) -> Recipe:
-    """Return the recipe as a run over these tasks pins it: with who grades them here."""
-    verifiers = identities(problem.task_type for problem in task_set)
-    return recipe.model_copy(update={"verifiers": verifiers})
+def _admitted_task_types(plan: RunPlan, task_set: TaskSet) -> list[str]:
+    """Return the task types of a set; raises TaskError when it should not be relied on."""
+    trial = Trial(sample=TRIED, hacked=1, allows_judge=plan.recipe.allows_judge)
+    found = admit(task_set, trial)
+    if not found.is_admitted:
+        if not plan.admits_anyway:
+            raise TaskError(
+                f"{plan.task_set} is refused: {found.summary()}",
+                hint="`muster tasks check` says more; --admit-anyway takes it as it is",
+            )
+        logger.warning("task set admitted against reason", extra={"reason": found.summary()})
+    return sorted(found.task_types)
+
+
+def pinned_recipe(recipe: Recipe, task_types: Iterable[str]) -> Recipe:
+    """Return the recipe as a run over these task types pins it: with who grades them here."""
+    return recipe.model_copy(update={"verifiers": identities(task_types)})
 
 
 def _check_calibration(calibration: Calibration, plan: RunPlan) -> None:

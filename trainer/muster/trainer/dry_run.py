@@ -27,6 +27,10 @@ def resolve(
             "a recipe is pinned together with the verifiers of its tasks",
             hint="give the problems as well: --task-set FILE",
         )
-    recipe = pinned_recipe(load_recipe(recipe_file), TaskSet.open(task_set_file))
+    recipe = pinned_recipe(load_recipe(recipe_file), _task_types(task_set_file))
     found |= {"recipe": recipe.model_dump(mode="json"), "recipe_hash": hex0x(recipe.hash())}
     return found
+
+
+def _task_types(path: Path) -> set[str]:
+    return {problem.task_type for problem in TaskSet.open(path)}

@@ -6,7 +6,7 @@ Blocking; what it measures is on disk batch by batch, see `muster.trainer.pass_r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,12 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe
 from muster.shardcast import state_hash
 from muster.tasks import Graded, Problem, TaskSet, identities, render_prompt
+from muster.telemetry.progress import Progress
 from muster.trainer.evaluate import grade_played
 from muster.trainer.pass_records import Measurement, PassRecord, RecordFile
 from muster.trainer.policies import policy_files
 
 BASE = PolicyVersion(0)
-Progress = Callable[[int, int], None]
-"""Told how many problems are done, of how many."""
 
 
 @dataclass(frozen=True, slots=True)

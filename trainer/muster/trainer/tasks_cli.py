@@ -1,35 +1,18 @@
-"""`muster tasks`: what a run owner does with a task set before a run. stdout is data."""
+"""`muster tasks filter`: keep the problems that a model solves sometimes. stdout is data."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from muster.trainer.offline_filter import Progress
-
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
-LOG_EVERY_S = 10.0
-"""Seconds between two lines of progress where there is no terminal."""
-
-logger = logging.getLogger(__name__)
 
 
-@click.group()
-def tasks() -> None:
-    """Prepare the problems of a run."""
-
-
-@tasks.command("filter")
+@click.command("filter")
 @click.option("--set", "task_set", type=FILE, required=True, help="The problems.")
 @click.option("--model", type=FOLDER, required=True, help="Model folder that solves them.")
 @click.option("--recipe", type=FILE, required=True, help="Recipe, TOML: how it is sampled.")
@@ -85,6 +68,7 @@ def tasks_filter(
     """
     from muster.tasks import TaskSet
     from muster.telemetry import setup_logging
+    from muster.telemetry.progress import progress
     from muster.trainer.config import load_recipe
     from muster.trainer.offline_filter import Band, Sampling, kept_set, measure
 
@@ -105,7 +89,7 @@ def tasks_filter(
         options["dtype"], threads=options["threads"], device=options["device"]
     )
     target = records or out.with_name(f"{out.name}.passes.jsonl")
-    with progress() as on_progress:
+    with progress("problems measured") as on_progress:
         found = measure(problems, engine, model, plan, records=target, on_progress=on_progress)
     kept = kept_set(problems, found, band)
     kept.write(out)
@@ -124,34 +108,3 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
         f"{counts['kept']} of {counts['problems']} problems kept in {out}; {counts['too_hard']} "
         f"too hard, {counts['too_easy']} too easy, {counts['undecided']} could not be graded"
     )
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Progress]:
-    """Show how many problems are done: a bar on a terminal, else lines in the log."""
-    if not sys.stderr.isatty():
-        yield LoggedProgress()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-    from rich.progress import Progress as Display
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Display(*columns, console=Console(stderr=True)) as display:
-        task = display.add_task("problems", total=None)
-        yield lambda done, total: display.update(task, completed=done, total=total)
-
-
-class LoggedProgress:
-    """Progress as log lines: the first, the last, and one every so often."""
-
-    def __init__(self, every_s: float = LOG_EVERY_S) -> None:
-        self._every_s = every_s
-        self._due = 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        """Log, if it is time to."""
-        now = time.monotonic()
-        if now >= self._due or done == total:
-            self._due = now + self._every_s
-            logger.info("problems measured", extra={"done": done, "of": total})

@@ -1,4 +1,4 @@
-"""The symbolic engine: math-verify in processes that may be killed, with hard deadlines.
+"""The engine: libraries that grade, in processes that may be killed, with hard deadlines.
 
 A limit of CPU time decides what is too hard; it hardly depends on how busy a machine is. The
 deadline on the clock guards the caller: what it cuts off is undecided.
@@ -46,6 +46,34 @@ class Compared:
     """Whether a slower machine might have met the limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of a request."""
+
+    answer: dict[str, Any]
+    """The answer; empty when a limit ended the work."""
+    limit: str = ""
+    """Which limit ended it: "CPU time" or "memory"."""
+    is_near_limit: bool = False
+    """Whether a slower machine might have met the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an engine's processes do."""
+
+    module: str
+    """The module that does it, see `engine_process`."""
+    library: str
+    """What it needs."""
+    extra: str
+    """Muster's extra that brings it."""
+
+
+MATH = Work("muster.tasks.math.work", "math-verify", "math")
+"""Comparing expressions."""
+
+
 class EngineUnavailable(Exception):
     """The comparison did not take place: the machine is at fault, not the answer."""
 
@@ -53,10 +81,14 @@ class EngineUnavailable(Exception):
 class _Process:
     """One process; used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from muster.tasks.math.engine_process import main; main()"],
+            [
+                sys.executable,
+                "-c",
+                f"from muster.tasks.math.engine_process import main; main({work.module!r})",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -72,13 +104,14 @@ class _Process:
         if not said["ready"]:
             self.close()
             raise EngineUnavailable(
-                f"math-verify cannot be loaded ({said['reason']}): pip install 'muster-rl[math]'"
+                f"{work.library} cannot be loaded ({said['reason']}): "
+                f"pip install 'muster-rl[{work.extra}]'"
             )
 
-    def compare(self, pairs: Pairs) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the process's answer; raises EngineUnavailable when it gives none in time."""
         deadline = time.monotonic() + DEADLINE_S + GRACE_S
-        request = {"pairs": pairs, "cpu_s": CPU_S, "deadline": deadline - GRACE_S}
+        request = {**request, "cpu_s": CPU_S, "deadline": deadline - GRACE_S}
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -112,8 +145,8 @@ class _Process:
 class Engine:
     """Up to `slots` processes, started when they are needed; any thread may ask."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, work: Work = MATH) -> None:
+        self.slots, self._work = slots, work
         self._free: queue.LifoQueue[_Process | None] = queue.LifoQueue()
         for _ in range(slots):
             self._free.put(None)
@@ -124,10 +157,19 @@ class Engine:
 
         Raises EngineUnavailable when this machine fails to compare them in time.
         """
+        answered = self.ask({"pairs": pairs})
+        equal = [] if answered.limit else answered.answer["equal"]
+        return Compared(equal, answered.limit, answered.is_near_limit)
+
+    def ask(self, request: dict[str, Any]) -> Answered:
+        """Return the answer to a request; waits for a free process.
+
+        Raises EngineUnavailable when this machine fails to give one in time.
+        """
         process = self._free.get()
         try:
-            process = process or _Process()
-            answer = process.compare(pairs)
+            process = process or _Process(self._work)
+            answer = process.ask(request)
         except EngineUnavailable:
             if process is not None:
                 process.close()
@@ -145,14 +187,14 @@ class Engine:
             self._free.put(None)
 
 
-def _understood(answer: dict[str, Any]) -> Compared:
+def _understood(answer: dict[str, Any]) -> Answered:
     is_near = answer["cpu_s"] >= NEAR * CPU_S
     if answer["ended"] == "answer":
-        return Compared(answer["equal"], is_near_limit=is_near)
+        return Answered(answer, is_near_limit=is_near)
     if answer["ended"] == "wall":
         raise EngineUnavailable(f"no result within {DEADLINE_S} s on a machine this busy")
     limit = {"cpu": "CPU time", "memory": "memory"}[answer["ended"]]
-    return Compared([], limit, is_near_limit=True)
+    return Answered({}, limit, is_near_limit=True)
 
 
 @cache
