@@ -131,16 +131,44 @@ def test_policy_that_is_no_number_trains_nothing(model_folder: Path, base: Weigh
     assert all(torch.isfinite(p).all() for p in learner.model.parameters())
 
 
-def test_policy_that_is_no_number_skips_the_step_without_the_filter(
+def _with_a_broken_policy(model_folder: Path, base: Weights, steps: int) -> Learner:
+    """Return a learner without a limit; version 3 has weights that are no numbers."""
+    broken = {name: weight * math.nan for name, weight in base.items()}
+    recipe = _recipe(0.0)
+    training = recipe.training.model_copy(update={"optimizer_steps": steps})
+    recipe = recipe.model_copy(update={"training": training})
+    return Learner(model_folder, recipe, published=lambda v: broken if v == 3 else base)
+
+
+def test_policy_that_is_no_number_trains_nothing_without_the_filter(
     model_folder: Path, base: Weights
 ) -> None:
-    broken = {name: weight * math.nan for name, weight in base.items()}
-    learner = Learner(model_folder, _recipe(0.0), published=lambda _: broken)
+    learner = _with_a_broken_policy(model_folder, base, 1)
     before = {name: weight.clone() for name, weight in learner.weights().items()}
     groups = [[replace(r, policy_version=3) for r in group] for group in _honest(model_folder, 1)]
     figures = learner.step(Step(4), groups)
-    assert figures.skipped == 1
+    assert (figures.dropped[Drop.NON_FINITE], figures.tokens) == (4, 0)
+    assert figures.loss == 0.0
     assert all(torch.equal(weight, before[name]) for name, weight in learner.weights().items())
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_samples_that_are_no_number_do_not_cost_the_others(
+    model_folder: Path, base: Weights, steps: int
+) -> None:
+    groups = _honest(model_folder, groups=3)
+    poisoned = [groups[0], [replace(r, policy_version=3) for r in groups[1]], groups[2]]
+    learner = _with_a_broken_policy(model_folder, base, steps)
+    figures = learner.step(Step(4), poisoned)
+    assert figures.dropped[Drop.NON_FINITE] == 4
+    assert figures.skipped == 0
+    assert figures.samples == 8
+    assert math.isfinite(figures.loss)
+    if steps == 1:
+        clean = _with_a_broken_policy(model_folder, base, 1)
+        clean.step(Step(4), [groups[0], groups[2]])
+        for name, weight in clean.weights().items():
+            torch.testing.assert_close(learner.weights()[name], weight, rtol=1e-5, atol=1e-7)
 
 
 def test_limit_counts_in_both_directions() -> None:

@@ -90,6 +90,12 @@ class Sums:
             self.mismatch_kl += float((ratio_N - 1 - log_ratio_N).sum())
             self.mismatch_max = max(self.mismatch_max, float(log_ratio_N.abs().max()))
 
+    def include(self, other: Sums, largest: frozenset[str]) -> None:
+        """Add what another sum counted; of the fields named in `largest`, the larger is kept."""
+        for name in self.__slots__:
+            own, more = getattr(self, name), getattr(other, name)
+            setattr(self, name, max(own, more) if name in largest else own + more)
+
     def figures(
         self, *, reward: float, samples: int, dropped: Counter[Drop], learning_rate: float
     ) -> StepFigures:

@@ -124,16 +124,25 @@ class Learner:
         kept = self._without_mismatch(keep_informative(groups, self._recipe.training))
         rewards = [rollout.task_reward for group in groups for rollout in group]
         mini_batches = _mini_batches(kept.samples, self._recipe.training.optimizer_steps, step)
-        work = _dealt(mini_batches, self._ranks.size)
         rate = self._learning_rate(step)
-        self._ranks.lead("take", *((rate, share) for share in work))
-        sums = self.take(rate, work[0])
+        sums = self._take_together(rate, mini_batches)
+        if sums.skipped and not self._recipe.filters.max_mismatch:
+            kept = without_mismatch(kept, self._surprise_of(kept), math.inf)
+            broken, rest = _parted(mini_batches, kept.samples)
+            sums.skipped -= broken
+            sums.include(self._take_together(rate, rest), LARGEST)
         return sums.figures(
             reward=sum(rewards) / max(1, len(rewards)),
             samples=sum(map(len, kept.samples)),
             dropped=kept.dropped,
             learning_rate=rate,
         )
+
+    def _take_together(self, rate: float, mini_batches: list[list[list[Sample]]]) -> Sums:
+        """Have all ranks take an optimiser step on each mini-batch; returns their sums."""
+        work = _dealt(mini_batches, self._ranks.size)
+        self._ranks.lead("take", *((rate, share) for share in work))
+        return self.take(rate, work[0])
 
     def take(self, rate: float, work: Sequence[RankWork]) -> Sums:
         """Take a training step's optimiser steps on this rank's work; on all ranks together.
@@ -190,10 +199,14 @@ class Learner:
         limit = self._recipe.filters.max_mismatch
         if not limit:
             return kept
+        return without_mismatch(kept, self._surprise_of(kept), limit)
+
+    def _surprise_of(self, kept: Kept) -> list[float]:
+        """Return `Passes.surprise` of all samples in order, computed by all ranks."""
         samples = [sample for group in kept.samples for sample in group]
         parts = _even_parts(samples, self._ranks.size)
         self._ranks.lead("surprise", *parts)
-        return without_mismatch(kept, self.surprise(parts[0]), limit)
+        return self.surprise(parts[0])
 
     def _learning_rate(self, step: Step) -> float:
         training = self._recipe.training
@@ -235,9 +248,11 @@ class Learner:
             parts, entropy_N = accumulate(
                 self._passes, batch, given, step.totals, objective, longest
             )
-            sums.add(parts, given.advantage_N, entropy_N, is_first=is_first)
             # A clip has slope 0 where the ratio is nan: the gradient alone would not show it.
-            is_finite &= bool(parts.loss_N.isfinite().all())
+            if bool(parts.loss_N.isfinite().all()):
+                sums.add(parts, given.advantage_N, entropy_N, is_first=is_first)
+            else:
+                is_finite = False
         self._descend(sums, is_finite=not self._ranks.largest(not is_finite))
 
     def _descend(self, sums: Sums, *, is_finite: bool) -> None:
@@ -267,6 +282,17 @@ def _mini_batches(groups: list[list[Sample]], count: int, step: Step) -> list[li
     order = list(groups)
     random.Random(f"step {step}").shuffle(order)
     return [dealt for dealt in (order[i::count] for i in range(count)) if dealt]
+
+
+def _parted(
+    mini_batches: list[list[list[Sample]]], kept: list[list[Sample]]
+) -> tuple[int, list[list[list[Sample]]]]:
+    """Return how many mini-batches have samples that are not kept, and what is left of those."""
+    whole = {id(sample) for group in kept for sample in group}
+    left = [[[s for s in group if id(s) in whole] for group in groups] for groups in mini_batches]
+    broken = [part for part, all_of in zip(left, mini_batches, strict=True) if part != all_of]
+    rest = [[group for group in groups if group] for groups in broken]
+    return len(broken), [groups for groups in rest if groups]
 
 
 def _even_parts(samples: list[Sample], count: int) -> list[list[Sample]]:

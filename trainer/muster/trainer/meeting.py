@@ -42,6 +42,8 @@ POLL_S = 0.01
 """Between looks at the store."""
 MAX_VALUE_BYTES = 1 << 16
 """Largest value in the store."""
+MAX_WARNINGS = 100
+"""Values of strangers that are told of."""
 REMEMBERED_ROUNDS = 64
 """Rounds whose decisions stay in the store, for a site that comes late to hear of them."""
 
@@ -161,6 +163,7 @@ class Meeting:
         self._tickets: dict[int, str] = {}
         self._seen: dict[str, tuple[int, float]] = {}
         self._done: set[str] = set()
+        self._strange: set[str] = set()
         self._stopped = threading.Event()
         with lost_site("site 0's store"):
             self._store = self._connect(is_server=place.site == 0)
@@ -227,15 +230,14 @@ class Meeting:
         """Return who asks to be let in; before the first round, wait for all that are expected."""
         until = time.monotonic() + (self._place.wait_s if self._next == 0 else 0)
         while True:
-            found = [n for site in range(1, 256) if (n := self._newcomer(site)) is not None]
+            asked = [self._newcomer(site) for site in range(1, self._expected)]
+            found = [newcomer for newcomer in asked if newcomer is not None]
             if self._next or 1 + len(found) >= self._expected or time.monotonic() > until:
                 self._done |= {n.ticket for n in found}
                 return found
             time.sleep(POLL_S)
 
     def _newcomer(self, site: int) -> Newcomer | None:
-        if site >= self._expected:
-            return None
         request = self._peek(f"join/{site}")
         if request is None or request["ticket"] in self._done:
             return None
@@ -324,7 +326,10 @@ class Meeting:
             data: bytes = self._store.get(key)
         message = self._seal.open(f"{self._session}/{key}", data[:MAX_VALUE_BYTES])
         if message is None:
-            logger.warning("a stranger's value was passed over", extra={"key": key})
+            # Once: the store is looked at again and again.
+            if len(self._strange) < MAX_WARNINGS and key not in self._strange:
+                self._strange.add(key)
+                logger.warning("a stranger's value was passed over", extra={"key": key})
             return None
         return json.loads(message)
 
