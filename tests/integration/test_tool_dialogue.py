@@ -12,6 +12,7 @@ from muster.client.tickets import TicketTerms
 from muster.client.validator.checks import Claim
 from muster.client.validator.judging import Judgement, Rules, examine
 from muster.client.worker.generation import build_submission
+from muster.inference import Request
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, keccak
@@ -19,6 +20,7 @@ from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout, count_units, decode_rollouts, encode_rollouts
+from muster.tasks.environments import python_tool
 from muster.tasks.sandbox import shared_sandbox
 from muster.toploc import Calibration, build_proofs
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
@@ -122,14 +124,14 @@ def test_calls_of_the_tool_are_accepted(stage: Stage) -> None:
     assert stage.engine.decode(row.completion_tokens[start:end]).startswith("\n```output\n")
 
 
-def test_an_altered_output_is_rejected(stage: Stage) -> None:
-    number = stage.answered
-    tokens = list(stage.rows[number].completion_tokens)
-    digit = stage.rows[number].replies[0][0] + 1
-    tokens[digit] = 3 if tokens[digit] != 3 else 4
-    altered = stage.with_tokens(number, tuple(tokens))
+def test_an_altered_output_is_rejected(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The model goes on from what the worker made up, and is sampled honestly.
+    with monkeypatch.context() as lying:
+        lying.setattr(python_tool, "output_of", lambda _: "4321")
+        rows = build_submission(TICKET, RECIPE, stage.rules.task_set, stage.engine)
+    assert any(row.replies for row in rows)
     # A program's output is never proof of fraud: docs/decisions/0025-several-turns.md.
-    assert found(stage.judge(altered)) == (Verdict.REJECTED, Reason.WRONG_REPLY)
+    assert found(stage.judge(rows)) == (Verdict.REJECTED, Reason.WRONG_REPLY)
 
 
 def test_a_call_that_is_not_answered_is_rejected(stage: Stage) -> None:
@@ -142,8 +144,11 @@ def test_a_call_that_is_not_answered_is_rejected(stage: Stage) -> None:
 def test_a_turn_too_many_is_fraud(stage: Stage) -> None:
     number = next(i for i, row in enumerate(stage.rows) if len(row.completion_tokens) < 12)
     row = stage.rows[number]
-    (eos,) = stage.engine.eos_token_ids
-    longer = stage.with_tokens(number, (*row.completion_tokens, 5, eos))
+    said = (*row.prompt_tokens, *row.completion_tokens)
+    place = len(row.completion_tokens)
+    request = Request(said, row.sampling_seed, 1.0, LIMIT - place, place)
+    (more,) = stage.engine.generate([request], proof=RECIPE.proof)
+    longer = stage.with_tokens(number, (*row.completion_tokens, *more.tokens))
     assert found(stage.judge(longer)) == (Verdict.FRAUD, Reason.WRONG_TERMINATION)
 
 

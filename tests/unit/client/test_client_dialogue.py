@@ -165,14 +165,12 @@ def test_a_reply_without_room_is_not_made(install: Install) -> None:
 # Cheating
 
 
-@pytest.mark.usefixtures("install")
-def test_an_altered_reply_is_fraud() -> None:
+def test_an_altered_reply_is_fraud(install: Install) -> None:
+    # The model goes on from what the worker made up, and is sampled honestly.
+    install(lambda _, said: Reply(f"={len(said[-1]) + 1}=") if len(said) < 3 else Done(said[-1]))
     rows = work()
-    number = replied(rows)
-    tokens = list(rows[number].completion_tokens)
-    tokens[rows[number].replies[0][0]] = 5
-    altered = proven(rows[number], tuple(tokens))
-    assert found(judge(with_row(rows, number, altered))) == (Verdict.FRAUD, Reason.WRONG_REPLY)
+    install(count_words)
+    assert found(judge(rows)) == (Verdict.FRAUD, Reason.WRONG_REPLY)
 
 
 @pytest.mark.usefixtures("install")
@@ -185,12 +183,12 @@ def test_a_reply_that_is_left_out_is_fraud() -> None:
 
 
 @pytest.mark.usefixtures("install")
-@pytest.mark.parametrize("shift", [1, -1])
-def test_replies_claimed_elsewhere_are_fraud(shift: int) -> None:
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 1), (-1, 0)])
+def test_replies_claimed_elsewhere_are_fraud(first: int, last: int) -> None:
     rows = work()
     number = replied(rows)
     (start, end), *rest = rows[number].replies
-    claimed = replace(rows[number], replies=((start, end + shift), *rest))
+    claimed = replace(rows[number], replies=((start + first, end + last), *rest))
     assert found(judge(with_row(rows, number, claimed))) == (Verdict.FRAUD, Reason.WRONG_REPLY)
 
 
@@ -202,16 +200,44 @@ def test_replies_where_nobody_replies_are_fraud() -> None:
     assert found(judge(with_row(rows, number, claimed))) == (Verdict.FRAUD, Reason.WRONG_REPLY)
 
 
-@pytest.mark.usefixtures("install")
-def test_a_turn_too_many_is_fraud() -> None:
+def test_a_turn_too_many_is_fraud(install: Install) -> None:
+    install(lambda _, said: Reply(f"={len(said[-1])}="), max_replies=3)
     rows = work()
-    number = next(
-        i
-        for i, row in enumerate(rows)
-        if len(row.replies) == 2 and len(row.completion_tokens) < LIMIT - 4
+    assert max(len(row.replies) for row in rows) == 3
+    install(count_words)
+    assert found(judge(rows)) == (Verdict.FRAUD, Reason.WRONG_REPLY)
+
+
+def test_what_follows_the_end_is_fraud(install: Install) -> None:
+    install(lambda _, said: Done(said[-1]))
+    rows = work()
+    number = next(i for i, row in enumerate(rows) if len(row.completion_tokens) < LIMIT - 3)
+    row = rows[number]
+    request = Request(
+        (*row.prompt_tokens, *row.completion_tokens),
+        row.sampling_seed,
+        1.0,
+        LIMIT - len(row.completion_tokens),
+        len(row.completion_tokens),
     )
-    more = proven(rows[number], (*rows[number].completion_tokens, 1, EOS))
-    assert found(judge(with_row(rows, number, more))) == (Verdict.FRAUD, Reason.WRONG_TERMINATION)
+    (more,) = HashEngine(VERSION).generate([request], proof=ProofRecipe())
+    longer = proven(row, (*row.completion_tokens, *more.tokens))
+    assert found(judge(with_row(rows, number, longer))) == (Verdict.FRAUD, Reason.WRONG_TERMINATION)
+
+
+def test_nothing_is_run_that_the_policy_did_not_say(install: Install) -> None:
+    rows = work()
+    number = replied(rows)
+    row = rows[number]
+    forged = proven(row, (*row.completion_tokens[:-1], (row.completion_tokens[-1] + 1) % EOS))
+    said: list[tuple[str, ...]] = []
+    install(lambda problem, turns: said.append(turns) or count_words(problem, turns))
+    assert found(judge(with_row(rows, number, forged)))[1] == Reason.SAMPLER_MISMATCH
+    hidden = replace(row, replies=((1, row.replies[0][1]), *row.replies[1:]))
+    assert found(judge(with_row(rows, number, hidden))) == (Verdict.FRAUD, Reason.WRONG_REPLY)
+    assert not said
+    assert judge(rows).finding is None
+    assert said
 
 
 @pytest.mark.usefixtures("install")
@@ -236,11 +262,7 @@ def test_text_of_one_s_own_after_a_reply_fails_the_replay() -> None:
     place = row.replies[0][1]
     tokens[place] = (tokens[place] + 1) % EOS
     chosen = proven(row, tuple(tokens))
-    assert found(judge(with_row(rows, number, chosen)))[1] in (
-        Reason.SAMPLER_MISMATCH,
-        Reason.WRONG_REWARD,
-        Reason.WRONG_REPLY,
-    )
+    assert found(judge(with_row(rows, number, chosen)))[1] == Reason.SAMPLER_MISMATCH
 
 
 @pytest.mark.usefixtures("install")

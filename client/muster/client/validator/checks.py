@@ -209,6 +209,21 @@ def _check_derived(number: int, row: Rollout, group: Group) -> Finding | None:
     return None
 
 
+def check_turns(rows: Sequence[Rollout], eos: frozenset[int]) -> Finding | None:
+    """3. Each claimed reply follows a turn's EOS, and no turn has another before its end.
+
+    So a turn holds nothing but what checks 6 and 7 replay as the model's.
+    """
+    for number, row in enumerate(rows):
+        begins, ends = 0, [start for start, _ in row.replies]
+        for end, goes_on in zip(ends, (after for _, after in row.replies), strict=True):
+            first = next((i for i in range(begins, end) if row.completion_tokens[i] in eos), None)
+            if first != end - 1:
+                return _fraud(Reason.WRONG_REPLY, f"row {number}: no turn ends at token {end}")
+            begins = goes_on
+    return None
+
+
 def check_replies(
     followed: Sequence[Followed | Undecided], again: Callable[[int], Followed | Undecided]
 ) -> Finding | None:

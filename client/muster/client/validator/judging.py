@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from muster.client.assignment import Assignment, derive
 from muster.client.validator.checks import (
@@ -21,6 +22,7 @@ from muster.client.validator.checks import (
     check_proofs,
     check_replies,
     check_sampling,
+    check_turns,
 )
 from muster.client.validator.replay import Replay, replay_rows
 from muster.inference import InferenceEngine
@@ -29,7 +31,7 @@ from muster.protocol.errors import EngineError, MusterError, ProofError
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.rollouts import Rollout, count_units
-from muster.tasks import TaskSet
+from muster.tasks import TaskSet, dialogue_of
 from muster.toploc import Calibration
 
 logger = logging.getLogger(__name__)
@@ -78,9 +80,13 @@ def examine(
         return Judgement(finding, units)
     assert claim.ticket is not None  # check 1
     assignment = derive(claim.ticket, sampling, rules.task_set, engine.encode)
-    finding = check_assignment(rows, assignment) or _check_completions(
-        rows, claim.submission, assignment, sampling, engine
-    )
+    has_replies = any(dialogue_of(group.problem.task_type) for group in assignment.groups)
+    completions = partial(_check_completions, rows, claim.submission, assignment, sampling, engine)
+    finding = check_assignment(rows, assignment)
+    if not finding:
+        # Where environments run what a completion says, it must be the policy's first: strangers'
+        # programs would cost a validator any time at no stake.
+        finding = check_turns(rows, engine.eos_token_ids) if has_replies else completions()
     if finding:
         return Judgement(finding, units)
     try:
@@ -90,6 +96,8 @@ def examine(
         logger.error("prefill failed", extra={"error": str(error)})
         return Judgement(_without_prefill(error), units)
     finding = check_proofs(replays, rules.calibration) or check_sampling(replays, rules.calibration)
+    if has_replies and not finding:
+        finding = completions()
     return Judgement(finding, units, tuple(replays))
 
 
