@@ -9,7 +9,7 @@ from muster.protocol.messages import Reason, Verdict
 CHECKS = (
     "claim: signature, ticket, time, slot, file",
     "form: schema, rows, proofs whole and canonical",
-    "assignment: problems, prompts, lengths, seeds, policy as derived",
+    "assignment: problems, prompts, lengths, seeds, policy, replies as derived",
     "grades: rewards and units recomputed",
     "endings: EOS within the limit, or at the limit",
     "proofs: hidden states match (TOPLOC)",
