@@ -24,6 +24,8 @@ HOME = Path("~/.muster")
 """Where `muster init` puts a contributor's keystores unless told otherwise."""
 PASSWORD_HELP = "Password; else MUSTER_PASSWORD, else ask."
 
+ENGINES = ("transformers", "vllm")
+"""What runs models: docs/engines.md."""
 DTYPES = ("float32", "bfloat16")
 """Number formats that engines compute in."""
 
@@ -70,9 +72,17 @@ def engine_options(command: F) -> F:
     return command
 
 
+def engine_choice(command: F) -> F:
+    """Add --engine, and what an engine is made of."""
+    command = engine_options(command)
+    return click.option(
+        "--engine", type=click.Choice(ENGINES), help="What runs the model. [default: transformers]"
+    )(command)
+
+
 def node_options(command: F) -> F:
     """Add what workers and validators share."""
-    command = engine_options(command)
+    command = engine_choice(command)
     for option in (
         click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
         click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable."),

@@ -27,7 +27,7 @@ def installed_version() -> str:
 
 def engine_name(settings: NodeSettings) -> str:
     """Return what a calibration calls the engine and number format of these settings."""
-    return f"transformers:{settings.dtype}"
+    return f"{settings.engine}:{settings.dtype}"
 
 
 def require_software(recipe: Recipe, version: str) -> None:

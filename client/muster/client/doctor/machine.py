@@ -12,6 +12,7 @@ from pathlib import Path
 from muster.client.doctor.lines import Line, State
 from muster.client.memory import available_bytes, total_bytes
 from muster.client.quantities import format_size
+from muster.protocol.errors import EngineError
 
 SECTION = "machine"
 FREE_BYTES = 1 << 30
@@ -22,13 +23,17 @@ PACKAGES = ("torch", "transformers", "safetensors")
 """What the transformers engine is made of."""
 
 
-def examine_machine(state_dir: Path, device: str, threads: int) -> Iterator[Line]:
+def examine_machine(
+    state_dir: Path, device: str, threads: int, engine: str = "transformers"
+) -> Iterator[Line]:
     """Yield the lines about the machine; imports no model library."""
     yield _processor(threads)
     yield _memory()
     yield _disk(state_dir)
     yield from _gpus(device)
     yield _engine()
+    if engine == "vllm":
+        yield _vllm()
 
 
 def _processor(threads: int) -> Line:
@@ -122,3 +127,15 @@ def _engine() -> Line:
         figure = f"{', '.join(missing)} missing"
         return Line("software", "engine", State.FAIL, figure, "pip install 'muster-rl[model]'")
     return Line("software", "engine", State.OK, f"transformers: {', '.join(found)}")
+
+
+def _vllm() -> Line:
+    from muster.inference.vllm.environment import find_python, require_version, version_at
+
+    try:
+        python = find_python()
+        found = version_at(python)
+        require_version(found)
+    except EngineError as error:
+        return Line("software", "vllm", State.FAIL, str(error), error.hint or "")
+    return Line("software", "vllm", State.OK, f"vLLM {found}, run by {python}")

@@ -163,13 +163,25 @@ Load = Callable[[str, str], "InferenceEngine"]
 
 
 def make_engines(
-    load: Load, dtype: str, device: str, *, room_bytes: int, folder: Path
+    load: Load,
+    dtype: str,
+    device: str,
+    *,
+    room_bytes: int,
+    folder: Path,
+    load_reference: Load | None = None,
 ) -> tuple[InferenceEngine, InferenceEngine, str]:
-    """Return the engine, the reference that checks it, and what the reference is, in words."""
+    """Return the engine, the reference that checks it, and what the reference is, in words.
+
+    `load_reference` makes the reference where `load` makes another kind of engine.
+    """
     engine = load(dtype, device)
-    if (dtype, device) == ("float32", "cpu"):
+    if load_reference is None and (dtype, device) == ("float32", "cpu"):
         return engine, engine, "prefilled at once, as validators do"
     needed = memory_needed(folder, "float32")
     if not needed or needed > room_bytes:
         return engine, engine, "checked by the same engine: float32 on the CPU does not fit"
-    return engine, load("float32", "cpu"), "checked by float32 on the CPU"
+    how = "checked by float32 on the CPU"
+    if load_reference is None:
+        return engine, load("float32", "cpu"), how
+    return engine, load_reference("float32", "cpu"), f"{how}, with transformers"

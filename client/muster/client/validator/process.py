@@ -18,7 +18,7 @@ from muster.client.documents import (
 from muster.client.preflight import GAS, coins_of, gas_price
 from muster.client.quantities import format_coins, format_tokens
 from muster.client.requirements import require_fit
-from muster.client.seat import EngineFactory, Seat, load_engine, take_seat, transformers_engine
+from muster.client.seat import EngineFactory, Seat, load_engine, make_engine, take_seat
 from muster.client.settings import ValidatorSettings
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
@@ -43,7 +43,7 @@ async def run_validator(
     settings: ValidatorSettings,
     account: Wallet,
     *,
-    engine_factory: EngineFactory = transformers_engine,
+    engine_factory: EngineFactory = make_engine,
     loop_class: type[ValidatorLoop] = ValidatorLoop,
 ) -> None:
     """Judge until cancelled; raises MusterError when this validator cannot or may not judge."""

