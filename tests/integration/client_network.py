@@ -1,4 +1,6 @@
-"""Workers and validators on a real chain, orchestrator and origin; only the model is a hash."""
+"""Workers and validators on a real chain, orchestrator and origin; only the model is a hash, unless
+a network is opened on another run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from muster.chain import (
     deploy_contracts,
 )
 from muster.client.rewards import read_view
-from muster.client.settings import ValidatorSettings, WorkerSettings
+from muster.client.seat import EngineFactory
+from muster.client.settings import NodeSettings, ValidatorSettings, WorkerSettings
 from muster.client.stake import add_stake, register_worker, take_from_faucet
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.process import run_validator
@@ -33,7 +36,10 @@ from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
+from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
+from muster.tasks import TaskSet
+from muster.toploc import Calibration
 from muster.wallet import Wallet
 
 # The unit tests' run of a model that is a hash function.
@@ -62,6 +68,30 @@ PARAMETERS = DeployParameters(
 )
 
 
+def hash_engine(_settings: NodeSettings) -> Any:
+    return world.HashEngine()
+
+
+def hashed_policy(folder: Path, version: PolicyVersion) -> dict[str, Path]:
+    """A policy version of the hash: a file that says which."""
+    weights = folder / f"model-{version}"
+    weights.write_text(f"policy {version}")
+    return {"model.safetensors": weights}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is of."""
+
+    recipe: Recipe = RECIPE
+    calibration: Calibration = CALIBRATION
+    task_set: TaskSet = TASK_SET
+    policy: Callable[[Path, PolicyVersion], dict[str, Path]] = hashed_policy
+
+
+HASHED = Run()
+
+
 @dataclass
 class Network:
     """A chain with one run, its origin and its orchestrator."""
@@ -72,6 +102,7 @@ class Network:
     trainer: Chain
     store: ChunkStore
     run_id: RunId
+    run: Run
     orchestrator: str = ""
 
     def _common(self, name: str) -> dict[str, Any]:
@@ -84,23 +115,32 @@ class Network:
             "poll_s": 0.05,
         }
 
-    def worker(self, number: int, loop_class: type[WorkerLoop] = WorkerLoop) -> Any:
-        settings = WorkerSettings(
-            **self._common(f"worker-{number}"), worker=WORKERS[number].address, heartbeat_s=0.5
-        )
+    def worker(
+        self,
+        number: int,
+        loop_class: type[WorkerLoop] = WorkerLoop,
+        make_engine: EngineFactory = hash_engine,
+        **settings: Any,
+    ) -> Any:
+        common = self._common(f"worker-{number}")
         return run_worker(
-            settings,
+            WorkerSettings(**common, worker=WORKERS[number].address, heartbeat_s=0.5, **settings),
             NODES[number],
-            engine_factory=lambda _settings: world.HashEngine(),
+            engine_factory=make_engine,
             loop_class=loop_class,
         )
 
-    def validator(self, number: int, loop_class: type[ValidatorLoop] = ValidatorLoop) -> Any:
-        settings = ValidatorSettings(**self._common(f"validator-{number}"))
+    def validator(
+        self,
+        number: int,
+        loop_class: type[ValidatorLoop] = ValidatorLoop,
+        make_engine: EngineFactory = hash_engine,
+        **settings: Any,
+    ) -> Any:
         return run_validator(
-            settings,
+            ValidatorSettings(**self._common(f"validator-{number}"), **settings),
             [*VALIDATORS, THIRD][number],
-            engine_factory=lambda _settings: world.HashEngine(),
+            engine_factory=make_engine,
             loop_class=loop_class,
         )
 
@@ -117,12 +157,10 @@ class Network:
         return await read_view(self.owner, ChainView())
 
     async def publish(self, version: PolicyVersion) -> None:
-        """Publish a policy version: a file that says which."""
-        weights = self.folder / f"model-{version}"
-        weights.write_text(f"policy {version}")
+        """Publish a policy version."""
         manifest = await asyncio.to_thread(
             self.store.publish,
-            {"model.safetensors": weights},
+            self.run.policy(self.folder, version),
             run_id=self.run_id,
             version=version,
             stream_from=0,
@@ -144,7 +182,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float 
 
 @asynccontextmanager
 async def open_network(
-    folder: Path, parameters: DeployParameters = PARAMETERS
+    folder: Path, parameters: DeployParameters = PARAMETERS, run: Run = HASHED
 ) -> AsyncIterator[Network]:
     """Start everything but workers and validators."""
     async with AsyncExitStack() as stack:
@@ -166,29 +204,29 @@ async def open_network(
             chain = await connect(wallet)
             await take_from_faucet(chain, wallet.address, 100 * TOKEN)
             await register_worker(chain, wallet, node, 100 * TOKEN)
-        run_id, _ = await owner.runs.create_run(_config())
+        run_id, _ = await owner.runs.create_run(_config(run))
         await owner.token.approve(owner.deployment.contracts["RewardEscrow"], 1000 * TOKEN)
         await owner.escrow.fund(run_id, 1000 * TOKEN)
         (folder / "documents").mkdir()
-        TASK_SET.write(folder / "documents" / TASK_SET.hash().hex())
-        for data in (RECIPE.to_bytes(), CALIBRATION.to_bytes()):
+        run.task_set.write(folder / "documents" / run.task_set.hash().hex())
+        for data in (run.recipe.to_bytes(), run.calibration.to_bytes()):
             (folder / "documents" / keccak(data).hex()).write_bytes(data)
         store = ChunkStore(folder / "origin")
-        network = Network(folder, anvil, owner, await connect(TRAINER), store, run_id)
+        network = Network(folder, anvil, owner, await connect(TRAINER), store, run_id, run)
         await network.publish(V0)
         origin = await stack.enter_async_context(ShardServer(store))
         network.orchestrator = await stack.enter_async_context(_orchestrator(network, origin.url))
         yield network
 
 
-def _config() -> RunConfig:
+def _config(run: Run) -> RunConfig:
     return RunConfig(
         trainer=TRAINER.address,
         orchestrator=ORCHESTRATOR.address,
         base_model_hash=keccak(b"base model"),
-        task_set_hash=TASK_SET.hash(),
-        recipe_hash=RECIPE.hash(),
-        calibration_hash=CALIBRATION.hash(),
+        task_set_hash=run.task_set.hash(),
+        recipe_hash=run.recipe.hash(),
+        calibration_hash=run.calibration.hash(),
         terms=RunTerms(PRICE, 100_000, 500_000, 2),
         validators=tuple(wallet.address for wallet in VALIDATORS),
     )

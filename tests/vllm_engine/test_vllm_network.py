@@ -1,0 +1,113 @@
+"""A network whose parties compute on vLLM and on transformers: all of them agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_network import PARAMETERS, RECIPE, V0, WORKERS, Network, Run, open_network
+from conformance_validator import PROOF, least_limits
+from conftest import vllm_processes
+
+from muster.client.seat import make_engine
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.messages import Verdict
+
+# Work for everyone, however much earlier one of them is ready.
+MANY = RECIPE.training.model_copy(update={"submissions_per_step": 60})
+WORK = RECIPE.model_copy(update={"proof": PROOF, "training": MANY})
+V1 = PolicyVersion(1)
+PATIENCE_S = 180.0
+# vLLM takes its time to start, twice for a killed one, and batches wait for their validator.
+PATIENT = replace(PARAMETERS, outcome_deadline_s=1800)
+
+
+@pytest.fixture
+async def network(tmp_path: Path, policies: list[Path]) -> AsyncIterator[Network]:
+    def policy(_folder: Path, version: PolicyVersion) -> dict[str, Path]:
+        return {path.name: path for path in policies[version].iterdir()}
+
+    run = Run(recipe=WORK, calibration=least_limits("float32"), policy=policy)
+    async with open_network(tmp_path, PATIENT, run) as opened:
+        yield opened
+
+
+class Parties:
+    """Workers and validators that run; what ends one of them ends the test."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def add(self, *mains: Any) -> None:
+        self._tasks += [asyncio.ensure_future(main) for main in mains]
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await condition():
+                for task in self._tasks:
+                    if task.done():
+                        await task
+                # Every look reads all of the chain.
+                await asyncio.sleep(0.5)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Parties]:
+    parties = Parties()
+    try:
+        yield parties
+    finally:
+        await parties.stop()
+
+
+async def accepted(network: Network, number: int, version: PolicyVersion) -> int:
+    view = await network.view()
+    worker_id = view.workers[WORKERS[number].address].worker_id
+    records = [record for batch in view.batches.values() for record in batch.records or ()]
+    wanted = (worker_id, version, Verdict.ACCEPTED)
+    return sum((r.worker_id, r.policy_version, r.verdict) == wanted for r in records)
+
+
+async def test_workers_and_validators_on_both_engines_accept_each_others_work(
+    network: Network,
+) -> None:
+    async def have(count: int, version: PolicyVersion, *workers: int) -> bool:
+        return min([await accepted(network, i, version) for i in workers]) >= count
+
+    # A verdict needs both validators, so every accepted submission convinced both engines.
+    async with running() as parties:
+        parties.add(
+            network.worker(0, make_engine=make_engine, engine="vllm"),
+            network.validator(0, make_engine=make_engine, engine="vllm"),
+            network.validator(1, make_engine=make_engine, engine="transformers"),
+        )
+        await parties.until(lambda: have(1, V0, 0))
+        parties.add(network.worker(1, make_engine=make_engine, engine="transformers"))
+        await parties.until(lambda: have(2, V0, 0, 1))
+        first = vllm_processes()
+        assert len(first) == 2
+        # Weights are swapped in place.
+        await network.publish(V1)
+        await parties.until(lambda: have(1, V1, 0, 1))
+        assert vllm_processes() == first
+        # Killed processes are replaced, and no ticket is lost with them.
+        for process in first:
+            process.kill()
+        done = await accepted(network, 0, V1)
+        await parties.until(lambda: have(done + 2, V1, 0))
+        assert len(vllm_processes()) == 2
+        assert not set(vllm_processes()) & set(first)
+    view = await network.view()
+    records = [record for batch in view.batches.values() for record in batch.records or ()]
+    assert {record.verdict for record in records} == {Verdict.ACCEPTED}
+    assert view.contradictions == []
