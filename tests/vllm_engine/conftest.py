@@ -51,6 +51,7 @@ def engine(shared_engine: VllmEngine, policies: list[Path]) -> VllmEngine:
 
 
 def vllm_processes() -> list[psutil.Process]:
-    """The vLLM processes of engines in this process."""
+    """The vLLM processes of engines in this process that run."""
     children = psutil.Process().children()
-    return [child for child in children if "inference/vllm/child.py" in " ".join(child.cmdline())]
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "inference/vllm/child.py" in " ".join(child.cmdline())]

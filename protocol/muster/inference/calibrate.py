@@ -23,10 +23,11 @@ from muster.inference import limits
 from muster.inference.attacks import Attacker
 from muster.inference.engine import Request
 from muster.inference.honest import Honest, measure_honest
-from muster.inference.measuring import Bench, Progress
+from muster.inference.measuring import Bench, Party, Progress, VllmBench
 from muster.inference.plan import ENGINES, Plan
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.trials import attack_row, sample_row, try_nothing
+from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.encoding import abi_words, keccak
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -58,24 +59,24 @@ def calibrate_model(
     by. A model whose limits let a forger through is reported with a `refusal`.
     """
     tell = progress or _tell_nobody
-    benches = [_load(model_dir, name, plan.recipe) for name in plan.engines]
-    requests = _requests(benches[0].engine, plan)
+    bench, *others = _load_all(model_dir, plan)
+    requests = _requests(bench.engine, plan)
 
     tell("honest workers and validators")
-    honest = measure_honest(benches, requests, plan)
-    attacker = Attacker(benches[0], requests, seed=plan.seed)
+    honest = measure_honest(bench, others, requests, plan)
+    attacker = Attacker(bench, requests, seed=plan.seed)
     cheap = attacker.cheap_tokens()
-    cheats = benches[0].measure(cheap.work).only(cheap.is_different).margins
-    calibration = _choose(model_dir, benches, plan, honest, cheats)
+    cheats = bench.measure(cheap.work).only(cheap.is_different).margins
+    calibration = _choose(model_dir, bench, plan, honest, cheats)
     table = [sample_row(calibration, pair, "honest", e) for pair, e in honest.errors.items()]
     history = limits.history_limits(row.strain for row in table)
 
     tell("forgers that computed nothing")
-    table += try_nothing(benches[0], calibration, requests, plan.seed)
+    table += try_nothing(bench, calibration, requests, plan.seed)
     refusal = _refusal_of(lambda: limits.require_no_forger(table))
 
     tell("workers that run something else")
-    table += _measure_other(benches[0], calibration, attacker, plan)
+    table += _measure_other(bench, calibration, attacker, plan)
     refusal = refusal or _refusal_of(lambda: limits.require_separated(table, plan.recipe))
     found = {"measured": tuple(table), "history": history}
     return CalibrationRun(calibration.model_copy(update=found), tuple(table), refusal)
@@ -96,9 +97,29 @@ def _refusal_of(check: Callable[[], None]) -> EngineError | None:
 # ------------------------------------------------------------------------------------ preparing
 
 
+def _load_all(folder: Path, plan: Plan) -> tuple[Bench, *tuple[Party, ...]]:
+    """Return the plan's engines with a model; cheats are run on the first."""
+    for engine in plan.engines:
+        if engine not in ENGINES:
+            raise EngineError(f"no engine {engine!r}", hint=f"there are: {', '.join(ENGINES)}")
+    first, *rest = plan.engines
+    if first.startswith("vllm:"):
+        raise EngineError(
+            "cheats are run on transformers",
+            hint=f"--engines transformers:{ENGINES[first]},{','.join(plan.engines)}",
+        )
+    return _load(folder, first, plan.recipe), *(_load_party(folder, e, plan.recipe) for e in rest)
+
+
+def _load_party(folder: Path, engine: str, recipe: Recipe) -> Party:
+    if not engine.startswith("vllm:"):
+        return _load(folder, engine, recipe)
+    vllm = VllmEngine(ENGINES[engine])
+    vllm.load_policy(folder, PolicyVersion(0))
+    return VllmBench(vllm, recipe)
+
+
 def _load(folder: Path, engine: str, recipe: Recipe) -> Bench:
-    if engine not in ENGINES:
-        raise EngineError(f"no engine {engine!r}", hint=f"there are: {', '.join(ENGINES)}")
     loaded = TransformersEngine(ENGINES[engine])
     loaded.load_policy(folder, PolicyVersion(0))
     return Bench(loaded, recipe)
@@ -144,13 +165,13 @@ def _draw(seed: int, number: int, stream: int = 0) -> int:
 
 def _choose(
     model_dir: Path,
-    benches: Sequence[Bench],
+    bench: Bench,
     plan: Plan,
     honest: Honest,
     cheats: Sequence[npt.NDArray[np.float32]],
 ) -> Calibration:
     """Return the limits that honest errors lead to, those of the coarsest format at least."""
-    recipe, engine = plan.recipe, benches[0].engine
+    recipe, engine = plan.recipe, bench.engine
     coarsest = max((ENGINES[name] for name in plan.engines), key=list(limits.FLOORS).index)
     floors = limits.FLOORS[coarsest]
     samples = sum(len(errors.chunks) for errors in honest.errors.values())

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.inference.engine import Request
-from muster.inference.measuring import Bench, Errors, one_token, redrawn_margins
+from muster.inference.measuring import Bench, Errors, Party, one_token, redrawn_margins
 from muster.inference.plan import Plan
 from muster.inference.ways import VALIDATORS, WORKERS
 from muster.toploc import ChunkResult
@@ -38,26 +38,29 @@ class Honest:
         return np.concatenate([*of_work, *self.margins])
 
 
-def measure_honest(benches: Sequence[Bench], requests: list[Request], plan: Plan) -> Honest:
-    """Return errors of every worker way under every validator way."""
+def measure_honest(
+    bench: Bench, others: Sequence[Party], requests: list[Request], plan: Plan
+) -> Honest:
+    """Return errors of every worker way under every validator way, of all parties."""
+    parties = [bench, *others]
     made = {
-        f"{_label(bench, benches)}{way.name}": bench.generate(requests, way)
-        for bench in benches
-        for way in WORKERS[plan.profile]
+        f"{_label(party, parties)}{way.name}": party.generate(requests, way)
+        for party in parties
+        for way in party.ways(WORKERS[plan.profile])
     }
-    made["one token only"] = benches[0].generate(one_token(requests))
+    made["one token only"] = bench.generate(one_token(requests))
     honest = Honest()
     for worker, work in made.items():
-        for start, part in benches[0].parts(work):
-            reference = benches[0].recompute(part)
-            for bench in benches:
-                for way in VALIDATORS[plan.profile]:
+        for start, part in bench.parts(work):
+            reference = bench.recompute(part)
+            for party in parties:
+                for way in party.ways(VALIDATORS[plan.profile]):
                     few = part if way.samples is None else part[: max(0, way.samples - start)]
                     if not few.completions:
                         continue
-                    prefills = bench.recompute(few, way)
-                    pair = f"{worker}, validated {_label(bench, benches)}{way.name}"
-                    honest.add(pair, bench.compare(few, prefills))
+                    prefills = party.recompute(few, way)
+                    pair = f"{worker}, validated {_label(party, parties)}{way.name}"
+                    honest.add(pair, party.compare(few, prefills))
                     if worker == next(iter(made)):
                         # One worker's tokens are as good as any: the margins are redrawn.
                         temperature = plan.recipe.sampling.temperature
@@ -67,5 +70,5 @@ def measure_honest(benches: Sequence[Bench], requests: list[Request], plan: Plan
     return honest
 
 
-def _label(bench: Bench, benches: Sequence[Bench]) -> str:
-    return "" if len(benches) == 1 else f"{bench.engine.dtype} "
+def _label(party: Party, parties: Sequence[Party]) -> str:
+    return "" if len(parties) == 1 else f"{party.name} "

@@ -16,11 +16,12 @@ import torch
 from transformers import DynamicCache
 
 from muster.inference.batches import pad_left
-from muster.inference.engine import Completion, Prefill, Request
+from muster.inference.engine import Completion, InferenceEngine, Prefill, Request
 from muster.inference.forgers import Chunks
 from muster.inference.forward import Forward, to_patterns
 from muster.inference.replaying import replay
 from muster.inference.transformers_engine import TransformersEngine
+from muster.inference.vllm.engine import VllmEngine
 from muster.inference.ways import Way, computing
 from muster.protocol.recipe import Recipe
 from muster.toploc import ChunkResult, build_proofs_many, verify_proofs_many
@@ -81,12 +82,66 @@ class Errors:
         return Errors(self.chunks + other.chunks, self.margins + other.margins)
 
 
-class Bench:
-    """One engine on one recipe."""
+class Party:
+    """An engine on one recipe, as workers and validators use it."""
+
+    engine: InferenceEngine
+
+    def __init__(self, name: str, recipe: Recipe) -> None:
+        self.name = name
+        self.recipe = recipe
+
+    def ways(self, ways: Sequence[Way]) -> Sequence[Way]:
+        """Return those of some ways to compute that this engine has."""
+        return [way for way in ways if way == PLAIN]
+
+    def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Work:
+        """Return what a worker delivers."""
+        asked = requests[: way.samples]
+        return Work(asked, self.engine.generate(asked, proof=self.recipe.proof))
+
+    def recompute(self, work: Work, _way: Way = PLAIN) -> list[Prefill]:
+        """Return what a validator computes for work."""
+        return self.engine.prefill(work.pairs)
+
+    def compare(self, work: Work, prefills: Sequence[Prefill]) -> Errors:
+        """Return how far work is from its recomputation."""
+        proof = self.recipe.proof
+        chunks = verify_proofs_many(
+            [prefill.hidden_TH for prefill in prefills],
+            [completion.proofs for completion in work.completions],
+            chunk_tokens=proof.chunk_tokens,
+            topk=proof.topk,
+        )
+        replayed = replay(
+            [prefill.logits_TV for prefill in prefills],
+            [completion.tokens for completion in work.completions],
+            [request.seed for request in work.requests],
+            self.recipe.sampling.temperature,
+        )
+        return Errors(chunks, list(replayed.margins))
+
+
+class VllmBench(Party):
+    """The engine on vLLM, which has one way to compute: its own."""
+
+    def __init__(self, engine: VllmEngine, recipe: Recipe) -> None:
+        super().__init__(f"vLLM {engine.dtype}", recipe)
+        self.engine = engine
+
+
+class Bench(Party):
+    """The engine on transformers, which can be made to compute in many ways."""
+
+    engine: TransformersEngine
 
     def __init__(self, engine: TransformersEngine, recipe: Recipe) -> None:
+        super().__init__(engine.dtype, recipe)
         self.engine = engine
-        self.recipe = recipe
+
+    def ways(self, ways: Sequence[Way]) -> Sequence[Way]:
+        """Return all of them."""
+        return ways
 
     def generate(self, requests: Sequence[Request], way: Way = PLAIN) -> Work:
         """Return what a worker delivers."""
@@ -136,23 +191,6 @@ class Bench:
         )
         pairs = zip(work.completions, built, strict=True)
         return [Completion(completion.tokens, proofs) for completion, proofs in pairs]
-
-    def compare(self, work: Work, prefills: Sequence[Prefill]) -> Errors:
-        """Return how far work is from its recomputation."""
-        proof = self.recipe.proof
-        chunks = verify_proofs_many(
-            [prefill.hidden_TH for prefill in prefills],
-            [completion.proofs for completion in work.completions],
-            chunk_tokens=proof.chunk_tokens,
-            topk=proof.topk,
-        )
-        replayed = replay(
-            [prefill.logits_TV for prefill in prefills],
-            [completion.tokens for completion in work.completions],
-            [request.seed for request in work.requests],
-            self.recipe.sampling.temperature,
-        )
-        return Errors(chunks, list(replayed.margins))
 
     def chunks(self, work: Work) -> list[Chunks]:
         """Return recomputed chunks by shape, where prompts of both halves have some."""

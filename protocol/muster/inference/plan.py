@@ -15,8 +15,10 @@ NumberFormat = Literal["float32", "bfloat16"]
 ENGINES: dict[str, NumberFormat] = {
     "transformers:float32": "float32",
     "transformers:bfloat16": "bfloat16",
+    "vllm:float32": "float32",
+    "vllm:bfloat16": "bfloat16",
 }
-"""Engines that can be measured, by what `--engines` calls them, the exacter ones first."""
+"""Engines that can be measured, by what `--engines` calls them, of each kind the exacter first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from muster.inference import decode_loop
 from muster.inference.batches import Tokens, pad_right, plan_prefill
 from muster.inference.decoding_rows import DecodingRows
 from muster.inference.engine import Completion, Prefill, Request
+from muster.inference.fitting import require_fits, require_samplable
 from muster.inference.forward import Forward, to_patterns
 from muster.inference.lean_model import LeanModel
 from muster.inference.lean_rows import LeanRows
@@ -148,7 +149,7 @@ class TransformersEngine:
         """Return the completions in the order asked."""
         with self._computing() as (policy, forward):
             for request in requests:
-                _require_samplable(request)
+                require_samplable(request)
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
             if not requests:
                 return []
@@ -200,30 +201,14 @@ class TransformersEngine:
 
     def _require_fits(self, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
         policy, forward = self._loaded()
-        if not prompt or new_tokens < 1:
-            raise EngineError("a prompt or completion is empty")
-        ids = (*prompt, *completion)
-        if min(ids) < 0 or max(ids) >= forward.vocab_size:
-            raise EngineError(f"a token id is outside the vocabulary of {forward.vocab_size}")
         context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-        if context is not None and len(prompt) + new_tokens > context:
-            raise EngineError(
-                f"{len(prompt)} prompt and {new_tokens} new tokens exceed the context of {context}",
-                hint="prompts are never truncated: use shorter problems or a smaller limit",
-            )
+        require_fits(prompt, new_tokens, completion, vocab_size=forward.vocab_size, context=context)
 
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return int(psutil.virtual_memory().available)
-
-
-def _require_samplable(request: Request) -> None:
-    if not request.temperature > 0 or not 0 <= request.seed < 1 << 64:
-        raise EngineError(f"cannot sample with T {request.temperature}, seed {request.seed}")
-    if request.position < 0:
-        raise EngineError(f"a position counts from 0, got {request.position}")
 
 
 def _prefill_batch(forward: Forward, samples: Sequence[tuple[Tokens, Tokens]]) -> list[Prefill]:

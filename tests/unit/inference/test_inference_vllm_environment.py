@@ -19,6 +19,7 @@ from muster.inference.vllm.environment import (
     require_version,
     version_at,
 )
+from muster.inference.vllm.process import CHILD, package_folders
 from muster.protocol.errors import EngineError
 
 
@@ -110,3 +111,29 @@ def test_the_engines_side_imports_neither_vllm_nor_torch_nor_files() -> None:
     code = f"import sys, muster.inference.vllm.engine; print({absent} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+IMPORTS = """
+import runpy, sys
+from importlib import metadata
+child = runpy.run_path(sys.argv[1])
+child["make_importable"](sys.argv[2:])
+import muster.inference.vllm.host, muster.inference.vllm.capture
+import muster.inference.policy_files, muster.inference.device_sampling
+owners = metadata.packages_distributions()
+print(*{name for module in list(sys.modules) for name in owners.get(module.split(".")[0], ())})
+"""
+
+
+def test_process_imports_only_what_its_environment_has() -> None:
+    command = [sys.executable, "-P", "-c", IMPORTS, str(CHILD), *package_folders()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {normal(name) for name in done.stdout.split()}
+    listed = {normal(line.split("==")[0]) for line in REQUIREMENTS.read_text().splitlines()}
+    # What a Python on its own brings along.
+    assert imported - {"setuptools", "pip"} <= listed
+    assert {"torch", "numpy", "pydantic"} <= imported
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -33,6 +33,7 @@ REQUESTS = st.lists(
         st.integers(0, 2**64 - 1),
         st.floats(0.1, 2.0),
         st.integers(1, 99),
+        st.integers(0, 99),
     ),
     min_size=1,
 )

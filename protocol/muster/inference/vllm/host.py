@@ -124,9 +124,8 @@ class Host:
 
     def _encode(self, question: Frame) -> Iterator[Frame]:
         text = question.body.decode(errors="surrogatepass")
-        yield Frame(
-            {"kind": "done", "tokens": self._held().encode(text, question.header["is_start"])}
-        )
+        tokens = self._held().encode(text, is_start=question.header["is_start"])
+        yield Frame({"kind": "done", "tokens": tokens})
 
     def _decode(self, question: Frame) -> Iterator[Frame]:
         (tokens,) = unpack(question.body, [len(question.body) // 4])

@@ -103,7 +103,7 @@ def requests_of(frame: Frame) -> list[Request]:
     prompts = unpack(frame.body, header["prompts"])
     names = ("prompt_of", "seeds", "temperatures", "limits", "positions")
     rows = zip(*(header[name] for name in names), strict=True)
-    return [Request(prompts[i], seed, float(t), limit, at) for i, seed, t, limit, at in rows]
+    return [Request(prompts[i], seed, float(t), *rest) for i, seed, t, *rest in rows]
 
 
 def completion_frame(place: int, completion: Completion) -> Frame:

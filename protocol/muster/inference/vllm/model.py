@@ -77,8 +77,8 @@ class HostedPolicy:
             raise RuntimeError("the prefix cache is in use")
         return True
 
-    def encode(self, text: str, is_start: bool) -> list[int]:
-        """Return the token ids of a prompt, or of text that is not the start of one."""
+    def encode(self, text: str, *, is_start: bool) -> list[int]:
+        """Return the token ids of a prompt, or of text within a sequence."""
         return list(self._tokenizer.encode(text, add_special_tokens=is_start))
 
     def decode(self, tokens: Sequence[int]) -> str:

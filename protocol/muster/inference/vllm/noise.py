@@ -24,8 +24,8 @@ class _Sample(NamedTuple):
 
     seed: int
     temperature: float
-    first: int
-    """Noise position of the first token."""
+    start: int
+    """Position of the first token's noise."""
     tokens: Sequence[int]
     """What was chosen so far; vLLM goes on writing into it."""
 
@@ -50,8 +50,8 @@ class SeededGumbel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not instal
         for row, params, _prompt, tokens in batch_update.added:
             samples.pop(row, None)
             if sampled := (params.extra_args or {}).get(ARGUMENT):
-                seed, temperature, first = sampled
-                samples[row] = _Sample(seed, temperature, first, tokens)
+                seed, temperature, start = sampled
+                samples[row] = _Sample(seed, temperature, start, tokens)
         for source, target, direction in batch_update.moved:
             moved, replaced = samples.pop(source, None), samples.pop(target, None)
             if moved is not None:
@@ -68,7 +68,7 @@ class SeededGumbel(LogitsProcessor):  # type: ignore[misc]  # vLLM is not instal
 
     def _apply(self, logits_RV: torch.Tensor, rows: list[int]) -> None:
         samples = [self._samples[row] for row in rows]
-        seeds, positions = [s.seed for s in samples], [s.first + len(s.tokens) for s in samples]
+        seeds, positions = [s.seed for s in samples], [s.start + len(s.tokens) for s in samples]
         vocab, device = logits_RV.shape[1], logits_RV.device
         if device.type == "cpu":
             noise = torch.from_numpy(

@@ -46,7 +46,7 @@ class EngineProcess:
     def __init__(self, python: Path, environ: Mapping[str, str], *, child: Path = CHILD) -> None:
         """Start it; raises EngineError when the interpreter does not start."""
         ours, theirs = socket.socketpair()
-        command = [str(python), "-P", str(child), str(theirs.fileno()), *_folders()]
+        command = [str(python), "-P", str(child), str(theirs.fileno()), *package_folders()]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -133,7 +133,7 @@ def _keep(output: IO[bytes], said: deque[str]) -> None:
                 logger.debug("vLLM: %s", text)
 
 
-def _folders() -> list[str]:
+def package_folders() -> list[str]:
     """Return the folders that hold the parts of `muster`."""
     spec = importlib.util.find_spec("muster")
     assert spec is not None  # it is what runs
