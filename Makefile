@@ -168,7 +168,6 @@ bench-trainer: setup benchmarks/.envs/trl/.installed
 
 bench-inference: setup benchmarks/.envs/trl/.installed
 	$(BIN)/python benchmarks/inference.py
-	$(BIN)/python benchmarks/engines.py
 
 # What the trainer's losses and speed are compared with. torch first: see docs/decisions/0002.
 benchmarks/.envs/trl/.installed:
