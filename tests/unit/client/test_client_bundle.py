@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import shutil
+import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,6 @@ from client_world import (
     VALIDATOR_KEY,
     VERSION,
     HashEngine,
-    make_rollouts,
     make_submission,
     make_ticket,
     sign_submission,
@@ -37,6 +39,7 @@ from muster.client.audit_verify import require_about, verify_bundle
 from muster.client.bundle import Bundle, ChainFacts, Contents, Evidence, PolicyFacts, write_bundle
 from muster.client.bundle_checks import Answer, Check, is_borne_out
 from muster.client.doctor import command
+from muster.client.worker.generation import build_submission
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
@@ -88,14 +91,14 @@ def sign_outcomes(evidence: Evidence, records: bytes, key: bytes) -> bytes:
     return sign(digest(DOMAIN, message.struct_hash()), key)
 
 
-def publish(folder: Path) -> Any:
-    """Write a policy as a fetcher leaves it; return its manifest."""
-    weights = folder / "policies" / f"v{VERSION}" / "model.safetensors"
-    weights.parent.mkdir(parents=True)
-    weights.write_bytes(b"weights")
-    store = ChunkStore(folder / "store")
-    manifest = store.publish(
-        {weights.name: weights},
+def publish(folder: Path, weights: Sequence[Path]) -> Any:
+    """Put a policy where a fetcher leaves it; return its manifest."""
+    policy = folder / "policies" / f"v{VERSION}"
+    policy.mkdir(parents=True)
+    for file in weights:
+        shutil.copy(file, policy)
+    manifest = ChunkStore(folder / "store").publish(
+        {file.name: policy / file.name for file in weights},
         run_id=RUN,
         version=VERSION,
         stream_from=0,
@@ -106,14 +109,11 @@ def publish(folder: Path) -> Any:
     return manifest
 
 
-@pytest.fixture
-def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    monkeypatch.setattr(
-        command, "load_transformers", lambda _threads: lambda _dtype, _device: HashEngine()
-    )
-    manifest = publish(tmp_path)
+def make_case(folder: Path, weights: Sequence[Path], engine: Any) -> Case:
+    """Return an honest submission of an engine, judged and accepted."""
+    manifest = publish(folder, weights)
     ticket = make_ticket(policy_root=manifest.root())
-    rows = make_rollouts(ticket)
+    rows = build_submission(ticket, RECIPE, TASK_SET, engine)
     submission = make_submission(ticket, rows)
     entry = BatchEntry(
         submission=submission,
@@ -158,8 +158,17 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     )
     signature = sign_outcomes(evidence, record, VALIDATOR_KEY)
     evidence = evidence.model_copy(update={"signatures": [signature]})
-    policy = tmp_path / "policies" / f"v{VERSION}"
-    return Case(evidence, Contents(encode_rollouts(rows), RULES, policy), tmp_path)
+    policy = folder / "policies" / f"v{VERSION}"
+    return Case(evidence, Contents(encode_rollouts(rows), RULES, policy), folder)
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.setattr(
+        command, "load_transformers", lambda _threads: lambda _dtype, _device: HashEngine()
+    )
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    return make_case(tmp_path, [tmp_path / "model.safetensors"], HashEngine(VERSION))
 
 
 # Honest
@@ -186,6 +195,20 @@ def test_a_true_rejection_agrees_up_to_the_check_that_failed(case: Case) -> None
     assert checks["1 claim"].answer is Answer.AGREE
     assert checks["2 form"].answer is Answer.SILENT
     assert checks["verdict"].answer is Answer.AGREE
+
+
+def test_a_real_policy_travels_in_its_bundle_and_bears_the_verdict_out(tmp_path: Path) -> None:
+    from muster.inference.transformers_engine import TransformersEngine
+
+    sys.path.append(str(Path(__file__).parents[1] / "inference"))
+    policy = importlib.import_module("inference_policy").build_policy(
+        tmp_path / "built", training_steps=0
+    )
+    engine = TransformersEngine()
+    engine.load_policy(policy, VERSION)
+    case = make_case(tmp_path, sorted(policy.iterdir()), engine)
+    checks = case.verify(case.evidence.facts)
+    assert {check.answer for check in checks.values()} == {Answer.AGREE}
 
 
 # Mutated twins
