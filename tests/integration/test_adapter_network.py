@@ -101,6 +101,7 @@ async def test_adapter_is_trained_resumed_broadcast_and_loaded(trainers: Trainer
         assert engine.generate([request], proof=ADAPTED.proof)[0].tokens
 
 
+@pytest.mark.slow
 async def test_lost_state_goes_on_from_the_published_adapter(trainers: TrainerNetwork) -> None:
     await trainers.create("lost")
     await trainers.accept(range(6))

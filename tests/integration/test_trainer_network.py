@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from chain_scenario import OWNER, TRAINER, network
+from chain_scenario import HONEST, OWNER, TRAINER, network
 from trainer_network import PASSWORD, RECIPE, Files, TrainerNetwork
 
 from muster.protocol.errors import ContractRevert
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.ids import PolicyVersion, Step
+from muster.protocol.seeds import ticket_seed
 from muster.shardcast import ChunkStore
+from muster.trainer.chain_ports import ChainLedger
 from muster.wallet import save_wallet
 
 LAST = RECIPE.training.steps
@@ -57,6 +59,16 @@ async def test_created_run_pins_what_was_given_and_has_version_zero(
     assert manifest is not None
     assert manifest.root() == checkpoint.manifest_root
     assert manifest.state_hash == config.base_model_hash
+
+
+async def test_seed_of_a_record_is_its_ticket_s(trainers: TrainerNetwork) -> None:
+    await trainers.create("run")
+    await trainers.accept([3])
+    run, view = trainers.scenario.run_id, await trainers.scenario.view()
+    ledger = ChainLedger(view, run)
+    (item,) = ledger.stream()
+    beacon = view.runs[run].checkpoints[PolicyVersion(0)].beacon
+    assert ledger.seed_of(item.record) == ticket_seed(run, beacon, HONEST.address, Step(1), 3)
 
 
 async def test_trainer_killed_at_random_ends_with_the_same_policy_as_an_undisturbed_one(
