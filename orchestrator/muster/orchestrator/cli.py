@@ -22,6 +22,7 @@ def orchestrator() -> None:
 @click.option("--password-file", metavar="FILE", help="Its password; else MUSTER_PASSWORD.")
 @click.option("--documents", metavar="DIR", help="Recipe, calibration and task set, by hash.")
 @click.option("--files", metavar="DIR", help="Where submission files are kept.")
+@click.option("--retention-s", type=int, help="Drop files so long after they are final.")
 @click.option("--bucket", metavar="URL", help="S3 storage for them instead: s3://bucket/prefix.")
 @click.option("--database", metavar="FILE|URL", help="SQLite file or PostgreSQL; can be rebuilt.")
 @click.option("--host", help="Address to listen on.")

@@ -36,10 +36,11 @@ from muster.orchestrator.services.clock import Backoff, wait_for
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.leadership import Leadership
 from muster.orchestrator.services.outcomes import Agreed
+from muster.orchestrator.services.retention import Retention
 from muster.orchestrator.services.settlement import Place
 from muster.orchestrator.services.status import to_json
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ChainError, ContractRevert, StorageError
+from muster.protocol.errors import ApiError, ChainError, ContractRevert, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ IDLE_S = 1.0
 """A task looks for work at least this often, even if nothing woke it."""
 STATUS_INTERVAL_S = 0.25
 """Least time between two statuses sent to listeners."""
+COLLECT_INTERVAL_S = 600.0
+"""Time between two looks for files to drop."""
 PURGE_INTERVAL_S = 60.0
 """Time between two clearings of expired nonces."""
 
@@ -80,6 +83,8 @@ async def write(services: Services) -> None:
         tasks.create_task(commit(services))
         tasks.create_task(record(services))
         tasks.create_task(settle(services))
+        if services.retention is not None:
+            tasks.create_task(collect(services.retention))
 
 
 async def lead(services: Services, leadership: Leadership) -> NoReturn:
@@ -97,6 +102,16 @@ async def lead(services: Services, leadership: Leadership) -> NoReturn:
                 extra={"error": str(_first(errors))},
             )
             await asyncio.sleep(RETRY_S)
+
+
+async def collect(retention: Retention) -> NoReturn:
+    """Drop files that nobody can need any more."""
+    while True:
+        try:
+            await retention.collect()
+        except ApiError as error:
+            logger.warning("files cannot be dropped", extra={"error": str(error)})
+        await asyncio.sleep(COLLECT_INTERVAL_S)
 
 
 async def tell(services: Services) -> NoReturn:

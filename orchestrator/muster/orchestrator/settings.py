@@ -31,6 +31,9 @@ class OrchestratorSettings(Settings):
     bucket: str = ""
     """`s3://bucket/prefix` for submission files and what the database is rebuilt from, instead of
     the folder; keys, region and endpoint come from AWS_* in the environment."""
+    retention_s: Annotated[int, Field(ge=0)] | None = None
+    """Seconds for which a submission's file is kept once its outcome is final, no case or slash
+    about it is open and no step may train on it; None for ever."""
     database: str | Path = Path("orchestrator.sqlite3")
     """SQLite file, or the `postgresql://` URL of a database that replicas share; either may be
     deleted while nothing uses it."""

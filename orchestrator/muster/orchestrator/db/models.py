@@ -109,6 +109,7 @@ class SubmissionRow(Base):
     __table_args__ = (
         UniqueConstraint("worker", "step", "index"),
         Index(None, "batch_root", "position"),
+        Index(None, "has_file", "sequence"),
         Index(None, "worker", "sequence"),
         Index(None, "step", "sequence"),
     )
@@ -135,6 +136,8 @@ class SubmissionRow(Base):
     """Chain time at which the upload was complete."""
     size_bytes: Mapped[int]
     """Size of its file."""
+    has_file: Mapped[bool] = mapped_column(default=True)
+    """Whether its file is still kept."""
     batch_root: Mapped[bytes | None] = mapped_column(ForeignKey("batches.root"))
     """The batch it was put into."""
     position: Mapped[int | None]

@@ -28,6 +28,7 @@ from muster.orchestrator.services.payments import Payments
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.ratelimit import RateLimit
 from muster.orchestrator.services.rebuild import claim_database, rebuild
+from muster.orchestrator.services.retention import Retention
 from muster.orchestrator.services.settlement import Settlement
 from muster.orchestrator.services.status import StatusDesk
 from muster.orchestrator.services.training import TrainingMetrics
@@ -105,6 +106,8 @@ class Services(Ground):
     """Uploads."""
     outcomes: OutcomeDesk
     """Validators' outcomes."""
+    retention: Retention | None
+    """Files to drop; None when they are kept for ever."""
     settlement: Settlement
     """Fraud to execute and finalise."""
     payments: Payments
@@ -211,6 +214,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         leases=leases,
         intake=_intake(ground),
         outcomes=_outcomes(ground, batching),
+        retention=await _retention(ground),
         settlement=Settlement(
             ground.projection,
             challenge_window_s=await ground.chain.ledger.challenge_window(),
@@ -229,6 +233,21 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
             recipe=ground.recipe,
         ),
         feed=StatusFeed(max_listeners=settings.max_listeners),
+    )
+
+
+async def _retention(ground: Ground) -> Retention | None:
+    keep_s = ground.settings.retention_s
+    if keep_s is None:
+        return None
+    return Retention(
+        database=ground.database,
+        files=ground.files,
+        projection=ground.projection,
+        challenge_window_s=await ground.chain.ledger.challenge_window(),
+        max_async_level=ground.recipe.training.max_async_level,
+        keep_s=keep_s,
+        now=ground.chain_clock.now,
     )
 
 

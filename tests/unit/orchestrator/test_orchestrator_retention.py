@@ -1,0 +1,117 @@
+"""Files go when nobody can need them, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from orchestrator_bench import Bench, open_bench
+
+from muster.protocol.eip712 import address_of
+from muster.protocol.ids import Hash32
+from muster.protocol.messages import Reason, Submission, Verdict
+
+KEEP_S = 1000
+CHALLENGER = address_of(b"\x07" * 32)
+
+
+@pytest.fixture
+async def kept(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with open_bench(tmp_path, retention_s=KEEP_S) as opened:
+        yield opened
+
+
+async def judged(bench: Bench, verdict: Verdict) -> Submission:
+    submission = await bench.upload()
+    await bench.commit()
+    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.WRONG_SEED
+    await bench.judge(1, [submission], verdict, reason)
+    await bench.record()
+    return submission
+
+
+async def wait_until_final(bench: Bench, *, less_s: int = 0) -> None:
+    window_s = await bench.network.chain.ledger.challenge_window()
+    posted_at = bench.network.view.batches[1].posted_at
+    assert posted_at is not None
+    bench.set_chain_time(posted_at + window_s + KEEP_S - less_s)
+
+
+async def collect(bench: Bench) -> int:
+    assert bench.services.retention is not None
+    return await bench.services.retention.collect()
+
+
+def outdate(bench: Bench) -> None:
+    """Publish so many versions that nothing of version 0 is trained on any more."""
+    for version in range(1, 5):
+        bench.network.publish(version)
+
+
+async def is_there(bench: Bench, submission: Submission) -> bool:
+    return await bench.services.files.find(submission.file_hash) is not None
+
+
+async def test_file_goes_once_and_its_outcome_stays_known(kept: Bench) -> None:
+    submission = await judged(kept, Verdict.REJECTED)
+    await wait_until_final(kept, less_s=1)
+    assert await collect(kept) == 0
+    assert await is_there(kept, submission)
+    await wait_until_final(kept)
+    assert [await collect(kept), await collect(kept)] == [1, 0]
+    assert not await is_there(kept, submission)
+    async with kept.api() as api:
+        assert (await api.submission_state(submission.file_hash)).state == "judged"
+
+
+async def test_accepted_file_stays_while_a_step_may_train_on_it(kept: Bench) -> None:
+    submission = await judged(kept, Verdict.ACCEPTED)
+    await wait_until_final(kept)
+    assert await collect(kept) == 0
+    assert await is_there(kept, submission)
+    outdate(kept)
+    assert await collect(kept) == 1
+
+
+async def test_file_without_an_outcome_stays(kept: Bench) -> None:
+    submission = await kept.upload()
+    await kept.commit()
+    outdate(kept)
+    kept.set_chain_time(kept.network.chain.time + 100 * KEEP_S)
+    assert await collect(kept) == 0
+    assert await is_there(kept, submission)
+
+
+async def test_evidence_stays_while_its_case_is_open(kept: Bench) -> None:
+    await judged(kept, Verdict.REJECTED)
+    records = kept.network.view.batches[1].records
+    assert records is not None
+    leaf: Hash32 = records[0].leaf(1, 0)
+    kept.network.apply(
+        "DisputeCourt", "CaseOpened",
+        leaf=leaf, batch_id=1, position=0, challenger=CHALLENGER,
+        recorded_verdict=3, claimed_verdict=Verdict.ACCEPTED, draw_block=9,
+    )  # fmt: skip
+    await wait_until_final(kept)
+    assert await collect(kept) == 0
+    kept.network.apply(
+        "DisputeCourt", "CaseClosed",
+        leaf=leaf, overturned=False, verdict=Verdict.REJECTED, bond_returned=1,
+    )  # fmt: skip
+    assert await collect(kept) == 1
+
+
+async def test_evidence_of_fraud_stays_while_its_slash_is_in_escrow(kept: Bench) -> None:
+    submission = await judged(kept, Verdict.FRAUD)
+    await kept.settle()
+    await wait_until_final(kept)
+    assert await collect(kept) == 0
+    assert await is_there(kept, submission)
+    # The window is over: now it is finalised, and then it may go.
+    await kept.settle()
+    assert await collect(kept) == 1
+
+
+async def test_everything_is_kept_unless_told_otherwise(bench: Bench) -> None:
+    assert bench.services.retention is None
