@@ -12,7 +12,7 @@ from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step, to_address
-from muster.protocol.messages import ApiRequest, Submission
+from muster.protocol.messages import ApiRequest, HardwareReport, Submission
 
 KEY = bytes(31) + b"\x07"
 DOMAIN = Domain(31337, to_address("0x" + "11" * 20))
@@ -79,6 +79,16 @@ def test_digest_equals_eth_account_for_a_submission() -> None:
     values = [3, submission.worker, 4, 5, 2, submission.file_hash, 128, 640]
     assert digest(DOMAIN, submission.struct_hash()) == _eth_account_digest(
         "Submission", Submission.TYPE, dict(zip(fields, values, strict=True))
+    )
+
+
+def test_digest_equals_eth_account_for_a_hardware_report() -> None:
+    node = to_address("0x" + "22" * 20)
+    said = HardwareReport(RunId(3), node, 8, 64_000, 2, 80_000, 99)
+    fields = ["runId", "node", "cpuCores", "memoryMb", "gpus", "gpuMemoryMb", "issuedAt"]
+    values = [3, node, 8, 64_000, 2, 80_000, 99]
+    assert digest(DOMAIN, said.struct_hash()) == _eth_account_digest(
+        "HardwareReport", HardwareReport.TYPE, dict(zip(fields, values, strict=True))
     )
 
 
