@@ -51,9 +51,9 @@ class TransformersEngine:
     """InferenceEngine on transformers; see `muster.inference.engine` for the contract.
 
     `threads` sets torch's thread count for the whole process; `max_rows` bounds the samples of one
-    forward pass, `cache_bytes` their keys and values (half of what memory is free by default): both
-    leave room for one sample at least. Samples beyond them wait for others to end. Without `lean`,
-    every architecture is decoded through its own forward pass.
+    forward pass, `cache_bytes` the keys and values of a lean decode (half of what memory is free by
+    default): both leave room for one sample at least. Samples beyond them wait for others to end.
+    Without `lean`, every architecture is decoded through its own forward pass.
     """
 
     def __init__(
