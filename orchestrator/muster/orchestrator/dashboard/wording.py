@@ -18,8 +18,10 @@ def shorten(text: str) -> str:
 
 
 def tokens(wei: str | int) -> str:
-    """Return an amount of wei in tokens, rounded down to at most four decimals."""
+    """Return an amount of wei in tokens, rounded down to at most four decimals, but not to 0."""
     sign, size = ("-" if int(wei) < 0 else ""), abs(int(wei))
+    if 0 < size < 10**14:
+        return f"{sign}<0.0001"
     whole, part = divmod(size, 10**18)
     decimals = f"{part:018d}"[:4].rstrip("0")
     return f"{sign}{whole:,}.{decimals}" if decimals else f"{sign}{whole:,}"
