@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import orchestrator_bench
 import pytest
 import pytest_asyncio
 from dashboard_browser import LOOKS, SCREENSHOTS, open_browser, open_page
@@ -19,7 +20,7 @@ from dashboard_stage import (
     train,
     training_figures,
 )
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import Bench
 from orchestrator_fakes import Network
 from playwright.async_api import Browser
 
@@ -77,7 +78,8 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         for version in (37, 38, 39)
     ]
     tokenizer = save_tokenizer(folder / "tokenizer.json")
-    async with open_bench(
+    # By its full name: the pages are not to be looked at once per database.
+    async with orchestrator_bench.open_bench(
         folder, history.network, tokenizer=tokenizer, relays=("http://127.0.0.1:9",)
     ) as bench:
         bench.wall.time = history.network.chain.time + 12

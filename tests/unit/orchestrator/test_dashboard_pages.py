@@ -7,11 +7,12 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import orchestrator_bench
 import pytest
 from dashboard_stage import (
     HOSTILE,
@@ -24,7 +25,7 @@ from dashboard_stage import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import Bench
 from orchestrator_fakes import RUN, Network
 
 from muster.chain import Deployment
@@ -76,12 +77,27 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     rollouts = sorting_rollouts(9, hostile=True)
     shown = history.write_file(rollouts, Verdict.ACCEPTED, Reason.NONE)
     tokenizer = save_tokenizer(tmp_path / "tokenizer.json")
-    async with open_bench(tmp_path, history.network, tokenizer=tokenizer) as bench:
+    async with orchestrator_bench.open_bench(
+        tmp_path, history.network, tokenizer=tokenizer
+    ) as bench:
         await store(history, bench)
         await train(bench, 10)
         transport = httpx.ASGITransport(bench.app)
         async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
             yield Site(bench, history, http, shown)
+
+
+@pytest.fixture
+async def empty(tmp_path: Path) -> AsyncIterator[Bench]:
+    """A run without a history, in SQLite."""
+    async with orchestrator_bench.open_bench(tmp_path) as bench:
+        yield bench
+
+
+def in_both_databases(test: Callable[..., object]) -> Callable[..., object]:
+    """Run a test of the queries in SQLite and in PostgreSQL."""
+    kinds = pytest.mark.parametrize("kind_of_database", ["sqlite", "postgresql"], indirect=True)
+    return pytest.mark.usefixtures("kind_of_database")(kinds(test))
 
 
 def rows_of(html: str, section: str) -> list[list[str]]:
@@ -157,6 +173,7 @@ async def test_timeline_says_whether_it_was_paid(site: Site, is_paid: bool, word
 # ------------------------------------------------------------------------- lists
 
 
+@in_both_databases
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -193,6 +210,7 @@ def _fields(wanted: Wanted) -> dict[str, object]:
     return {name: getattr(wanted, name) for name in ("worker", "verdict", "step", "limit")}
 
 
+@in_both_databases
 async def test_list_of_a_worker_holds_only_its_own(site: Site) -> None:
     worker = site.history.workers[3]
     for verdict in (None, Verdict.ACCEPTED):
@@ -248,9 +266,9 @@ async def test_workers_are_ranked_and_filtered(site: Site) -> None:
     ],
 )
 async def test_what_does_not_parse_is_answered_by_a_page(
-    bench: Bench, path: str, status: int
+    empty: Bench, path: str, status: int
 ) -> None:
-    transport = httpx.ASGITransport(bench.app)
+    transport = httpx.ASGITransport(empty.app)
     async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
         response = await http.get(path)
     assert response.status_code == status
@@ -391,20 +409,21 @@ async def test_relay_is_known_by_its_answer_alone(
 
 
 async def test_chain_that_does_not_say_what_was_paid_is_not_waited_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def unreachable(*_: object) -> bool:
         raise ChainUnreachable("no answer")
 
-    payments = Payments(bench.network.chain, RUN)
-    monkeypatch.setattr(bench.network.chain.escrow, "is_paid", unreachable)
+    chain = Network().chain
+    payments = Payments(chain, RUN)
+    monkeypatch.setattr(chain.escrow, "is_paid", unreachable)
     assert await payments.is_paid(Address("0x"), 1, 0) is None
 
     async def never(*_: object) -> bool:
         await asyncio.Event().wait()
         return True
 
-    monkeypatch.setattr(bench.network.chain.escrow, "is_paid", never)
+    monkeypatch.setattr(chain.escrow, "is_paid", never)
     monkeypatch.setattr("muster.orchestrator.services.payments.TIMEOUT_S", 0.01)
     assert await payments.is_paid(Address("0x"), 1, 0) is None
 
