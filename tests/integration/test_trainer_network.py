@@ -15,11 +15,12 @@ import torch
 from chain_scenario import HONEST, OWNER, TRAINER, network
 from trainer_network import PASSWORD, RECIPE, Files, TrainerNetwork
 
-from muster.protocol.errors import ContractRevert
+from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.seeds import ticket_seed
 from muster.shardcast import ChunkStore
 from muster.trainer.chain_ports import ChainLedger
+from muster.trainer.run_passes import count_passes, read_run
 from muster.wallet import save_wallet
 
 LAST = RECIPE.training.steps
@@ -69,6 +70,26 @@ async def test_seed_of_a_record_is_its_ticket_s(trainers: TrainerNetwork) -> Non
     (item,) = ledger.stream()
     beacon = view.runs[run].checkpoints[PolicyVersion(0)].beacon
     assert ledger.seed_of(item.record) == ticket_seed(run, beacon, HONEST.address, Step(1), 3)
+
+
+async def test_pass_rates_are_counted_from_what_the_chain_accepted(
+    trainers: TrainerNetwork,
+) -> None:
+    await trainers.create("run")
+    await trainers.accept(range(4))
+    files = trainers.folder / "files"
+    files.mkdir()
+    for name, data in trainers.files.stored.items():
+        (files / f"{name.removeprefix('0x')}.parquet").write_bytes(data)
+    (files / "unjudged.parquet").write_bytes(b"never submitted")
+    rpc, deployments = trainers.scenario.anvil.rpc_url, trainers.folder / "deployments"
+    run, accepted = await read_run(rpc, deployments, trainers.scenario.run_id)
+    passes = count_passes(accepted, PolicyVersion(0), files)
+    assert (run.run_id, passes.files, passes.missing) == (trainers.scenario.run_id, 4, 0)
+    assert dict(passes.samples) == {"p0": 16, "p1": 16}
+    assert dict(passes.successes) == {"p0": 8, "p1": 8}
+    with pytest.raises(ConfigError, match="no run 99"):
+        await read_run(rpc, deployments, 99)
 
 
 async def test_trainer_killed_at_random_ends_with_the_same_policy_as_an_undisturbed_one(

@@ -13,6 +13,7 @@ COMMANDS = {
     "check": Lazy("muster.client.task_check:tasks_check", "May a run rely on a set?"),
     "sample": Lazy("muster.client.task_commands:tasks_sample", "What a ticket would draw."),
     "filter": Lazy("muster.trainer.tasks_cli:tasks_filter", "Keep what a model half solves."),
+    "filter-run": Lazy("muster.trainer.tasks_cli:tasks_filter_run", "The same, by a run's work."),
     "publish": Lazy("muster.client.task_import:tasks_publish", "Write what a run pins."),
 }
 
