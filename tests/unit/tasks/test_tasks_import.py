@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -244,6 +245,50 @@ def test_document_imports_as_itself(
     tasks.write(folder / "in")
     plan = Import(folder / "out", tasks.name, tasks.version)
     assert import_rows(read_rows(folder / "in"), plan).root == tasks.hash()
+
+
+needs_datasets = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="datasets is not installed"
+)
+
+
+@needs_datasets
+def test_data_sets_of_hugging_face_are_read_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from datasets import Dataset, DatasetDict
+
+    rows = [{"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"}]
+    saved = Dataset.from_list(rows)
+    saved.save_to_disk(str(tmp_path / "saved"))
+    assert list(read_rows(tmp_path / "saved")) == rows
+    DatasetDict({"train": saved}).save_to_disk(str(tmp_path / "splits"))
+    with pytest.raises(ConfigError, match="has the splits train"):
+        list(read_rows(tmp_path / "splits"))
+    with pytest.raises(ConfigError, match="no data set that `datasets` saved"):
+        list(read_rows(tmp_path))
+
+
+@needs_datasets
+def test_data_set_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "train.jsonl").write_bytes(lines(ROW | {"in_source_id": "x"}))
+    (row,) = row_files.hub_rows(str(tmp_path / "local"), "train")
+    assert row["prompt"] == ROW["prompt"]
+    with pytest.raises(ConfigError, match="cannot load"):
+        list(row_files.hub_rows(str(tmp_path / "none"), "train"))
+
+
+def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for rows in (read_rows(tmp_path), row_files.hub_rows("x", "train")):
+        with pytest.raises(ConfigError, match="not installed") as caught:
+            list(rows)
+        assert "muster-rl[datasets]" in (caught.value.hint or "")
 
 
 # ------------------------------------------------------------------------------------- parquet
