@@ -223,7 +223,9 @@ class Projection:
 
     def tally(self, worker_id: int) -> Tally:
         """Return what became of a worker's submissions."""
-        return self._derived.tallies.get(worker_id, Tally())
+        found = self._derived.tallies.get(worker_id)
+        # Not as the default of `get`: rankings ask for every worker, and most have one.
+        return Tally() if found is None else found
 
     def judged(self, file_hash: Hash32) -> Judged | None:
         """Return a submission's outcome, if it has one."""
