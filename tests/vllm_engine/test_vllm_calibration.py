@@ -11,7 +11,8 @@ from conformance_validator import PROOF, least_limits
 from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
 from muster.inference.honest import measure_honest
-from muster.inference.measuring import Bench, VllmBench
+from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
+from muster.inference.measuring import Bench, VllmBench, one_token
 from muster.inference.plan import NumberFormat, Plan
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
@@ -27,27 +28,35 @@ RECIPE = Recipe(
     proof=PROOF,
     training=TrainingRecipe(submissions_per_step=1),
 )
-ASKED = [Request((2 + i % (VOCABULARY - 2), 7, 9), i, 1.0, 40) for i in range(24)]
+
+
+def asked(seed: int) -> list[Request]:
+    return [Request((2 + i % (VOCABULARY - 2), 7, 9), seed + i, 1.0, 40) for i in range(24)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_pair_of_engines_and_ways_is_inside_the_least_limits(
+def test_further_work_of_either_engine_is_inside_the_limits_of_a_calibration_with_both(
     policies: list[Path], dtype: NumberFormat
 ) -> None:
     transformers, vllm = TransformersEngine(dtype), VllmEngine(dtype)
     for engine in (transformers, vllm):
         engine.load_policy(policies[0], PolicyVersion(0))
-    parties = Bench(transformers, RECIPE), [VllmBench(vllm, RECIPE)]
-    honest = measure_honest(*parties, ASKED, Plan(RECIPE, profile="quick"))
+    bench, other = Bench(transformers, RECIPE), VllmBench(vllm, RECIPE)
+    honest = measure_honest(bench, [other], asked(0), Plan(RECIPE, profile="quick"))
+    assert f"vLLM {dtype} batched, validated {dtype} batched" in honest.errors
+    assert f"{dtype} batched, validated vLLM {dtype} batched" in honest.errors
+    found = {
+        "chunk": chunk_limits(honest.chunks(), PROOF, FLOORS[dtype]),
+        "sampler": sampler_limits(honest.token_margins(), 40, FLOORS[dtype]),
+    }
+    limits = least_limits(dtype).model_copy(update=found)
+    for worker, validator in ((other, bench), (bench, other)):
+        for requests in (asked(1000), one_token(asked(2000))):
+            work = worker.generate(requests)
+            errors = validator.compare(work, validator.recompute(work))
+            assert all(limits.chunk_passes(result) for result in errors.all_chunks())
+            assert all(limits.sampler_passes(margins_T) for margins_T in errors.margins)
     vllm.close()
-    limits = least_limits(dtype)
-    pairs = [pair for pair in honest.errors if "vLLM" in pair]
-    assert f"vLLM {dtype} batched, validated {dtype} batched" in pairs
-    assert f"{dtype} batched, validated vLLM {dtype} batched" in pairs
-    for pair in pairs:
-        errors = honest.errors[pair]
-        assert all(limits.chunk_passes(result) for result in errors.all_chunks()), pair
-        assert all(limits.sampler_passes(margins) for margins in errors.margins), pair
 
 
 def test_cheats_are_run_on_transformers(policies: list[Path]) -> None:
