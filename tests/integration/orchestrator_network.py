@@ -17,6 +17,7 @@ from typing import Any
 from eth_account import Account
 
 from muster.api import Lease, OrchestratorApi
+from muster.api.answers import SubmissionState
 from muster.chain import (
     Anvil,
     Chain,
@@ -127,11 +128,10 @@ class Network:
         validators: tuple[int, ...] = (0, 1),
     ) -> None:
         """Judge the batch that holds a submission; every other one in it is accepted."""
-        await self.until(url, submission, "committed")
+        state = await self.until(url, submission, "committed")
+        assert state.batch_id is not None
         for number in validators:
             async with self.api(url, VALIDATORS[number]) as api:
-                state = await api.submission_state(submission.file_hash)
-                assert state.batch_id is not None
                 batch = await api.batch(state.batch_id)
                 records = b""
                 for entry in batch.submissions:
@@ -146,12 +146,17 @@ class Network:
                 signature = self.sign(outcomes.struct_hash(), VALIDATORS[number])
                 await api.post_outcomes(batch.batch_id, records, signature)
 
-    async def until(self, url: str, submission: Submission, state: str) -> None:
+    async def until(self, url: str, submission: Submission, state: str) -> SubmissionState:
+        """How far the submission has come, once it is so far."""
+        seen: list[SubmissionState] = []
+
         async def reached() -> bool:
             async with self.api(url, OWNER) as api:
-                return (await api.submission_state(submission.file_hash)).state == state
+                seen.append(await api.submission_state(submission.file_hash))
+            return seen[-1].state == state
 
         await eventually(reached)
+        return seen[-1]
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:

@@ -143,10 +143,10 @@ FLAGS = {
         "--eval-set --held-out --help --lesson --out --problems --seed --task-set"
     ),
     ("run", "create"): (
-        "--calibration --deployments --documents --exact-fraud-ppm --fraud-ppm --fund --help "
-        "--json --keystore --model --orchestrator --password-file --price --quorum --recipe "
-        "--rpc --steps --store "
-        "--task-set --trainer --trainer-keystore --trainer-password-file --validator"
+        "--admit-anyway --calibration --deployments --documents --exact-fraud-ppm --fraud-ppm "
+        "--fund --help --json --keystore --model --orchestrator --password-file --price "
+        "--quorum --recipe --rpc --steps --store --task-set --trainer --trainer-keystore "
+        "--trainer-password-file --validator"
     ),
 }
 
