@@ -18,7 +18,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Verdict
 
 # Work for everyone, however much earlier one of them is ready.
-MANY = RECIPE.training.model_copy(update={"submissions_per_step": 24})
+MANY = RECIPE.training.model_copy(update={"submissions_per_step": 1000})
 WORK = RECIPE.model_copy(update={"proof": PROOF, "training": MANY})
 V1, V2 = PolicyVersion(1), PolicyVersion(2)
 PATIENCE_S = 180.0
