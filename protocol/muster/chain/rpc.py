@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH = 100
 """Requests in one HTTP call; endpoints refuse more."""
+MAX_ANSWER_BYTES = 256 << 20
+"""Largest answer that is read: 10,000 logs of 24 kB."""
 _RUN_DRY = "is the chain running, and is --rpc right?"
 _REVERT_CODE = 3
 
@@ -102,7 +104,7 @@ class Rpc:
             answers = [answers] * len(requests) if isinstance(answers, dict) else []
             by_id = dict(zip((r["id"] for r in requests), answers, strict=False))
         else:
-            by_id = {a.get("id"): a for a in answers if isinstance(a, dict)}
+            by_id = {a["id"]: a for a in answers if _has_number(a)}
         return [self._outcome(request, by_id.get(request["id"])) for request in requests]
 
     def _outcome(self, request: dict[str, Any], answer: dict[str, Any] | None) -> Any:
@@ -140,7 +142,7 @@ class Rpc:
             ) from None
         try:
             return json.loads(answer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._garbled("not JSON") from error
 
     async def _post_again(self, body: bytes) -> bytes:
@@ -154,7 +156,7 @@ class Rpc:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={"content-type": "application/json"})
         async with self._session.post(self._url, data=body) as response:
-            answer = await response.read()
+            answer = await self._read(response)
         # JSON-RPC errors may travel in any status; what else is refused has no JSON.
         if response.status >= 400 and not answer.lstrip().startswith((b"{", b"[")):
             raise ChainUnreachable(
@@ -162,6 +164,19 @@ class Rpc:
                 hint="wait a little" if response.status in (429, 503) else _RUN_DRY,
             )
         return answer
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        parts, size = [], 0
+        async for part in response.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if size > MAX_ANSWER_BYTES:
+                response.close()
+                raise ChainUnreachable(
+                    f"{self.masked_url} answers more than {MAX_ANSWER_BYTES} bytes",
+                    hint="use another RPC endpoint",
+                )
+        return b"".join(parts)
 
     def _garbled(self, what: str) -> ChainUnreachable:
         return ChainUnreachable(
@@ -191,6 +206,10 @@ def _error_data(data: Any) -> bytes:
         return bytes.fromhex(data.removeprefix("Reverted ").removeprefix("0x"))
     except ValueError:
         return b""
+
+
+def _has_number(answer: Any) -> bool:
+    return isinstance(answer, dict) and type(answer.get("id")) is int
 
 
 def is_revert(error: RpcError) -> bool:

@@ -1,0 +1,275 @@
+"""A real HTTP endpoint in front of a chain's, that lies, lags, refuses or breaks when told to.
+
+    async with RpcProxy(anvil.rpc_url) as proxy:
+        chain = await Chain.connect(proxy.url, deployment)
+        with proxy.telling(without_logs("BatchCommitted")):      # changes what is asked or answered
+            await reader.poll()
+        with proxy.failing(refusing(429, retry_after=1)):        # replaces the whole HTTP answer
+            await reader.poll()
+
+A `Lie` changes the parameters of single calls, or their results; a `Failure` stands in the place of
+an HTTP answer. Both can be limited to some methods and to a number of times. `proxy.asked` counts
+the calls by method, `proxy.http_requests` the HTTP requests, broken ones too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from aiohttp import web
+
+from muster.chain.abi import contract_abi
+
+Failure = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""Answers an HTTP request instead of the chain."""
+Change = Callable[[str, list[Any], Any], Any]
+"""Returns what is answered to a method with these parameters, given the true result."""
+
+
+class Lie:
+    """Answers truthfully; subclasses do not."""
+
+    def ask(self, method: str, params: list[Any]) -> list[Any]:  # noqa: ARG002
+        """Return the parameters that the chain is asked with."""
+        return params
+
+    def answer(self, method: str, params: list[Any], result: Any) -> Any:  # noqa: ARG002
+        """Return what the client is answered."""
+        return result
+
+
+@dataclass
+class Answering(Lie):
+    """Changes results of some methods."""
+
+    change: Change
+    methods: Collection[str] = ()
+    times: int | None = None
+
+    def answer(self, method: str, params: list[Any], result: Any) -> Any:
+        if (self.methods and method not in self.methods) or self.times == 0:
+            return result
+        if self.times is not None:
+            self.times -= 1
+        return self.change(method, params, result)
+
+
+@dataclass
+class Lagging(Lie):
+    """Knows the chain up to a block only, as an endpoint does that has fallen behind."""
+
+    head: int
+
+    def ask(self, method: str, params: list[Any]) -> list[Any]:
+        if method == "eth_getLogs":
+            query = dict(params[0])
+            query["toBlock"] = hex(min(self.head, int(query["toBlock"], 16)))
+            query["fromBlock"] = hex(min(self.head + 1, int(query["fromBlock"], 16)))
+            return [query]
+        return [hex(self.head) if p in ("latest", "pending") else p for p in params]
+
+    def answer(self, method: str, params: list[Any], result: Any) -> Any:  # noqa: ARG002
+        if method == "eth_blockNumber":
+            return hex(self.head)
+        number = isinstance(result, dict) and result.get("blockNumber", result.get("number"))
+        return None if number and int(number, 16) > self.head else result
+
+
+@dataclass
+class _Rule:
+    failure: Failure
+    methods: frozenset[str]
+    times: int | None
+
+    def applies_to(self, methods: Collection[str]) -> bool:
+        if self.times == 0 or (self.methods and not self.methods & set(methods)):
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+class RpcProxy:
+    """Serves on a loopback port of its own and passes on to `upstream`."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._lies: list[Lie] = []
+        self._rules: list[_Rule] = []
+        self.asked: Counter[str] = Counter()
+        self.http_requests = 0
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession()
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/", self._serve)
+        # What never answers ends with its client.
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    @contextmanager
+    def telling(self, lie: Lie) -> Iterator[Lie]:
+        """Lie for as long as the block lasts; lies inside one another add up."""
+        self._lies.append(lie)
+        try:
+            yield lie
+        finally:
+            self._lies.remove(lie)
+
+    @contextmanager
+    def failing(
+        self, failure: Failure, *, methods: Collection[str] = (), times: int | None = None
+    ) -> Iterator[None]:
+        """Fail for as long as the block lasts, on requests that contain one of the methods."""
+        rule = _Rule(failure, frozenset(methods), times)
+        self._rules.append(rule)
+        try:
+            yield
+        finally:
+            self._rules.remove(rule)
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self.http_requests += 1
+        asked = json.loads(await request.read())
+        calls = asked if isinstance(asked, list) else [asked]
+        self.asked.update(call["method"] for call in calls)
+        for rule in self._rules:
+            if rule.applies_to([call["method"] for call in calls]):
+                return await rule.failure(request)
+        answers = await self._pass_on(calls)
+        return web.json_response(answers if isinstance(asked, list) else answers[0])
+
+    async def _pass_on(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        sent = []
+        for call in calls:
+            params = call["params"]
+            for lie in self._lies:
+                params = lie.ask(call["method"], params)
+            sent.append({**call, "params": params})
+        async with self._session.post(self._upstream, json=sent) as response:
+            answers = await response.json(content_type=None)
+        by_id = {answer["id"]: answer for answer in answers}
+        return [self._changed(call, by_id[call["id"]]) for call in calls]
+
+    def _changed(self, call: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        if "result" not in answer:
+            return answer
+        result = answer["result"]
+        for lie in self._lies:
+            result = lie.answer(call["method"], call["params"], result)
+        return {**answer, "result": result}
+
+
+# ------------------------------------------------------------------------------ lies
+
+
+def saying(method: str, result: Any, *, times: int | None = None) -> Lie:
+    """Answer a method with one result, whatever is true."""
+    return Answering(lambda _m, _p, _r: result, [method], times)
+
+
+def changing_logs(change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Lie:
+    """Change each log, or leave it out where `change` returns None."""
+
+    def changed(_method: str, _params: list[Any], logs: Any) -> Any:
+        return [log for log in (change(dict(log)) for log in logs) if log is not None]
+
+    return Answering(changed, ["eth_getLogs"])
+
+
+def without_logs(contract: str = "", event: str = "") -> Lie:
+    """Leave out the logs of an event; without names, all."""
+    events = contract_abi(contract).events if contract else ()
+    topics = {known.topic for known in events if known.name == event}
+    return changing_logs(lambda log: None if not topics or log["topics"][0] in topics else log)
+
+
+# -------------------------------------------------------------------------- failures
+
+
+def refusing(status: int, body: str = "no", **headers: str) -> Failure:
+    """Answer a status without JSON, as rate limiters and gateways do."""
+
+    async def fail(_request: web.Request) -> web.StreamResponse:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.Response(status=status, text=body, headers=named)
+
+    return fail
+
+
+def sending(body: bytes) -> Failure:
+    """Answer these bytes."""
+
+    async def fail(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    return fail
+
+
+async def dropping(request: web.Request) -> web.StreamResponse:
+    """Close the connection without an answer."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def breaking_off(request: web.Request) -> web.StreamResponse:
+    """Promise a long answer, and close the connection in the middle of it."""
+    response = web.StreamResponse(headers={"content-length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"jsonrpc": "2.0", "id"')
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def staying_silent(_request: web.Request) -> web.StreamResponse:
+    """Never answer; ends when the client has had enough."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def trickling(request: web.Request) -> web.StreamResponse:
+    """Answer a byte now and then, for ever."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    with suppress(ConnectionError):
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.02)
+    return response
+
+
+async def flooding(request: web.Request) -> web.StreamResponse:
+    """Answer without end, as fast as it is read."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(b'{"result": "')
+    with suppress(ConnectionError):
+        while True:
+            await response.write(b"0" * (1 << 20))
+    return response
