@@ -83,9 +83,9 @@ async def test_wrong_rejection_is_overturned_paid_and_its_signers_slashed(tmp_pa
             await network.owner.token.faucet(worker.address, parameters.challenge_bond)
             keystore = tmp_path / "worker.json"
             save_wallet(keystore, worker.key, "secret", light=True)
-            place = ("--batch", str(batch.batch_id), "--position", "0")
+            place = f"{batch.batch_id}:0"
             opened = await muster(
-                network, "open", *place, "--verdict", "accepted", "--yes",
+                network, "open", place, "--verdict", "accepted", "--yes",
                 "--keystore", str(keystore),
             )  # fmt: skip
             view = await closed_case(network)
@@ -96,6 +96,7 @@ async def test_wrong_rejection_is_overturned_paid_and_its_signers_slashed(tmp_pa
         assert "bond    10 of 10 tokens" in opened.stderr
         [case] = json.loads((await muster(network, "list", "--json")).stdout)
         assert case["case"] == opened.stdout.strip()
+        assert f"later: muster dispute settle {place} --keystore FILE" in opened.stderr
         assert (case["phase"], case["jurors"]) == ("overturned", [THIRD.address])
         assert await network.owner.token.balance_of(worker.address) == parameters.challenge_bond
         await has_been_paid(network, view, batch)

@@ -142,8 +142,8 @@ async def test_an_accepted_submission_says_when_and_how_it_is_paid_or_disputed(
     text = (await run(network, "explain", place)).stdout
     assert "accepted: paid, and trained on" in text
     assert text.count("passed") == 7
-    batch, position = place.split(":")
-    assert f"muster dispute open --batch {batch} --position {position} --verdict rejected" in text
+    assert f"muster dispute open {place} --keystore FILE --wait" in text
+    assert "takes a bond of 10 tokens" in text
 
 
 @pytest.mark.usefixtures("hash_engine")
@@ -177,7 +177,8 @@ async def test_a_fraud_says_which_check_what_it_cost_and_how_to_appeal(network: 
     assert "5 -       endings" in text
     assert "WRONG_REWARD (40): a reward is not what" in text
     assert "no: only accepted work is paid" in text
-    assert "--verdict accepted --keystore FILE" in text
+    assert f"muster dispute open {place} --keystore FILE" in text
+    assert f"--rerun STATE/refused/{record.file_hash.hex()}.parquet" in text
     slashed = [s for s in (await network.view()).slashes if s.owner == WORKERS[1].address]
     assert slashed
     found = [await explain(network, p) for p, _ in outcomes(await network.view(), Verdict.FRAUD)]

@@ -1,4 +1,4 @@
-"""Disputes: challenge an outcome before the run's jury, look at cases, close them.
+"""`muster dispute`: challenge an outcome before the run's jury, look at cases, settle them.
 
 Posted outcomes are proven from the chain alone. Of an overdue batch the orchestrator must show the
 submissions, unless the worker submitted directly.
@@ -6,13 +6,15 @@ submissions, unless the worker submitted directly.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.client.cases import CASE_COLUMNS, describe_cases, make_row, name_of, next_of
 from muster.client.options import (
     chain_options,
     endpoint,
@@ -23,15 +25,22 @@ from muster.client.options import (
 )
 from muster.client.overdue import submissions_of
 from muster.client.printing import print_json, print_table
-from muster.client.quantities import format_duration, format_time, format_tokens
-from muster.protocol.errors import ConfigError, ContractRevert
+from muster.client.quantities import format_coins, format_duration, format_time, format_tokens
+from muster.client.settling import (
+    HINTS,
+    Settled,
+    describe_settled,
+    explained,
+    settle,
+    until_decided,
+)
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Submission, Verdict
 
 if TYPE_CHECKING:
     from muster.chain import (
         BatchView,
-        CaseView,
         Chain,
         ChainView,
         CourtTerms,
@@ -40,18 +49,10 @@ if TYPE_CHECKING:
         Standing,
     )
 
-T = TypeVar("T")
-
-VERDICTS = {verdict.name.lower(): verdict for verdict in Verdict}
+VERDICTS = {name_of(verdict): verdict for verdict in Verdict}
 """What can be claimed, by its name on the command line."""
 
-_HINTS = {
-    "CourtWindowClosed": "the outcome is final: nothing can change it any more",
-    "CourtCaseExists": "an outcome has one case at most: see muster dispute list",
-    "CourtNoOpenCase": "see muster dispute list for cases that are open",
-    "CourtPhaseOpen": "the jury has time left: muster dispute list shows until when",
-    "LedgerOutcomesPending": "outcomes are still awaited: challenge them once they are posted",
-}
+_PLACE = re.compile(r"(\d{1,19}):(\d{1,10})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,20 @@ class Offer:
     """What the challenger's wallet holds."""
     allowance_wei: int
     """What the court may take of it already."""
+    gas_wei: int
+    """What gas costs at most, in the chain's coin."""
 
     def require(self, now: int) -> None:
         """Raise ConfigError when the challenge cannot be made."""
         if self.claimed is self.standing.outcome.verdict:
             raise ConfigError(
-                f"the outcome is recorded as {_name(self.claimed)} already",
+                f"the outcome is recorded as {name_of(self.claimed)} already",
                 hint="a challenge claims another verdict: see --verdict",
             )
         if now >= self.standing.closes_at:
             raise ConfigError(
                 f"the challenge window closed at {format_time(self.standing.closes_at)}",
-                hint=_HINTS["CourtWindowClosed"],
+                hint=HINTS["CourtWindowClosed"],
             )
         if self.balance_wei < self.terms.challenge_bond:
             raise ConfigError(
@@ -92,12 +95,13 @@ class Offer:
         """Return what the challenge costs, what it is about and until when it is possible."""
         record, terms = self.standing.outcome, self.terms
         return (
-            f"outcome {_name(record.verdict)} ({record.reason.name}) of worker {record.worker_id}, "
-            f"step {record.step}, index {record.index}, {record.units} units\n"
-            f"claim   {_name(self.claimed)}\n"
+            f"outcome {name_of(record.verdict)} ({record.reason.name}) of worker "
+            f"{record.worker_id}, step {record.step}, index {record.index}, {record.units} units\n"
+            f"claim   {name_of(self.claimed)}\n"
             f"bond    {format_tokens(terms.challenge_bond)} of "
             f"{format_tokens(self.balance_wei)} tokens; burned if more jurors uphold "
             "the verdict than not, else given back\n"
+            f"gas     {format_coins(self.gas_wei)} of the chain's coin at most\n"
             f"open    until {format_time(self.standing.closes_at)}; the case takes "
             f"{format_duration(terms.commit_time + terms.reveal_time)} at most"
         )
@@ -107,19 +111,32 @@ class Offer:
 
 
 async def make_offer(
-    chain: Chain, challenger: Address, proof: OutcomeProof, claimed: Verdict
+    chain: Chain, challenger: Address, proof: OutcomeProof, claimed: Verdict | None
 ) -> Offer:
-    """Return what a challenge would do; raises ConfigError when it cannot be made."""
+    """Return what a challenge would do; raises ConfigError when it cannot be made.
+
+    Without a claim it is the opposite of what is recorded.
+    """
+    from muster.client.preflight import GAS, gas_price, require_gas
+
     court = chain.deployment.contracts["DisputeCourt"]
+    standing = await explained(chain.ledger.standing_of(proof))
     offer = Offer(
-        standing=await explained(chain.ledger.standing_of(proof)),
-        claimed=claimed,
+        standing=standing,
+        claimed=claimed or opposite_of(standing.outcome.verdict),
         terms=await chain.court.terms(),
         balance_wei=await chain.token.balance_of(challenger),
         allowance_wei=await chain.token.allowance(challenger, court),
+        gas_wei=GAS["dispute"] * await gas_price(chain),
     )
     offer.require(await chain.now())
+    await require_gas(chain, challenger, "dispute")
     return offer
+
+
+def opposite_of(verdict: Verdict) -> Verdict:
+    """Return what a challenge claims unless it says otherwise."""
+    return Verdict.REJECTED if verdict is Verdict.ACCEPTED else Verdict.ACCEPTED
 
 
 async def open_case(chain: Chain, proof: OutcomeProof, offer: Offer) -> Receipt:
@@ -128,20 +145,6 @@ async def open_case(chain: Chain, proof: OutcomeProof, offer: Offer) -> Receipt:
         court = chain.deployment.contracts["DisputeCourt"]
         await chain.token.approve(court, offer.terms.challenge_bond)
     return await explained(chain.court.challenge(proof, offer.claimed))
-
-
-async def close_case(chain: Chain, proof: OutcomeProof) -> Receipt:
-    """Close a case and return the receipt; raises ContractRevert while its jury has time left."""
-    return await explained(chain.court.close(proof))
-
-
-async def explained(call: Awaitable[T]) -> T:
-    """Return what a call returns; a refusal says what to do next."""
-    try:
-        return await call
-    except ContractRevert as error:
-        error.hint = _HINTS.get(error.name, error.hint)
-        raise
 
 
 def find_batch(view: ChainView, batch_id: int) -> BatchView:
@@ -170,84 +173,56 @@ def prove_position(
     return leaf_of(batch, position, submissions), proof
 
 
-# Report
+# The case of a command
 
 
-def describe_cases(
-    view: ChainView, run_id: RunId | None, terms: CourtTerms, now: int
-) -> list[dict[str, Any]]:
-    """Return cases as JSON values, oldest first."""
-    return [
-        describe_case(case, terms, now)
-        for case in view.cases.values()
-        if run_id is None or view.batches[case.batch_id].run_id == run_id
-    ]
+@dataclass(frozen=True, slots=True)
+class Matter:
+    """What a command is about: an outcome, and the chain it is on."""
+
+    chain: Chain
+    """Signs with the key given."""
+    view: ChainView
+    """The chain as it is now; kept current by `read`."""
+    read: Callable[[], Any]
+    """Brings the view up to date and returns it."""
+    leaf: Hash32
+    """The outcome's name in cases."""
+    proof: OutcomeProof
+    """The outcome with its proof."""
+    say: Callable[[str], None]
+    """Says something to people."""
+
+    async def follow(self, terms: CourtTerms, *, to_the_end: bool) -> Settled:
+        """Settle the case, once it is decided."""
+        if to_the_end:
+            await until_decided(self.chain, self.read, self.leaf, terms, self.say)
+        settled = await settle(self.chain, self.read, self.leaf, self.proof)
+        for line in describe_settled(settled):
+            self.say(line)
+        return settled
 
 
-def describe_case(case: CaseView, terms: CourtTerms, now: int) -> dict[str, Any]:
-    """Return a case as JSON values; its deadline is when its phase ends at the latest."""
-    phase, deadline = phase_of(case, terms, now)
-    overturn = sum(case.votes.values())
-    return {
-        "case": f"0x{case.leaf.hex()}",
-        "batch": case.batch_id,
-        "position": case.position,
-        "challenger": case.challenger,
-        "recorded": _name(Verdict(case.recorded_verdict)),
-        "claimed": _name(Verdict(case.claimed_verdict)),
-        "phase": phase,
-        "jurors": list(case.jurors),
-        "committed": len(case.commitments),
-        "votes_to_overturn": overturn,
-        "votes_to_uphold": len(case.votes) - overturn,
-        "deadline": deadline,
-    }
+async def find_matter(chain: Chain, submission: str, orchestrator: str | None) -> Matter:
+    """Return what a command is about; raises ConfigError for what is no place of a submission."""
+    from muster.chain import ChainView, EventReader, apply_poll
 
+    match = _PLACE.fullmatch(submission)
+    if match is None:
+        raise ConfigError(
+            f"not a submission: {submission!r}",
+            hint="BATCH:POSITION, as muster explain and muster dispute list show it",
+        )
+    view, reader = ChainView(), EventReader(chain)
 
-def phase_of(case: CaseView, terms: CourtTerms, now: int) -> tuple[str, int | None]:
-    """Return where a case stands, and when that ends at the latest."""
-    commit_ends_at = case.opened_at + terms.commit_time
-    ends_at = commit_ends_at + terms.reveal_time
-    if case.closed:
-        return ("overturned" if case.overturned else "upheld"), None
-    if now >= ends_at or 0 < len(case.jurors) == len(case.votes):
-        return "to close", None
-    if not case.jurors:
-        return ("drawing", commit_ends_at) if now < commit_ends_at else ("no jury", ends_at)
-    if now >= commit_ends_at or len(case.commitments) == len(case.jurors):
-        return "revealing", ends_at
-    return "committing", commit_ends_at
+    async def read() -> ChainView:
+        apply_poll(view, await reader.poll())
+        return view
 
-
-CASE_COLUMNS = (
-    "case",
-    "batch",
-    "recorded",
-    "claimed",
-    "phase",
-    "jurors",
-    "for:against",
-    "deadline",
-)
-"""The columns of `muster dispute list`."""
-
-
-def make_row(case: dict[str, Any]) -> list[str]:
-    """Return a described case as a row for people."""
-    return [
-        case["case"][:12],
-        f"{case['batch']}.{case['position']}",
-        case["recorded"],
-        case["claimed"],
-        case["phase"],
-        f"{case['committed']}/{len(case['jurors'])}",
-        f"{case['votes_to_overturn']}:{case['votes_to_uphold']}",
-        format_time(case["deadline"]) if case["deadline"] else "-",
-    ]
-
-
-def _name(verdict: Verdict) -> str:
-    return verdict.name.lower()
+    batch = find_batch(await read(), int(match[1]))
+    submissions = await submissions_of(batch, orchestrator)
+    leaf, proof = prove_position(view, batch, int(match[2]), submissions)
+    return Matter(chain, view, read, leaf, proof, lambda line: click.echo(line, err=True))
 
 
 # Commands
@@ -256,8 +231,7 @@ def _name(verdict: Verdict) -> str:
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--orchestrator", metavar="URL", help="Shows an overdue batch's submissions."),
-        click.option("--position", type=int, required=True, help="The outcome's place there."),
-        click.option("--batch", type=int, required=True, help="The outcome's batch."),
+        click.argument("submission", metavar="BATCH:POSITION"),
     ):
         command = option(command)
     return command
@@ -274,9 +248,9 @@ def dispute() -> None:
 @click.option(
     "--verdict",
     type=click.Choice(list(VERDICTS)),
-    required=True,
-    help="What the outcome should be.",
+    help="What the outcome should be. [default: accepted; of an accepted one: rejected]",
 )
+@click.option("--wait", is_flag=True, help="Say what happens until the end, and settle it.")
 @yes_option
 @json_option
 @chain_options
@@ -286,8 +260,9 @@ def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> 
     Anybody may, until the outcome's challenge window closes. The bond is approved when needed.
 
     \b
-    Example:
-      muster dispute open --batch 12 --position 3 --verdict accepted --keystore worker.json
+    Examples:
+      muster dispute open 12:3 --keystore worker.json
+      muster dispute open 12:3 --keystore worker.json --wait --yes
     """
     import asyncio
 
@@ -295,28 +270,35 @@ def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> 
 
 
 async def _open(key: bytes, options: dict[str, Any]) -> None:
-    from muster.chain import Chain, ChainView
-    from muster.client.rewards import read_view
+    from muster.chain import Chain
 
     async with await Chain.connect(*endpoint(options), key=key) as chain:
-        view = await read_view(chain, ChainView())
-        batch = find_batch(view, options["batch"])
-        submissions = await submissions_of(batch, options["orchestrator"])
-        leaf, proof = prove_position(view, batch, options["position"], submissions)
-        if leaf in view.cases:
+        matter = await find_matter(chain, options["submission"], options["orchestrator"])
+        leaf = f"0x{matter.leaf.hex()}"
+        if matter.leaf in matter.view.cases:
             raise ConfigError(
-                f"the outcome has the case 0x{leaf.hex()}", hint=_HINTS["CourtCaseExists"]
+                f"the outcome has the case {leaf}",
+                hint=f"see muster explain {options['submission']}: an outcome has one case at most",
             )
         assert chain.account is not None  # connected with a key
-        offer = await make_offer(chain, chain.account, proof, VERDICTS[options["verdict"]])
+        claimed = VERDICTS[options["verdict"]] if options["verdict"] else None
+        offer = await make_offer(chain, chain.account, matter.proof, claimed)
         click.echo(offer.describe(), err=True)
         if not options["yes"]:
             click.confirm("Challenge?", abort=True, err=True)
-        receipt = await open_case(chain, proof, offer)
+        receipt = await open_case(chain, matter.proof, offer)
+        if not options["as_json"]:
+            click.echo(leaf)
+        case = (await matter.read()).cases[matter.leaf]
+        settled = None
+        if options["wait"]:
+            settled = await matter.follow(offer.terms, to_the_end=True)
+        else:
+            matter.say(f"opened: {next_of(case, offer.terms, await chain.now())}")
+            matter.say(f"later: muster dispute settle {options['submission']} --keystore FILE")
     if options["as_json"]:
-        print_json({"case": f"0x{leaf.hex()}", "transaction": receipt.tx_hash})
-    else:
-        click.echo(f"0x{leaf.hex()}")
+        found = {"case": leaf, "transaction": receipt.tx_hash}
+        print_json(found | ({"settled": settled.to_json()} if settled else {}))
 
 
 @dispute.command("list")
@@ -351,43 +333,37 @@ async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
         return describe_cases(view, run_id, await chain.court.terms(), await chain.now())
 
 
-@dispute.command("close")
+@dispute.command("settle")
 @key_options
 @_place_options
+@click.option("--wait", is_flag=True, help="Say what happens until the case is decided.")
 @json_option
 @chain_options
-def dispute_close(keystore: Path, password_file: Path | None, **options: Any) -> None:
-    """Close a case that all jurors voted on, or whose time is over. Prints the transaction.
+def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -> None:
+    """End a case: close it, and slash the validators that it finds at fault.
 
-    Anybody may; validators of the run do it by themselves.
+    Anybody may, once all jurors voted or their time is over. Validators close cases by themselves,
+    and orchestrators ask for the slashes; this needs neither. Repeating it is harmless.
 
     \b
     Example:
-      muster dispute close --batch 12 --position 3 --keystore worker.json
+      muster dispute settle 12:3 --keystore worker.json
     """
     import asyncio
 
-    asyncio.run(_close(open_keystore(keystore, password_file).key, options))
+    asyncio.run(_settle(open_keystore(keystore, password_file).key, options))
 
 
-async def _close(key: bytes, options: dict[str, Any]) -> None:
-    from muster.chain import Chain, ChainView
-    from muster.client.rewards import read_view
+async def _settle(key: bytes, options: dict[str, Any]) -> None:
+    from muster.chain import Chain
 
     async with await Chain.connect(*endpoint(options), key=key) as chain:
-        view = await read_view(chain, ChainView())
-        batch = find_batch(view, options["batch"])
-        submissions = await submissions_of(batch, options["orchestrator"])
-        leaf, proof = prove_position(view, batch, options["position"], submissions)
-        case = view.cases.get(leaf)
-        if case is None or case.closed:
-            state = "no case" if case is None else "its case is closed"
+        matter = await find_matter(chain, options["submission"], options["orchestrator"])
+        if matter.leaf not in matter.view.cases:
             raise ConfigError(
-                f"batch {batch.batch_id} position {options['position']}: {state}",
-                hint=_HINTS["CourtNoOpenCase"],
+                f"submission {options['submission']} has no case",
+                hint="see muster dispute list; muster dispute open challenges an outcome",
             )
-        receipt = await close_case(chain, proof)
+        settled = await matter.follow(await chain.court.terms(), to_the_end=options["wait"])
     if options["as_json"]:
-        print_json({"case": f"0x{leaf.hex()}", "transaction": receipt.tx_hash})
-    else:
-        click.echo(receipt.tx_hash)
+        print_json(settled.to_json())

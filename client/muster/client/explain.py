@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from muster.client.quantities import format_time, format_tokens
+from muster.client.recourse import advice_on, describe_recourse, recourse_facts
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, to_address
 from muster.protocol.messages import OutcomeRecord, Verdict
@@ -17,7 +18,7 @@ from muster.protocol.reasons import VERDICTS, checks_of, words_of
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
-    from muster.chain import BatchView, Chain, ChainView, Standing
+    from muster.chain import BatchView, Chain, ChainView, CourtTerms, Standing
     from muster.client.rerun import Recomputed
 
 
@@ -43,6 +44,10 @@ class Money:
     """The chain's time."""
     due_at: int
     """When outcomes of its batch were, or are, due."""
+    terms: CourtTerms
+    """What a challenge takes."""
+    gas_wei: int
+    """What the gas of a challenge costs at most now, in the chain's coin."""
 
 
 # Where it is
@@ -109,6 +114,7 @@ async def ask_money(
 ) -> Money:
     """Return what the contracts say about an outcome and its slot."""
     from muster.client.case_proofs import prove_outcome
+    from muster.client.preflight import GAS, gas_price
 
     batch, now = place.batch, await chain.now()
     due_at = batch.committed_at + await chain.ledger.outcome_deadline()
@@ -124,7 +130,8 @@ async def ask_money(
         record = standing.outcome
         worker = await chain.workers.worker_by_id(record.worker_id)
         is_paid = await chain.escrow.is_paid(batch.run_id, worker, record.step, record.index)
-    return Money(standing, is_paid, now, due_at)
+    gas_wei = GAS["dispute"] * await gas_price(chain)
+    return Money(standing, is_paid, now, due_at, await chain.court.terms(), gas_wei)
 
 
 def describe(
@@ -158,7 +165,6 @@ def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, 
     record = standing.outcome
     worker = view.worker_by_id.get(record.worker_id)
     run = view.runs[batch.run_id]
-    case = view.cases.get(standing.leaf)
     slash = next((s for s in view.slashes if s.offence == standing.offence), None)
     signers = [v for v, bit in run.seats.items() if batch.signers & bit]
     return {
@@ -178,8 +184,6 @@ def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, 
         "reason": record.reason.name,
         "reason_code": int(record.reason),
         "payment": _payment(batch, record, money),
-        "dispute": _dispute(place, money, has_case=case is not None),
-        "case": None if case is None else {"leaf": "0x" + case.leaf.hex(), "closed": case.closed},
         "slash": None
         if slash is None
         else {
@@ -187,7 +191,7 @@ def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, 
             "state": slash.state,
             "transaction": slash.tx_hash,
         },
-    }
+    } | describe_recourse(view, place, money)
 
 
 def _payment(batch: BatchView, record: OutcomeRecord, money: Money) -> dict[str, Any]:
@@ -201,21 +205,6 @@ def _payment(batch: BatchView, record: OutcomeRecord, money: Money) -> dict[str,
         state = "claimable" if standing.is_final else "pending"
     amount = record.units * batch.price_per_unit if state != "none" else 0
     return {"state": state, "amount_wei": str(amount), "final_at": standing.closes_at}
-
-
-def _dispute(place: Place, money: Money, *, has_case: bool) -> dict[str, Any] | None:
-    """Return until when and how the outcome can be challenged; None when it cannot be."""
-    standing = money.standing
-    assert standing is not None  # describe
-    if has_case or money.now >= standing.closes_at:
-        return None
-    claimed = "rejected" if standing.verdict is Verdict.ACCEPTED else "accepted"
-    words = f"muster dispute open --batch {place.batch.batch_id} --position {place.position}"
-    shows = "" if place.batch.records is not None else " --orchestrator URL"
-    return {
-        "until": standing.closes_at,
-        "command": f"{words} --verdict {claimed} --keystore FILE{shows}",
-    }
 
 
 # For people
@@ -241,7 +230,7 @@ def facts_of(found: dict[str, Any]) -> dict[str, Any]:
 def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
     from muster.protocol.messages import Reason
 
-    judged, payment, dispute = found["judged"], found["payment"], found["dispute"]
+    judged, payment = found["judged"], found["payment"]
     reason = words_of(Reason(found["reason_code"])) if _is_known(found) else None
     verdict = Verdict[found["recorded_verdict"].upper()]
     overturned = found["verdict"] != found["recorded_verdict"]
@@ -262,10 +251,7 @@ def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
         "to do": reason.advice if reason and reason.advice else None,
         "slashed": _slash(found["slash"]),
         "paid": _paid(payment, found["run"]),
-        "dispute": [f"possible until {format_time(dispute['until'])}:", dispute["command"]]
-        if dispute
-        else ("has a case: muster dispute list" if found["case"] else "the window is closed"),
-    }
+    } | recourse_facts(found)
 
 
 def _is_known(found: dict[str, Any]) -> bool:
@@ -297,13 +283,14 @@ def _paid(payment: dict[str, Any], run: int) -> str:
     }[payment["state"]]
 
 
-def rerun_facts(again: Recomputed) -> dict[str, Any]:
-    """Return what this machine recomputed, for people."""
+def rerun_facts(again: Recomputed, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what this machine recomputed, and what that says about a challenge, for people."""
     record = again.record
     reason = f" {record.reason.name}: {again.detail}" if again.detail else ""
     return {
         "rerun": f"{record.verdict.name.lower()}{reason}, {record.units} units",
         "statistics": [str(each) for each in again.statistics],
+        "so": advice_on(again, found) if "recorded_verdict" in found else None,
     }
 
 

@@ -80,7 +80,7 @@ def explain(submission: str, as_json: bool, **options: Any) -> None:
             }
         )
         return
-    print_facts(facts_of(found) | (rerun_facts(again) if again else {}))
+    print_facts(facts_of(found) | (rerun_facts(again, found) if again else {}))
 
 
 async def _explain(

@@ -7,7 +7,14 @@ from muster.client.quantities import format_coins
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId
 
-GAS = {"stake": 300_000, "unstake": 200_000, "rejoin": 150_000, "rotate": 200_000, "vote": 400_000}
+GAS = {
+    "stake": 300_000,
+    "unstake": 200_000,
+    "rejoin": 150_000,
+    "rotate": 200_000,
+    "vote": 400_000,
+    "dispute": 500_000,
+}
 """What each command may use: measured with room to spare (`make bench-gas`)."""
 
 

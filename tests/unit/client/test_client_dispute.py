@@ -19,18 +19,21 @@ from test_client_jury import (
     make_view_batch,
 )
 
-from muster.chain import Standing
+from muster.chain import Fault, Standing
 from muster.client.case_proofs import as_claimed
-from muster.client.dispute import (
-    Offer,
+from muster.client.cases import (
+    Penalty,
     describe_cases,
-    explained,
-    find_batch,
+    ending_of,
     make_row,
+    next_of,
+    offence_of,
+    penalties_of,
     phase_of,
-    prove_position,
 )
+from muster.client.dispute import Offer, find_batch, opposite_of, prove_position
 from muster.client.overdue import submissions_of
+from muster.client.settling import explained
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.messages import Reason, Verdict, overdue_leaf
@@ -44,6 +47,7 @@ OFFER = Offer(
     terms=replace(TERMS, challenge_bond=10 * TOKEN),
     balance_wei=10 * TOKEN,
     allowance_wei=0,
+    gas_wei=10**15,
 )
 VIEW: Any = SimpleNamespace(
     workers={SUBMISSION.worker: SimpleNamespace(worker_id=5)},
@@ -153,6 +157,77 @@ def test_cases_are_listed_by_run_for_programs_and_people() -> None:
         "votes_to_overturn": 1,
         "votes_to_uphold": 0,
         "deadline": OPENED_AT + 120,
+        "ending": None,
+        "next": "waiting for 1 juror to reveal what they voted, "
+        "until 1970-01-01 01:25:20 UTC at the latest",
+        "to_slash": [],
     }
-    row = "  ".join(make_row(case))
-    assert row.split()[1:7] == ["1.0", "rejected", "accepted", "revealing", "2/2", "1:0"]
+    row = "  ".join(make_row(case)).split()
+    assert (row[0], row[2:7]) == ("1:0", ["rejected", "accepted", "revealing", "2/2", "1:0"])
+
+
+# What is left to do
+
+
+def closed_world(**changes: Any) -> tuple[Any, Any]:
+    case = make_case(jurors=(ME, PEER), votes={ME: True}, closed=True, **changes)
+    seats = {ME: 1, PEER: 2, STRANGER: 4}
+    view = SimpleNamespace(
+        batches={1: SimpleNamespace(run_id=7, signers=0b100)},
+        runs={7: SimpleNamespace(seats=seats)},
+        slashes=[],
+    )
+    return view, case
+
+
+def test_overturned_case_lets_anybody_slash_signers_and_absent_jurors_once() -> None:
+    view, case = closed_world(overturned=True)
+    signer, absent = penalties_of(view, case)
+    assert signer == Penalty(Fault.WRONG_VERDICT, STRANGER)
+    assert absent == Penalty(Fault.ABSENT_JUROR, PEER)
+    view.slashes = [SimpleNamespace(offence=offence_of(signer, case.leaf))]
+    assert penalties_of(view, case) == [absent]
+
+
+def test_upheld_case_spares_its_signers() -> None:
+    view, case = closed_world()
+    assert penalties_of(view, case) == [Penalty(Fault.ABSENT_JUROR, PEER)]
+
+
+def test_open_case_lets_nobody_be_slashed() -> None:
+    view, _ = closed_world()
+    assert penalties_of(view, make_case(jurors=(ME,))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "says"),
+    [
+        ({}, 0, "a block decides who sits on the jury, until"),
+        ({"jurors": (ME,)}, 1, "waiting for 1 juror to check the work again and commit, until"),
+        ({}, 121, "muster dispute settle 1:0 --keystore FILE"),
+        ({"closed": True}, 1, "nothing: the case is over"),
+    ],
+)
+def test_next_step_names_who_acts_or_the_command(
+    changes: dict[str, Any], seconds: int, says: str
+) -> None:
+    assert says in next_of(make_case(**changes), TERMS, OPENED_AT + seconds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"overturned": True, "verdict": 1, "bond_returned_wei": 10 * TOKEN}, "10 tokens went"),
+        ({"verdict": 3, "bond_returned_wei": 0}, "the challenger's bond was burned"),
+    ],
+)
+def test_ending_says_what_became_of_the_bond(changes: dict[str, Any], says: str) -> None:
+    assert says in ending_of(make_case(closed=True, **changes))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "claimed"),
+    [(Verdict.ACCEPTED, Verdict.REJECTED), (Verdict.FRAUD, Verdict.ACCEPTED)],
+)
+def test_challenge_claims_the_opposite_unless_told(recorded: Verdict, claimed: Verdict) -> None:
+    assert opposite_of(recorded) is claimed
