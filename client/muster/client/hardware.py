@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from muster.client.gpus import NoDriverError, list_gpus
 from muster.client.memory import total_bytes
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.messages import HardwareReport
@@ -39,16 +40,9 @@ def measure() -> Machine:
 
 def _gpus() -> tuple[int, ...]:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # the library is not there, or the driver, or the permission: no GPU
+        return tuple(gpu.total_bytes >> 20 for gpu in list_gpus())
+    except (ImportError, NoDriverError):
         return ()
-    try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return tuple(int(pynvml.nvmlDeviceGetMemoryInfo(each).total) >> 20 for each in handles)
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def report(

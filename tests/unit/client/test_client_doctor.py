@@ -23,6 +23,7 @@ from muster.client.doctor import command, machine, network
 from muster.client.doctor.lines import State
 from muster.client.doctor.selfproof import OVERHEAD_BYTES, make_engines, memory_needed, prove
 from muster.client.doctor.standing import examine_chain, examine_run
+from muster.client.gpus import find_gpu
 from muster.client.measured import measure
 from muster.client.validator.replay import Replay
 from muster.protocol.errors import EngineError
@@ -174,18 +175,17 @@ def test_nothing_measured_is_nothing_shown() -> None:
 class FakeNvml(SimpleNamespace):
     """As much of NVML as the doctor asks, for machines without a GPU."""
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, free: tuple[int, ...] = (100 << 30,), *, fails: bool = False) -> None:
         def init() -> None:
             if fails:
                 raise RuntimeError("Driver Not Loaded")
 
-        memory = SimpleNamespace(free=100 << 30, total=140 << 30)
         super().__init__(
             nvmlInit=init,
             nvmlShutdown=lambda: None,
-            nvmlDeviceGetCount=lambda: 1,
+            nvmlDeviceGetCount=lambda: len(free),
             nvmlDeviceGetHandleByIndex=lambda number: number,
-            nvmlDeviceGetMemoryInfo=lambda _handle: memory,
+            nvmlDeviceGetMemoryInfo=lambda n: SimpleNamespace(free=free[n], total=140 << 30),
             nvmlDeviceGetName=lambda _handle: "a GPU",
         )
 
@@ -367,23 +367,16 @@ def test_a_model_is_held_against_the_memory_it_computes_in(
     assert command._examine_memory(1, "cpu").state is State.OK
     assert command._examine_memory(1 << 60, "cpu").state is State.FAIL
     assert command._examine_memory(1, "cuda").state is State.SKIP
-    monkeypatch.setattr(machine, "gpu_free_bytes", lambda _device: 8 << 30)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml((8 << 30,)))
     assert command._examine_memory(7 << 30, "cuda").state is State.OK
     line = command._examine_memory(9 << 30, "cuda")
     assert (line.state, "free on cuda" in line.figure) == (State.FAIL, True)
 
 
 def test_a_device_without_a_number_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {0: 10, 1: 20}
-    fake = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetMemoryInfo=lambda number: SimpleNamespace(free=free[number]),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    found = [machine.gpu_free_bytes(device) for device in ("cuda", "cuda:1", "cuda:7", "cuda:x")]
-    assert found == [10, 20, None, None]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml((10, 20)))
+    found = [find_gpu(device) for device in ("cuda", "cuda:1", "cuda:7", "cuda:x", "cuda:-1")]
+    assert [each and each.free_bytes for each in found] == [10, 20, None, None, None]
 
 
 @pytest.mark.parametrize(

@@ -238,11 +238,12 @@ async def _examine_proof(
 
 def _examine_memory(needed: int, device: str) -> Line:
     """Return whether a policy fits where it is to compute; 0 is a size that nobody knows."""
-    from muster.client.doctor.machine import gpu_free_bytes
+    from muster.client.gpus import find_gpu
     from muster.client.memory import available_bytes
     from muster.client.quantities import format_size
 
-    room = available_bytes() if device == "cpu" else gpu_free_bytes(device)
+    gpu = None if device == "cpu" else find_gpu(device)
+    room = available_bytes() if device == "cpu" else gpu and gpu.free_bytes
     figure = f"{format_size(needed)} needed" if needed else "size unknown"
     if room is None:
         return Line("software", "model fits", State.SKIP, f"{figure}, {device} cannot be asked")

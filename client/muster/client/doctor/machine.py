@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from muster.client.doctor.lines import Line, State
+from muster.client.gpus import NoDriverError, list_gpus
 from muster.client.memory import available_bytes, total_bytes
 from muster.client.quantities import format_size
 from muster.protocol.errors import EngineError
@@ -71,49 +72,23 @@ def examine_room(state_dir: Path, policy_bytes: int) -> Line:
     return Line(SECTION, "room", State.OK, figure)
 
 
-def gpu_free_bytes(device: str) -> int | None:
-    """Return the free memory of a device such as `cuda:1`; None when nobody can be asked."""
-    _, _, number = device.partition(":")
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no permission: nobody to ask
-        return None
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(number or 0))
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
-    except Exception:  # NVML's own errors, or a device that is no number
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def _gpus(device: str) -> Iterator[Line]:
     """Yield a line per GPU that NVML sees; without the library, that it was not asked."""
     wanted = device.startswith("cuda")
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
+        found = list_gpus()
     except ImportError:
         state = State.WARN if wanted else State.SKIP
         yield Line(SECTION, "gpu", state, "not asked", "pip install 'muster-rl[gpu]' asks NVML")
         return
-    except Exception as error:  # NVML's own errors: no driver, no permission
+    except NoDriverError as error:
         state = State.FAIL if wanted else State.SKIP
         yield Line(SECTION, "gpu", state, f"none: {error}", "--device cpu needs none")
         return
-    try:
-        for number in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            name = pynvml.nvmlDeviceGetName(handle)
-            figure = f"{name}, {format_size(memory.free)} free of {format_size(memory.total)}"
-            advice = "" if wanted else f"--device cuda:{number} uses it"
-            yield Line(SECTION, f"gpu {number}", State.OK, figure, advice)
-    finally:
-        pynvml.nvmlShutdown()
+    for number, gpu in enumerate(found):
+        room = f"{format_size(gpu.free_bytes)} free of {format_size(gpu.total_bytes)}"
+        advice = "" if wanted else f"--device cuda:{number} uses it"
+        yield Line(SECTION, f"gpu {number}", State.OK, f"{gpu.name}, {room}", advice)
 
 
 def _engine() -> Line:
