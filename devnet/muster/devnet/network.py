@@ -241,9 +241,8 @@ class Network:
 
     async def _run(self, name: str, *command: list[str]) -> str:
         """Run a command to its end and return what it printed to its log."""
-        child = await self.processes.start(
-            name, [MUSTER, *(word for part in command for word in part)]
-        )
+        words = [word for part in command for word in part]
+        child = await self.processes.start_warm(name, [MUSTER, *words])
         if await child.wait() != 0:
             self.processes.require_running(child)
         return child.log.read_text()
@@ -264,6 +263,7 @@ class Network:
                 validator.name,
                 ["validator", "run", *self._node_flags(run_id, validator.name)],
                 self._key_flags(validator),
+                with_model=True,
             )
 
     async def start_trainer(self, run_id: RunId) -> Child:
@@ -276,6 +276,7 @@ class Network:
             ["--eval-every", str(self.options.eval_every)],
             ["--documents", str(self.folder / "documents"), "--poll-s", str(POLL_S)],
             [*self._port_flags("origin"), *self._key_flags(self.cast.trainer)],
+            with_model=True,
         )
 
     async def start_orchestrator(self, run_id: RunId) -> Child:
@@ -298,12 +299,13 @@ class Network:
         if member.role is Role.CHEATER:
             assert member.cheat is not None
             flags += self._chain_flags()
-            return await self.processes.start(member.name, [ADVERSARY, member.cheat, *flags])
-        return await self._start(member.name, ["worker", "run", *flags])
+            return await self.processes.start_warm(member.name, [ADVERSARY, member.cheat, *flags])
+        return await self._start(member.name, ["worker", "run", *flags], with_model=True)
 
-    async def _start(self, name: str, *command: list[str]) -> Child:
+    async def _start(self, name: str, *command: list[str], with_model: bool = False) -> Child:
         words = [word for part in command for word in part]
-        return await self.processes.start(name, [MUSTER, *words, *self._chain_flags()])
+        start = self.processes.start_warm if with_model else self.processes.start
+        return await start(name, [MUSTER, *words, *self._chain_flags()])
 
     @property
     def trainer_state(self) -> Path:

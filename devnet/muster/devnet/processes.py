@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from muster.devnet.warm import WarmProcess, die_with_parent
 from muster.protocol.errors import ConfigError
 
 READY_TIMEOUT_S = 60.0
 """A process that does not write its ready file within this time has failed."""
 STOP_TIMEOUT_S = 5.0
 """After SIGTERM a process may take this long before it is killed."""
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 
 
 class Child:
     """One running process."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process | WarmProcess, log: Path
+    ) -> None:
         self.name = name
         self.log = log
         self._process = process
@@ -102,8 +102,16 @@ class Processes:
                 stderr=output,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                # Runs between fork and exec: if the parent is killed outright, nothing stays.
+                preexec_fn=die_with_parent,
             )
+        child = self.children[name] = Child(name, process, log)
+        return child
+
+    async def start_warm(self, name: str, command: Sequence[str]) -> Child:
+        """Start what `start` starts, forked from a process that has imported what models need."""
+        log = self._log_folder / f"{name}.log"
+        process = await WarmProcess.start(command, log, self._environment)
         child = self.children[name] = Child(name, process, log)
         return child
 
@@ -131,8 +139,3 @@ class Processes:
                     f"{child.name} ended with exit code {child.exit_code}:\n{child.log_tail()}",
                     hint=f"its whole log is {child.log}",
                 )
-
-
-def _die_with_parent() -> None:
-    # Runs between fork and exec: even if the parent is killed outright, no child stays behind.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

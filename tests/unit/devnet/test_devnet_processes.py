@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from muster.devnet.processes import Processes
+from muster.devnet import warm
+from muster.devnet.processes import Child, Processes
 from muster.protocol.errors import ConfigError
 
 SERVER = """
@@ -73,6 +77,96 @@ async def test_killed_children_report_the_signal(scripts: Path) -> None:
         assert await child.wait() == -9
         with pytest.raises(ConfigError, match="exit code -9"):
             running.require_running(child)
+
+
+# Warm
+
+
+TOLD = "import os, sys; print(sys.argv[1:], os.environ['TOLD'], 'antigravity' in sys.modules)"
+
+
+@pytest.fixture
+def warm_scripts(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Scripts that forked processes find; the process they fork from imports no model library."""
+    (scripts / "told_script.py").write_text(TOLD)
+    (scripts / "asleep_script.py").write_text(
+        "import time; print('up', flush=True); time.sleep(60)"
+    )
+    monkeypatch.syspath_prepend(str(scripts))
+    monkeypatch.setattr(warm, "PRELOADED", ("colorsys",))
+    return scripts
+
+
+async def up(child: Child) -> Child:
+    async with asyncio.timeout(20):
+        while "up" not in child.log_tail():
+            await asyncio.sleep(0.01)
+    return child
+
+
+async def test_a_warm_child_is_its_command_line_with_its_environment_and_log(
+    warm_scripts: Path,
+) -> None:
+    async with Processes(warm_scripts / "logs", {"TOLD": "secret"}) as running:
+        for number in range(2):
+            child = await running.start_warm("t", ["told_script", str(number)])
+            assert await child.wait() == 0
+    lines = child.log.read_text().splitlines()
+    assert lines == ["['0'] secret False", "['1'] secret False"]
+
+
+async def test_a_warm_child_reports_how_it_ended(warm_scripts: Path) -> None:
+    async with processes(warm_scripts) as running:
+        broken = await running.start_warm("b", ["broken_script"])
+        killed = await up(await running.start_warm("k", ["asleep_script"]))
+        stopped = await up(await running.start_warm("s", ["asleep_script"]))
+        killed.kill()
+        await stopped.stop()
+        assert [await child.wait() for child in (broken, killed, stopped)] == [1, -9, -15]
+        assert broken.log_tail() == "why"
+        with pytest.raises(ConfigError, match="exit code -9"):
+            running.require_running(killed)
+
+
+async def test_no_warm_child_stays_behind(warm_scripts: Path) -> None:
+    async with processes(warm_scripts) as running:
+        child = await up(await running.start_warm("s", ["asleep_script"]))
+        assert child.exit_code is None
+        assert psutil.Process(child.pid).status() == psutil.STATUS_SLEEPING
+    assert child.exit_code == -15
+    assert not psutil.pid_exists(child.pid)
+
+
+def test_warm_children_end_with_the_process_that_started_them(warm_scripts: Path) -> None:
+    program = f"""
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from muster.devnet import warm
+from muster.devnet.processes import Processes
+warm.PRELOADED = ()
+async def start():
+    running = Processes(Path({str(warm_scripts)!r}) / "logs", {{}})
+    async with running:
+        child = await running.start_warm("s", ["asleep_script"])
+        print(child.pid, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(start())
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(warm_scripts)},
+    )
+    with parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        psutil.wait_procs([child], timeout=20)
+    assert not child.is_running()
 
 
 async def _start_and_fail(running: Processes, folder: Path) -> None:
