@@ -111,10 +111,12 @@ def test_demo_stays_up_is_audited_and_leaves_no_process_behind(tmp_path: Path) -
         assert all(check["passed"] for check in audit["checks"])
         assert len(audit["workers"]) == len(report["workers"]) == 3
     finally:
+        family = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(signal.SIGINT)
         code = demo.wait(timeout=30)
     assert code == 130
-    assert _processes_of(tmp_path) == []
+    assert len(family) >= 5
+    assert psutil.wait_procs(family, timeout=20)[1] == []
 
 
 def _wait_for_report(demo: subprocess.Popen[bytes], path: Path, output: Path) -> dict[str, Any]:
@@ -134,11 +136,3 @@ def _audit(report: dict[str, Any]) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     audit: dict[str, Any] = json.loads(done.stdout)
     return audit
-
-
-def _processes_of(folder: Path) -> list[str]:
-    return [
-        " ".join(process.info["cmdline"])
-        for process in psutil.process_iter(["cmdline"])
-        if str(folder) in " ".join(process.info["cmdline"] or [])
-    ]
