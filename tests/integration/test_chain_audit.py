@@ -25,9 +25,11 @@ from chain_scenario import (
 )
 from click.testing import CliRunner
 
-from muster.chain import Chain, ChainView, Event, EventReader, save_deployment
-from muster.client.audit import audit, observe, read_report
-from muster.client.audit_report import AuditReport, build_report
+from muster.chain import Chain, Event, EventReader, save_deployment
+from muster.client.audit.command import audit, read_report
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.observed import observe
+from muster.client.audit.report import AuditReport, build_report
 from muster.protocol.eip712 import sign
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
@@ -42,7 +44,7 @@ class Recording:
     chain: Chain
 
     async def report(self, events: list[Event] | None = None) -> AuditReport:
-        view = ChainView()
+        view = Ledger()
         for event in self.events if events is None else events:
             view.apply(event)
         observed = await observe(self.chain, view)
@@ -297,7 +299,10 @@ async def test_command_prints_json_and_exits_0_when_nothing_contradicts(tmp_path
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
         assert sorted(found) == sorted(
-            ("chain_id", "block", "runs", "workers", "batches", "slashes", "payments", "checks")
+            (
+                *("chain_id", "block", "runs", "workers", "batches", "slashes", "payments"),
+                *("checks", "contradictions"),
+            )
         )
         assert all(check["passed"] for check in found["checks"])
         assert found["batches"] == 2
@@ -309,7 +314,7 @@ async def test_command_prints_tables_with_transactions(tmp_path: Path) -> None:
         result = await run_command(net, tmp_path)
         slash = (await net.view()).slashes[0]
         assert slash.tx_hash in result.stdout
-        assert "no contradiction in 12 checks" in result.stdout
+        assert "no contradiction in 15 checks" in result.stdout
 
 
 async def test_command_exits_1_when_something_contradicts(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ COMMANDS = {
     "run": Lazy("muster.trainer.cli:run", "Create a training run."),
     "trainer": Lazy("muster.trainer.cli:trainer", "Train the policy and publish it."),
     "orchestrator": Lazy("muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."),
-    "audit": Lazy("muster.client.audit:audit", "Rebuild and check everything from the chain."),
+    "audit": Lazy(
+        "muster.client.audit.command:audit", "Rebuild and check everything from the chain."
+    ),
     "completion": Lazy("muster.devnet.completion:completion", "Make the shell complete words."),
 }
 

@@ -35,7 +35,7 @@ from client_world import (
 )
 
 from muster.api.answers import BatchEntry
-from muster.client.audit_verify import require_about, verify_bundle
+from muster.client.audit.verify import require_about, verify_bundle
 from muster.client.bundle import Bundle, ChainFacts, Contents, Evidence, PolicyFacts, write_bundle
 from muster.client.bundle_checks import Answer, Check, is_borne_out
 from muster.client.doctor import command

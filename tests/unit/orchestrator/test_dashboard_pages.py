@@ -29,7 +29,7 @@ from orchestrator_bench import Bench
 from orchestrator_fakes import RUN, Network
 
 from muster.chain import Deployment
-from muster.client.audit_report import build_report
+from muster.client.audit.report import build_report
 from muster.orchestrator.dashboard import page, samples
 from muster.orchestrator.dashboard.chart import draw, round_levels
 from muster.orchestrator.dashboard.figures import Panel, Point, Series, thin

@@ -5,14 +5,19 @@ The same figures for everybody who reads the same events; nothing but the chain 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from muster.chain import ChainView, Deployment, RunView, SlashView, WorkerView
-from muster.client import audit_money, audit_work
-from muster.client.audit_checks import Check, Judged, Observed, judged_outcomes, parameter
+from muster.client.audit import disputes, money, work
+from muster.client.audit.contradictions import Check, Contradiction
+from muster.client.audit.observed import Observed, parameter
+from muster.client.audit.table import OutcomeTable, tabulate
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, PolicyVersion, RunId
@@ -175,9 +180,20 @@ class AuditReport:
         """Whether nothing contradicts."""
         return all(check.passed for check in self.checks)
 
+    @property
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """What contradicts, in the order of the checks."""
+        return tuple(found for check in self.checks for found in check.contradictions)
+
     def to_json(self) -> dict[str, Any]:
         """Return the stable JSON form."""
-        return asdict(self)
+        values = asdict(self)
+        values["checks"] = [
+            {"name": check.name, "passed": check.passed, "detail": check.detail}
+            for check in self.checks
+        ]
+        values["contradictions"] = [found.to_json() for found in self.contradictions]
+        return values
 
 
 def build_report(
@@ -187,16 +203,28 @@ def build_report(
     block: int | None = None,
     run_id: RunId | None = None,
     observed: Observed | None = None,
+    about_source: Sequence[Check] = (),
 ) -> AuditReport:
-    """Return what the events add up to, for one run or all, with every check."""
-    outcomes = list(judged_outcomes(view, run_id))
-    runs = [run for run in view.runs.values() if run_id in (None, run.run_id)]
+    """Return what the events add up to, for one run or all, with every check.
+
+    `about_source` are checks of where the events came from.
+    """
+    table = tabulate(view)
+    counts = Counts(table, run_id)
+    paid: dict[Address, int] = defaultdict(int)
+    for payment in view.payments:
+        if run_id in (None, payment.run_id):
+            paid[payment.worker] += payment.amount_wei
     return AuditReport(
         chain_id=deployment.chain_id,
         block=block if block is not None else view.block_number or 0,
-        runs=tuple(_run_report(view, run, outcomes) for run in runs),
+        runs=tuple(
+            _run_report(view, run, table)
+            for run in view.runs.values()
+            if run_id in (None, run.run_id)
+        ),
         workers=tuple(
-            _worker_report(view, worker, outcomes, run_id) for worker in view.workers.values()
+            _worker_report(worker, counts, paid[worker.address]) for worker in view.workers.values()
         ),
         batches=sum(run_id in (None, batch.run_id) for batch in view.batches.values()),
         slashes=tuple(
@@ -209,43 +237,75 @@ def build_report(
             for p in view.payments
             if run_id in (None, p.run_id)
         ),
-        checks=tuple(run_checks(view, deployment, observed)),
+        checks=(*about_source, *run_checks(view, deployment, observed, table=table)),
     )
 
 
 def run_checks(
-    view: ChainView, deployment: Deployment, observed: Observed | None = None
+    view: ChainView,
+    deployment: Deployment,
+    observed: Observed | None = None,
+    *,
+    table: OutcomeTable | None = None,
 ) -> list[Check]:
     """Return every check; the contracts' own sums are compared only when they were observed."""
+    table = tabulate(view) if table is None else table
     domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
-    window_s = parameter(deployment, "challenge_window_s")
+    window_s = parameter(deployment, observed, "challenge_window_s")
     checks = [
-        audit_work.events_follow(view),
-        audit_work.batch_roots(view),
-        audit_work.direct_submissions(view, domain),
-        audit_work.outcomes_roots(view),
-        audit_work.signatures(view, domain),
-        audit_work.accepted_records(view),
-        audit_money.slots(view),
-        audit_money.payments(view, window_s),
-        audit_money.slashes(view, window_s),
-        audit_money.slash_splits(view, deployment),
-        audit_work.cases(view, domain),
+        work.events_follow(view),
+        work.batch_roots(view, table),
+        work.direct_submissions(view, domain),
+        work.outcomes_roots(table),
+        work.signatures(view, table, domain),
+        work.deadlines(table, parameter(deployment, observed, "outcome_deadline_s")),
+        work.reasons(table),
+        work.accepted_records(view, table),
+        money.slots(table),
+        money.payments(view, table, window_s),
+        money.slashes(view, table, window_s),
+        money.slash_splits(view, deployment),
+        disputes.cases(view, domain),
     ]
-    return checks if observed is None else [*checks, audit_money.sums(view, observed)]
+    return checks if observed is None else [*checks, money.sums(view, observed)]
 
 
-def _counts(outcomes: Sequence[Judged]) -> dict[str, int]:
-    verdicts = Counter(outcome.verdict for outcome in outcomes)
+class Counts:
+    """Outcomes of each worker, by the verdicts that stand, in one pass over the table."""
+
+    def __init__(self, table: OutcomeTable, run_id: RunId | None) -> None:
+        rows = np.flatnonzero(table.is_of(run_id))
+        self._numbers, place = np.unique(table.column("worker_id")[rows], return_inverse=True)
+        verdicts = table.verdict_N[rows]
+        size = (len(self._numbers), 5)
+        self._counts: NDArray[np.int64] = np.zeros(size, np.int64)
+        np.add.at(self._counts, (place, verdicts), 1)
+        self._units: NDArray[np.int64] = np.zeros(len(self._numbers), np.int64)
+        accepted = verdicts == Verdict.ACCEPTED
+        np.add.at(self._units, place[accepted], table.column("units")[rows][accepted])
+
+    def of(self, worker_id: int) -> dict[str, int]:
+        """Return a worker's figures, named as in the reports."""
+        at = int(np.searchsorted(self._numbers, worker_id))
+        if at == len(self._numbers) or self._numbers[at] != worker_id:
+            return _figures(np.zeros(5, np.int64), 0)
+        return _figures(self._counts[at], int(self._units[at]))
+
+    def of_all(self) -> dict[str, int]:
+        """Return everybody's figures."""
+        return _figures(self._counts.sum(axis=0), int(self._units.sum()))
+
+
+def _figures(counts: NDArray[np.int64], units: int) -> dict[str, int]:
     return {
-        "accepted": verdicts[Verdict.ACCEPTED],
-        "rejected": verdicts[Verdict.REJECTED] + verdicts[Verdict.INCOMPLETE],
-        "fraud": verdicts[Verdict.FRAUD],
-        "units": sum(o.record.units for o in outcomes if o.verdict is Verdict.ACCEPTED),
+        "accepted": int(counts[Verdict.ACCEPTED]),
+        "rejected": int(counts[Verdict.REJECTED] + counts[Verdict.INCOMPLETE]),
+        "fraud": int(counts[Verdict.FRAUD]),
+        "units": units,
     }
 
 
-def _run_report(view: ChainView, run: RunView, outcomes: Sequence[Judged]) -> RunReport:
+def _run_report(view: ChainView, run: RunView, table: OutcomeTable) -> RunReport:
     batches = [batch for batch in view.batches.values() if batch.run_id == run.run_id]
     return RunReport(
         run_id=run.run_id,
@@ -259,7 +319,7 @@ def _run_report(view: ChainView, run: RunView, outcomes: Sequence[Judged]) -> Ru
         batches=len(batches),
         judged=sum(batch.records is not None for batch in batches),
         submitted=sum(batch.count for batch in batches),
-        **_counts([o for o in outcomes if o.batch.run_id == run.run_id]),
+        **Counts(table, run.run_id).of_all(),
         checkpoints=tuple(
             CheckpointReport(
                 version=checkpoint.version,
@@ -273,15 +333,8 @@ def _run_report(view: ChainView, run: RunView, outcomes: Sequence[Judged]) -> Ru
     )
 
 
-def _worker_report(
-    view: ChainView, worker: WorkerView, outcomes: Sequence[Judged], run_id: RunId | None
-) -> WorkerReport:
-    own = [outcome for outcome in outcomes if outcome.record.worker_id == worker.worker_id]
-    paid = sum(
-        payment.amount_wei
-        for payment in view.payments
-        if payment.worker == worker.address and run_id in (None, payment.run_id)
-    )
+def _worker_report(worker: WorkerView, counts: Counts, paid_wei: int) -> WorkerReport:
+    figures = counts.of(worker.worker_id)
     return WorkerReport(
         address=worker.address,
         worker_id=worker.worker_id,
@@ -290,9 +343,9 @@ def _worker_report(
         stake_wei=str(worker.active_wei),
         unbonding_wei=str(worker.unbonding_wei),
         slashed_wei=str(worker.slashed_wei),
-        submitted=len(own),
-        **_counts(own),
-        paid_wei=str(paid),
+        submitted=figures["accepted"] + figures["rejected"] + figures["fraud"],
+        **figures,
+        paid_wei=str(paid_wei),
     )
 
 

@@ -1,0 +1,178 @@
+"""What an audit can find wrong: every kind by name, with the rule that it breaks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Any
+
+MAX_LISTED = 1_000
+"""Contradictions of one check that are kept; more are counted."""
+SHOWN_PROBLEMS = 5
+"""Contradictions that a check's detail spells out."""
+
+
+class Kind(StrEnum):
+    """What is wrong. The names are stable: programs match on them."""
+
+    EVENT_ORDER = "event-order"
+    BATCH_ROOT = "batch-root"
+    BATCH_UNITS = "batch-units"
+    DIRECT_SIGNATURE = "direct-signature"
+    OUTCOMES_ROOT = "outcomes-root"
+    OUTCOME_SIGNATURE = "outcome-signature"
+    OUTCOME_STRANGER = "outcome-stranger"
+    OUTCOME_QUORUM = "outcome-quorum"
+    OUTCOME_DEADLINE = "outcome-deadline"
+    OUTCOME_UNITS = "outcome-units"
+    OUTCOME_REASON = "outcome-reason"
+    WORKER_UNKNOWN = "worker-unknown"
+    WORKER_INACTIVE = "worker-inactive"
+    POLICY_UNPUBLISHED = "policy-unpublished"
+    SLOT_TWICE = "slot-twice"
+    PAYMENT_RUN = "payment-run"
+    PAYMENT_PRICE = "payment-price"
+    PAYMENT_UNDUE = "payment-undue"
+    RUN_OVERDRAWN = "run-overdrawn"
+    SLASH_UNFOUNDED = "slash-unfounded"
+    SLASH_VERDICT = "slash-verdict"
+    SLASH_SHARE = "slash-share"
+    SLASH_REPORTER = "slash-reporter"
+    SLASH_SPLIT = "slash-split"
+    CASE_UNFOUNDED = "case-unfounded"
+    CASE_JUROR = "case-juror"
+    CASE_VERDICT = "case-verdict"
+    CONTRACT_STATE = "contract-state"
+    SOURCE_HEADER = "source-header"
+    SOURCE_RECEIPTS = "source-receipts"
+    SOURCE_LOGS = "source-logs"
+    SOURCE_CHAIN = "source-chain"
+    SOURCE_DISAGREES = "source-disagrees"
+    HISTORY_REWRITTEN = "history-rewritten"
+    EVIDENCE_WITHHELD = "evidence-withheld"
+    EVIDENCE_ALTERED = "evidence-altered"
+    DATABASE_ALTERED = "database-altered"
+    VERDICT_WRONG = "verdict-wrong"
+    LINEAGE = "lineage"
+
+    @property
+    def rule(self) -> str:
+        """What the protocol says that it breaks."""
+        return RULES[self]
+
+
+RULES: dict[Kind, str] = {
+    Kind.EVENT_ORDER: "every event follows from those before it",
+    Kind.BATCH_ROOT: "a batch's root is over its submissions, which accepted records repeat",
+    Kind.BATCH_UNITS: "a batch declares as many units as its submissions claim",
+    Kind.DIRECT_SIGNATURE: "a direct submission is signed by a node of its worker",
+    Kind.OUTCOMES_ROOT: "the outcomes root is the Merkle root over the records, in batch order",
+    Kind.OUTCOME_SIGNATURE: "signatures are canonical: 65 bytes, v 27 or 28, s in the lower half",
+    Kind.OUTCOME_STRANGER: "who signs outcomes has a seat in the run when they are posted",
+    Kind.OUTCOME_QUORUM: "outcomes carry signatures of at least the run's quorum",
+    Kind.OUTCOME_DEADLINE: "outcomes are posted before the outcome deadline after the commitment",
+    Kind.OUTCOME_UNITS: "records hold no more units together than their batch was committed for",
+    Kind.OUTCOME_REASON: "reason 0 is Accepted; every other reason has the verdicts of its check",
+    Kind.WORKER_UNKNOWN: "a record names a registered worker, or nobody (0) when it is rejected",
+    Kind.WORKER_INACTIVE: "accepted work is by a worker that was active when it was committed, and "
+    "before its policy was published",
+    Kind.POLICY_UNPUBLISHED: "accepted work is of a policy published before it was committed",
+    Kind.SLOT_TWICE: "a slot (run, worker, step, index) settles once",
+    Kind.PAYMENT_RUN: "a payment is a run's that exists",
+    Kind.PAYMENT_PRICE: "a payment is units times the price that their batches were committed at",
+    Kind.PAYMENT_UNDUE: "only accepted slots whose challenge window is over are paid, once",
+    Kind.RUN_OVERDRAWN: "a run pays and sets aside no more than it was funded with",
+    Kind.SLASH_UNFOUNDED: "a slash names the posted outcome that it punishes",
+    Kind.SLASH_VERDICT: "stake is gone when, and only when, a fraud verdict stands",
+    Kind.SLASH_SHARE: "a slash takes the run's share of active and of unbonding stake, rounded up",
+    Kind.SLASH_REPORTER: "the reporter is the challenger who turned the verdict into fraud, or "
+    "nobody",
+    Kind.SLASH_SPLIT: "released stake is burned but for insurance and the reporter's capped share",
+    Kind.CASE_UNFOUNDED: "a case is about a posted outcome, by its leaf",
+    Kind.CASE_JUROR: "who signed an outcome does not sit in the jury about it",
+    Kind.CASE_VERDICT: "a closed case leaves the verdict that its votes decide",
+    Kind.CONTRACT_STATE: "what contracts hold is what their events add up to",
+    Kind.SOURCE_HEADER: "a block's hash is the Keccak-256 of its header",
+    Kind.SOURCE_RECEIPTS: "a block's receipts hash to the receipts root of its header",
+    Kind.SOURCE_LOGS: "the events that are shown are those of the receipts, all and no other",
+    Kind.SOURCE_CHAIN: "every block names the hash of the one before it",
+    Kind.SOURCE_DISAGREES: "every honest source shows the same blocks",
+    Kind.HISTORY_REWRITTEN: "blocks that were final stay",
+    Kind.EVIDENCE_WITHHELD: "a judged submission can be had by who wants to judge it again",
+    Kind.EVIDENCE_ALTERED: "evidence has the hashes that were committed and pinned on chain",
+    Kind.DATABASE_ALTERED: "the orchestrator's database is a projection of the chain",
+    Kind.VERDICT_WRONG: "the same checks on the same evidence give the recorded outcome",
+    Kind.LINEAGE: "every version's manifest is the one on chain and goes on in the training stream "
+    "where the version before it ended",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """One thing that cannot be."""
+
+    kind: Kind
+    """What kind of thing."""
+    detail: str
+    """What was found, with the values that disagree."""
+    tx: str | None = None
+    """The transaction, where one made it so."""
+    block: int | None = None
+    """The block."""
+    batch_id: int | None = None
+    """The batch."""
+    position: int | None = None
+    """The place there."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it with the rule that it breaks, as JSON values."""
+        return {
+            "kind": str(self.kind),
+            "detail": self.detail,
+            "rule": self.kind.rule,
+            "tx": self.tx,
+            "block": self.block,
+            "batch_id": self.batch_id,
+            "position": self.position,
+        }
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words; empty when it is nowhere in particular."""
+        batch = None if self.batch_id is None else f"batch {self.batch_id}"
+        position = None if self.position is None else f"position {self.position}"
+        block = None if self.block is None else f"block {self.block}"
+        return ", ".join(part for part in (batch, position, block, self.tx) if part)
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.place})" if self.place else self.detail
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was recomputed."""
+
+    name: str
+    """What must hold."""
+    passed: bool
+    """Whether it does."""
+    detail: str
+    """What was compared, or what disagrees."""
+    contradictions: tuple[Contradiction, ...] = ()
+    """What disagrees, at most MAX_LISTED."""
+    count: int = 0
+    """How much disagrees."""
+
+
+def summarise(name: str, found: Iterable[Contradiction], summary: str) -> Check:
+    """Return a check that passes without contradictions, and otherwise says the first of them."""
+    remaining = iter(found)
+    listed = tuple(islice(remaining, MAX_LISTED))
+    if not listed:
+        return Check(name, True, summary)
+    count = len(listed) + sum(1 for _ in remaining)
+    more = count - SHOWN_PROBLEMS
+    shown = "; ".join(map(str, listed[:SHOWN_PROBLEMS]))
+    return Check(name, False, shown + (f"; and {more} more" if more > 0 else ""), listed, count)

@@ -1,0 +1,197 @@
+"""A chain dump: one gzip file of JSON lines with all that an audit reads, for years to come.
+
+    {"format": "muster-chain-dump", "version": 1, "chain_id", "deploy_block", "contracts",
+     "parameters"}
+    {"number", "hash", "timestamp", "logs": […], "header", "receipts"}      a block with events
+    {"head": {"number", "hash"}, "observed": {…}, "blocks": n}
+
+Logs, headers and receipts are as JSON-RPC gave them; header and receipts are null when the dump was
+written with --prove none. Reading is streamed and total: anything else is an EncodingError.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.chain import BlockId, Deployment
+from muster.client.audit.observed import Observed
+from muster.protocol.errors import ConfigError, EncodingError, StorageError
+from muster.protocol.ids import to_address, to_hash32
+
+FORMAT, VERSION = "muster-chain-dump", 1
+MAX_LINE_BYTES = 256 << 20
+"""One block's events; a block of 30 million gas has less than a tenth of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedBlock:
+    """A block with events of the contracts."""
+
+    block: BlockId
+    """Its number and hash."""
+    timestamp: int
+    """Its time, Unix seconds."""
+    logs: Sequence[Mapping[str, Any]]
+    """The contracts' logs, in order."""
+    header: Mapping[str, Any] | None = None
+    """Its header, when it was asked for."""
+    receipts: Sequence[Mapping[str, Any]] | None = None
+    """Its receipts, when they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpEnd:
+    """What a dump closes with."""
+
+    head: BlockId
+    """The block up to which it was read."""
+    observed: Observed
+    """What the contracts said there."""
+
+
+def write_dump(
+    path: Path, deployment: Deployment, blocks: Iterable[DumpedBlock], end: DumpEnd
+) -> int:
+    """Write a dump and return its number of blocks; it appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    count = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file:
+            file.write(_line(_opening(deployment)))
+            for block in blocks:
+                file.write(_line(_block(block)))
+                count += 1
+            file.write(_line(_closing(end, count)))
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"
+
+
+def _opening(deployment: Deployment) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "chain_id": deployment.chain_id,
+        "deploy_block": deployment.deploy_block,
+        "contracts": dict(deployment.contracts),
+        "parameters": dict(deployment.parameters),
+    }
+
+
+def _block(block: DumpedBlock) -> dict[str, Any]:
+    return {
+        "number": block.block.number,
+        "hash": "0x" + block.block.hash.hex(),
+        "timestamp": block.timestamp,
+        "logs": list(block.logs),
+        "header": block.header,
+        "receipts": None if block.receipts is None else list(block.receipts),
+    }
+
+
+def _closing(end: DumpEnd, count: int) -> dict[str, Any]:
+    head = {"number": end.head.number, "hash": "0x" + end.head.hash.hex()}
+    return {"head": head, "observed": end.observed.to_json(), "blocks": count}
+
+
+@dataclass(slots=True)
+class DumpReader:
+    """A dump being read: iterate over `blocks`, then look at `end`."""
+
+    path: Path
+    """The file."""
+    deployment: Deployment = field(init=False)
+    """The contracts it is about."""
+    end: DumpEnd | None = None
+    """Known once all blocks were read."""
+
+    def __post_init__(self) -> None:
+        with self._parsing():
+            opening = json.loads(next(self._lines(), "null"))
+            if not isinstance(opening, dict) or opening.get("format") != FORMAT:
+                raise ConfigError(
+                    f"{self.path} is no chain dump", hint="muster audit dump FILE writes one"
+                )
+            if opening["version"] != VERSION:
+                raise ConfigError(f"{self.path} is of version {opening['version']}, not {VERSION}")
+            self.deployment = Deployment(
+                chain_id=int(opening["chain_id"]),
+                deploy_block=int(opening["deploy_block"]),
+                contracts={str(k): to_address(v) for k, v in opening["contracts"].items()},
+                parameters=dict(opening["parameters"]),
+            )
+
+    def blocks(self) -> Iterator[DumpedBlock]:
+        """Yield the blocks in order; raises EncodingError when the file is cut off or altered."""
+        with self._parsing():
+            for count, line in enumerate(self._lines(), -1):
+                if count < 0:
+                    continue
+                value = json.loads(line)
+                if "head" in value:
+                    self._close(value, count)
+                    return
+                yield _dumped(value)
+            raise EncodingError(f"{self.path} ends before its last line: it was cut off")
+
+    def _close(self, value: Mapping[str, Any], count: int) -> None:
+        if value["blocks"] != count:
+            raise EncodingError(f"{self.path} has {count} blocks, {value['blocks']} were written")
+        head = BlockId(int(value["head"]["number"]), to_hash32(value["head"]["hash"]))
+        self.end = DumpEnd(head, Observed.from_json(value["observed"]))
+
+    def _lines(self) -> Iterator[str]:
+        try:
+            with gzip.open(self.path, "rt", encoding="utf-8") as file:
+                while line := file.readline(MAX_LINE_BYTES):
+                    yield line
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.path}: {error}") from error
+        except (EOFError, zlib.error) as error:
+            raise EncodingError(f"{self.path} is damaged: {error}") from error
+
+    def _parsing(self) -> _Parsing:
+        return _Parsing(self.path)
+
+
+class _Parsing:
+    """Turns what hostile JSON makes Python raise into one EncodingError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _tb: object) -> None:
+        malformed = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+        if isinstance(error, malformed) and not isinstance(error, (EncodingError, ConfigError)):
+            raise EncodingError(f"{self._path} is malformed: {error}") from error
+
+
+def _dumped(value: Mapping[str, Any]) -> DumpedBlock:
+    number, hashed = int(value["number"]), to_hash32(value["hash"])
+    for log in value["logs"]:
+        if int(log["blockNumber"], 16) != number or to_hash32(log["blockHash"]) != hashed:
+            raise EncodingError(f"a log of block {log['blockNumber']} is under block {number}")
+    return DumpedBlock(
+        block=BlockId(number, hashed),
+        timestamp=int(value["timestamp"]),
+        logs=value["logs"],
+        header=value["header"],
+        receipts=value["receipts"],
+    )

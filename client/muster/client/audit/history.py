@@ -1,0 +1,181 @@
+"""A chain's history, rebuilt: from an RPC endpoint, several, or a dump; with checks of the source.
+
+`read` is the one way in. What it returns is what every command of the audit goes on with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.chain import BlockId, Chain, Deployment, apply_poll
+from muster.chain.events import EventTable
+from muster.client.audit.contradictions import Check, Contradiction, summarise
+from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.observed import Observed, observe
+from muster.client.audit.report import AuditReport, build_report
+from muster.client.audit.sources import (
+    Heard,
+    Proof,
+    check_block,
+    compare,
+    compare_with_past,
+    contract_addresses,
+    hear,
+    prove,
+)
+from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.ids import RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Where a history is read, and how much of it is proven."""
+
+    rpcs: tuple[str, ...] = ()
+    """RPC endpoints: the first is read, the others are compared with it."""
+    deployments: Path | Deployment = Path()
+    """Where the contracts' addresses are."""
+    dump: Path | None = None
+    """A dump to read instead."""
+    proof: Proof = Proof.BLOCKS
+    """What endpoints must prove."""
+    since: Path | None = None
+    """A dump of an earlier look that the chain must not contradict."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A chain as its events tell it."""
+
+    ledger: Ledger
+    """What the events add up to."""
+    deployment: Deployment
+    """The contracts."""
+    head: BlockId
+    """The block up to which it was read."""
+    observed: Observed
+    """What the contracts said there."""
+    about_source: Sequence[Check] = ()
+    """Checks of where it was read."""
+    blocks: Sequence[DumpedBlock] = ()
+    """The raw blocks, when they were kept."""
+
+    def report(self, run_id: RunId | None = None) -> AuditReport:
+        """Return the audit; raises ConfigError when there is no such run."""
+        self.require_run(run_id)
+        return build_report(
+            self.ledger,
+            self.deployment,
+            block=self.head.number,
+            run_id=run_id,
+            observed=self.observed,
+            about_source=self.about_source,
+        )
+
+    def require_run(self, run_id: RunId | None) -> None:
+        """Raise ConfigError when there is no such run."""
+        if run_id is not None and run_id not in self.ledger.runs:
+            raise ConfigError(
+                f"there is no run {run_id} on chain {self.deployment.chain_id}",
+                hint="muster audit without --run shows all runs",
+            )
+
+    def save(self, path: Path) -> int:
+        """Write a dump and return its number of blocks."""
+        return write_dump(path, self.deployment, self.blocks, DumpEnd(self.head, self.observed))
+
+
+async def read(wanted: Wanted, *, keeps_blocks: bool = False) -> History:
+    """Return a history; raises ChainError, ConfigError, or EncodingError for a damaged dump."""
+    if wanted.dump is not None:
+        return read_dump(wanted.dump)
+    return await _read_rpc(wanted, keeps_blocks=keeps_blocks)
+
+
+async def _read_rpc(wanted: Wanted, *, keeps_blocks: bool) -> History:
+    async with AsyncExitStack() as stack:
+        chains = [
+            await stack.enter_async_context(await Chain.connect(rpc, wanted.deployments))
+            for rpc in wanted.rpcs
+        ]
+        chain, others = chains[0], chains[1:]
+        is_proven = wanted.proof is not Proof.NONE
+        heard = await hear(chain, keeps_logs=keeps_blocks or is_proven or bool(others))
+        about = [await prove(chain, heard, wanted.proof)] if is_proven else []
+        about += [await compare(heard, chain.rpc, other) for other in others]
+        if wanted.since is not None:
+            past = DumpReader(wanted.since).blocks()
+            describe = Describer(chain.deployment)
+            name = wanted.since.name
+            about.append(await compare_with_past(chain.rpc, past, name, describe=describe))
+        return await _rebuilt(chain, heard, about, keeps_blocks=keeps_blocks)
+
+
+async def _rebuilt(
+    chain: Chain, heard: Heard, about: Sequence[Check], *, keeps_blocks: bool
+) -> History:
+    ledger, head = Ledger(), heard.poll.head
+    assert head is not None  # a poll has one
+    apply_poll(ledger, heard.poll)
+    return History(
+        ledger=ledger,
+        deployment=chain.deployment,
+        head=head,
+        observed=await observe(chain, ledger, block=head.number),
+        about_source=about,
+        blocks=tuple(heard.blocks.values()) if keeps_blocks else (),
+    )
+
+
+def read_dump(path: Path) -> History:
+    """Return the history of a dump, its blocks proven where it holds what a proof is made of."""
+    reader, ledger = DumpReader(path), Ledger()
+    table = EventTable(
+        {name: at for name, at in reader.deployment.contracts.items() if name != "MusterToken"}
+    )
+    addresses = contract_addresses(reader.deployment)
+    found: list[Contradiction] = []
+    count = Counter[bool]()
+    for block in reader.blocks():
+        is_provable = block.header is not None and block.receipts is not None
+        count[is_provable] += 1
+        if block.header is not None and block.receipts is not None:
+            found += check_block(block, block.header, block.receipts, addresses)
+        for log in block.logs:
+            if (event := table.decode(log, block.timestamp)) is not None:
+                ledger.apply(event)
+    if reader.end is None:
+        raise EncodingError(f"{path} has no end")
+    what = f"{count[True]} blocks proven, {count[False]} as the dump has them"
+    proven = summarise("the dump proves its events by block hashes", found, what)
+    return History(ledger, reader.deployment, reader.end.head, reader.end.observed, [proven])
+
+
+class Describer:
+    """Says in a few words what events a dumped block holds."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._table = EventTable(deployment.contracts)
+
+    def __call__(self, block: DumpedBlock) -> str:
+        """Return the events, each with the batch or version that it is about."""
+        return ", ".join(self._words(block)) or "nothing"
+
+    def _words(self, block: DumpedBlock) -> Iterator[str]:
+        for log in block.logs:
+            event = self._table.decode(log, block.timestamp)
+            if event is not None:
+                yield f"{event.name}{_about(event.args)}"
+
+
+def _about(args: dict[str, Any]) -> str:
+    for name in ("batch_id", "version", "worker", "owner"):
+        if name in args:
+            return f" ({name.replace('_id', '')} {args[name]})"
+    return ""

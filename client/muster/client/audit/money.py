@@ -1,0 +1,398 @@
+"""What an auditor recomputes about the money: slots, payments, slashes, sums. Pure.
+
+A payment's event tells slots, units and wei, not which outcomes: so what a worker was paid of a run
+up to a moment is held against what was final for it by then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.chain import (
+    ZERO_ADDRESS,
+    ChainView,
+    Deployment,
+    PaymentView,
+    RunTerms,
+    SlashState,
+    SlashView,
+    StakeView,
+)
+from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.observed import Observed, parameter
+from muster.client.audit.table import OutcomeTable
+from muster.protocol.ids import Address, RunId
+from muster.protocol.messages import OutcomeRecord, Verdict
+
+PPM = 1_000_000
+"""The whole, in millionths."""
+
+
+# Slots and payments
+
+
+def accepted_order(table: OutcomeTable) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the rows that stand accepted, by slot and in each slot by age, and for each whether
+    its slot has an older one.
+    """
+    rows_A = np.flatnonzero(table.is_verdict(Verdict.ACCEPTED))
+    runs = table.run_N()
+    slot = [runs, *(table.column(name) for name in ("worker_id", "step", "index"))]
+    order = np.lexsort([rows_A, *(column[rows_A] for column in reversed(slot))])
+    rows_A = rows_A[order]
+    again = np.zeros(len(rows_A), bool)
+    if len(rows_A):
+        again[1:] = np.all([np.diff(column[rows_A]) == 0 for column in slot], axis=0)
+    return rows_A, again
+
+
+def slots(table: OutcomeTable) -> Check:
+    """Return whether no slot was accepted twice."""
+    rows_A, again = accepted_order(table)
+    found = (_twice(table, int(row)) for row in rows_A[again])
+    return summarise("every slot settles once", found, f"{len(rows_A)} slots accepted")
+
+
+def _twice(table: OutcomeTable, row: int) -> Contradiction:
+    batch, position = table.place(row)
+    record = table.record(row)
+    return Contradiction(
+        Kind.SLOT_TWICE,
+        f"run {batch.run_id}, worker {record.worker_id}, step {record.step}, index {record.index}: "
+        "accepted again",
+        tx=batch.posted_tx,
+        block=batch.posted_block,
+        batch_id=batch.batch_id,
+        position=position,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Slots, units and wei."""
+
+    slots: int = 0
+    """Slots."""
+    units: int = 0
+    """Units."""
+    wei: int = 0
+    """Token wei."""
+
+    def __add__(self, other: Tally) -> Tally:
+        """Return both together."""
+        return Tally(self.slots + other.slots, self.units + other.units, self.wei + other.wei)
+
+    def exceeds(self, other: Tally) -> bool:
+        """Return whether any of it is more than the other's."""
+        return self.slots > other.slots or self.units > other.units or self.wei > other.wei
+
+
+class Earnings:
+    """What was final for each worker of each run at any time."""
+
+    def __init__(self, view: ChainView, table: OutcomeTable) -> None:
+        self._view = view
+        rows_A, again = accepted_order(table)
+        first = rows_A[~again]
+        runs, workers = table.run_N()[first], table.column("worker_id")[first]
+        posted = table.of_batches([batch.posted_at or 0 for batch in table.batches])[first]
+        order = np.lexsort([posted, workers, runs])
+        self._runs, self._workers = runs[order], workers[order]
+        self._posted, self._rows = posted[order], first[order]
+        self._units = table.column("units")[self._rows]
+        # Prices in wei do not fit 64 bits together with units: each is a place in a list.
+        self._prices = sorted({batch.price_per_unit for batch in table.batches})
+        place = {price: number for number, price in enumerate(self._prices)}
+        self._price = table.of_batches([place[b.price_per_unit] for b in table.batches])[self._rows]
+        self._overdue = overdue_claims(view)
+        self._bounds = {
+            (int(self._runs[at]), int(self._workers[at])): (int(at), int(until))
+            for at, until in _groups(self._runs, self._workers)
+        }
+
+    def due(self, payment: PaymentView, window_s: int) -> Tally:
+        """Return what was final for a payment's worker when it was made."""
+        worker = self._view.workers.get(payment.worker)
+        number = worker.worker_id if worker else -1
+        first, last = self._bounds.get((payment.run_id, number), (0, 0))
+        closed = payment.timestamp - window_s
+        until = first + int(np.searchsorted(self._posted[first:last], closed, side="right"))
+        units, prices = self._units[first:until], self._price[first:until]
+        wei = sum(
+            price * int(units[prices == place].sum()) for place, price in enumerate(self._prices)
+        )
+        final = Tally(until - first, int(units.sum()), wei)
+        return final + self._overdue.get(payment.run_id, Tally())
+
+
+def _groups(*columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield where each group of equal rows begins and ends; equal rows are together."""
+    count = len(columns[0])
+    if not count:
+        return
+    changes = np.any([np.diff(column) != 0 for column in columns], axis=0)
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), count]
+    yield from pairwise(edges)
+
+
+def overdue_claims(view: ChainView) -> dict[RunId, Tally]:
+    """Return what batches without outcomes may be paid at most, by run.
+
+    They stand as claimed once they are overdue, and events do not say by whom they are claimed.
+    """
+    tallies: dict[RunId, Tally] = defaultdict(Tally)
+    for batch in view.batches.values():
+        if batch.records is None:
+            claimed = Tally(batch.count, batch.units, batch.units * batch.price_per_unit)
+            tallies[batch.run_id] += claimed
+    return tallies
+
+
+def payments(view: ChainView, table: OutcomeTable, window_s: int | None) -> Check:
+    """Return whether every payment is due, and not higher than it should be."""
+    found: list[Contradiction] = []
+    paid: dict[tuple[RunId, Address], Tally] = defaultdict(Tally)
+    earnings, prices = Earnings(view, table), _prices(view)
+    for payment in view.payments:
+        account = (payment.run_id, payment.worker)
+        paid[account] += Tally(payment.slots, payment.units, payment.amount_wei)
+        due = earnings.due(payment, window_s or 0)
+        least, most = prices.get(payment.run_id, (0, 0))
+        worth = (payment.units * least, payment.units * most)
+        found += _payment_problems(view, payment, worth, (paid[account], due))
+    found += [
+        Contradiction(
+            Kind.RUN_OVERDRAWN,
+            f"run {run.run_id}: {run.paid_wei} wei paid and {run.reserved_wei} set aside "
+            f"of {run.funded_wei}",
+        )
+        for run in view.runs.values()
+        if run.available_wei < 0 or run.reserved_wei < 0
+    ]
+    total = sum(payment.amount_wei for payment in view.payments)
+    return summarise(
+        "payments are units × price, for accepted slots that are final",
+        found,
+        f"{len(view.payments)} payments, {total} wei",
+    )
+
+
+def _prices(view: ChainView) -> dict[RunId, tuple[int, int]]:
+    """Return the lowest and the highest price of each run's batches."""
+    prices: dict[RunId, tuple[int, int]] = {}
+    for batch in view.batches.values():
+        price = batch.price_per_unit
+        least, most = prices.get(batch.run_id, (price, price))
+        prices[batch.run_id] = (min(least, price), max(most, price))
+    return prices
+
+
+def _payment_problems(
+    view: ChainView, payment: PaymentView, worth: tuple[int, int], sums: tuple[Tally, Tally]
+) -> Iterator[Contradiction]:
+    if payment.run_id not in view.runs:
+        what = f"a payment for run {payment.run_id}, which does not exist"
+        yield _paid(payment, Kind.PAYMENT_RUN, what)
+        return
+    if not worth[0] <= payment.amount_wei <= worth[1]:
+        what = f"{payment.amount_wei} wei for {payment.units} units, worth {worth[0]} to {worth[1]}"
+        yield _paid(payment, Kind.PAYMENT_PRICE, what)
+    paid, due = sums
+    if paid.exceeds(due):
+        what = (
+            f"{payment.worker} was paid {paid.slots} slots, {paid.units} units and {paid.wei} wei "
+            f"of run {payment.run_id}, final were {due.slots}, {due.units} and {due.wei}"
+        )
+        yield _paid(payment, Kind.PAYMENT_UNDUE, what)
+
+
+def _paid(payment: PaymentView, kind: Kind, detail: str) -> Contradiction:
+    return Contradiction(kind, detail, tx=payment.tx_hash, block=payment.block_number)
+
+
+# Slashes
+
+
+def slashes(view: ChainView, table: OutcomeTable, window_s: int | None) -> Check:
+    """Return whether every slash follows from a fraud verdict."""
+    found = [
+        Contradiction(
+            kind,
+            f"{slash.owner}: {problem}",
+            tx=slash.tx_hash,
+            block=slash.block_number,
+            batch_id=slash.batch_id,
+            position=slash.position,
+        )
+        for slash in view.slashes
+        for kind, problem in _slash_problems(view, slash)
+    ]
+    executed = {slash.offence for slash in view.slashes}
+    waiting = sum(
+        table.record(int(row)).offence(table.place(int(row))[0].run_id) not in executed
+        for row in np.flatnonzero(table.is_verdict(Verdict.FRAUD))
+    )
+    window = f", challenge window {window_s} s" if window_s is not None else ""
+    return summarise(
+        "slashes are the run's share of the stake, for fraud verdicts",
+        found,
+        f"{len(view.slashes)} slashes, {waiting} fraud verdicts not executed{window}",
+    )
+
+
+def _slash_problems(view: ChainView, slash: SlashView) -> Iterator[tuple[Kind, str]]:
+    if slash.fault is not None or slash.is_double_submission:
+        # The fault court checked the proof that its event repeats; events do not hold it.
+        return
+    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
+    if batch is None or batch.records is None or slash.position is None:
+        yield Kind.SLASH_UNFOUNDED, "slashed without a posted outcome"
+        return
+    if not 0 <= slash.position < len(batch.records):
+        yield Kind.SLASH_UNFOUNDED, f"batch {batch.batch_id} has no position {slash.position}"
+        return
+    record = batch.records[slash.position]
+    if record.offence(batch.run_id) != slash.offence:
+        yield Kind.SLASH_UNFOUNDED, "the offence does not name the file of its outcome"
+    worker = view.worker_by_id.get(record.worker_id)
+    if worker is None or worker.address != slash.owner:
+        yield Kind.SLASH_UNFOUNDED, f"the outcome is about worker {record.worker_id}"
+    for problem in _verdict_problems(view, slash, batch.batch_id, slash.position):
+        yield Kind.SLASH_VERDICT, problem
+    ppm = _fraud_ppm(slash_terms(view, slash, batch.run_id), record, slash.priors)
+    shares = tuple(-(-stake * ppm // PPM) for stake in slash.stake_before)
+    if slash.taken != shares:
+        what = f"{slash.taken} wei were taken of {slash.stake_before}, due were {shares}"
+        yield Kind.SLASH_SHARE, what
+    case = view.cases.get(record.leaf(batch.batch_id, slash.position))
+    is_reported = record.verdict is not Verdict.FRAUD and case is not None and case.overturned
+    reporter = case.challenger if is_reported and case is not None else ZERO_ADDRESS
+    if slash.reporter != reporter:
+        yield Kind.SLASH_REPORTER, f"{slash.reporter} is its reporter, not {reporter}"
+
+
+def slash_terms(view: ChainView, slash: SlashView, run_id: RunId) -> RunTerms | None:
+    """Return the run's terms when a fraud was executed; the present ones if that is not known."""
+    known = view.terms_at_slash.get(slash.offence) if isinstance(view, Ledger) else None
+    run = view.runs.get(run_id)
+    return known or (run.config.terms if run else None)
+
+
+def _fraud_ppm(terms: RunTerms | None, record: OutcomeRecord, priors: int) -> int:
+    """Return the millionths of stake that a fraud costs: doubled by every prior conviction."""
+    if terms is None:
+        return 0
+    if record.is_exact_fraud:
+        return terms.exact_fraud_ppm
+    return min(terms.fraud_ppm << max(0, min(priors, 20)), PPM)
+
+
+def _verdict_problems(
+    view: ChainView, slash: SlashView, batch_id: int, position: int
+) -> Iterator[str]:
+    stands = view.standing_verdict(batch_id, position) is Verdict.FRAUD
+    is_restored = slash.state is SlashState.RESTORED
+    if not stands and not is_restored and slash.amount_wei:
+        yield "the verdict that stands is not fraud"
+    if stands and is_restored:
+        yield "the stake was given back though the verdict stands"
+    worker = view.workers.get(slash.owner)
+    if stands and worker is not None and worker.convictions == 0:
+        yield f"the worker is {worker.status.lower()} and not convicted"
+
+
+def slash_splits(view: ChainView, deployment: Deployment) -> Check:
+    """Return whether released slashes went where they must."""
+    released = [slash for slash in view.slashes if slash.split is not None]
+    found = (
+        Contradiction(Kind.SLASH_SPLIT, f"{slash.owner}: {problem}", tx=slash.settled_tx)
+        for slash in released
+        for problem in _split_problems(slash, deployment)
+    )
+    return summarise(
+        "released slashes are split without profit for judges", found, f"{len(released)} released"
+    )
+
+
+def _split_problems(slash: SlashView, deployment: Deployment) -> Iterator[str]:
+    assert slash.split is not None  # the caller's filter
+    burned, insured, rewarded = slash.split
+    if burned + insured + rewarded != slash.amount_wei:
+        yield f"{slash.split} wei do not add up to {slash.amount_wei}"
+    insurance_ppm = parameter(deployment, None, "insurance_ppm")
+    if insurance_ppm is not None and insured != slash.amount_wei * insurance_ppm // PPM:
+        yield f"{insured} wei were insured of {slash.amount_wei}"
+    if slash.reporter == ZERO_ADDRESS:
+        most: int | None = 0
+    else:
+        most = parameter(deployment, None, "reporter_cap")
+    if most is not None and rewarded > most:
+        yield f"{rewarded} wei went to the reporter {slash.reporter}, at most {most} may"
+
+
+# Sums
+
+
+def sums(view: ChainView, observed: Observed) -> Check:
+    """Return whether what the events add up to is what the contracts hold."""
+    stake, reward = held_stake(view), held_reward(view)
+    found = (
+        Contradiction(Kind.CONTRACT_STATE, problem)
+        for problem in _sum_problems(view, stake, reward, observed)
+    )
+    return summarise(
+        "sums equal what the contracts hold",
+        found,
+        f"{stake} wei of stake, {reward} wei of reward",
+    )
+
+
+def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) -> Iterator[str]:
+    # Anybody can send tokens to a contract: it may hold more.
+    for what, ours, held in (
+        ("stakes", stake, observed.vault_wei),
+        ("rewards", reward, observed.escrow_wei),
+    ):
+        if held < ours:
+            yield f"{what} add up to {ours} wei, the contract holds {held}"
+    for owner, account in observed.stakes.items():
+        told = view.stakes.get(owner, StakeView(owner))
+        if (told.active_wei, told.unbonding_wei) != (account.active_wei, account.unbonding_wei):
+            events = f"{told.active_wei} + {told.unbonding_wei} wei"
+            yield f"{owner} has {events} by the events, the vault says {account}"
+    for what, count, theirs in (
+        ("runs", len(view.runs), observed.runs),
+        ("batches", len(view.batches), observed.batches),
+    ):
+        if count != theirs:
+            yield f"the events tell of {count} {what}, the contracts of {theirs}"
+    for run_id, funds in observed.funds.items():
+        run = view.runs.get(run_id)
+        if run is None:
+            yield f"the events do not tell of run {run_id}"
+            continue
+        if (run.available_wei, run.reserved_wei) != (funds.available_wei, funds.reserved_wei):
+            yield f"the escrow of run {run_id} says {funds}"
+        if run.latest_version != observed.versions.get(run_id):
+            yield f"the newest policy of run {run_id} is {observed.versions.get(run_id)}"
+    for batch_id in sorted(observed.strange):
+        yield f"batch {batch_id} is not what its events tell"
+
+
+def held_stake(view: ChainView) -> int:
+    """Return the stake that StakeVault must hold, as the events give it, in wei."""
+    stakes = sum(stake.active_wei + stake.unbonding_wei for stake in view.stakes.values())
+    held = (slash.amount_wei for slash in view.slashes if slash.state is SlashState.ESCROWED)
+    return stakes + sum(held)
+
+
+def held_reward(view: ChainView) -> int:
+    """Return the money that RewardEscrow must hold, as the events give it, in wei."""
+    return sum(run.available_wei + run.reserved_wei for run in view.runs.values())

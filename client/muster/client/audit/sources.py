@@ -1,0 +1,315 @@
+"""Reads a chain's history from RPC endpoints that may lie, and proves what they show.
+
+1. the first endpoint's events, as everybody reads them; with a dump or a proof, the raw logs too
+2. `blocks`: header and receipts of every block with events; `chain`: every header since the
+   contracts were deployed, each naming the one before, so that no block can be left out
+3. every further endpoint is asked for the same blocks and logs
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from muster.chain import BlockId, Chain, Deployment, EventReader, Poll
+from muster.chain.rpc import Call, Rpc, from_hex
+from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.dump import DumpedBlock
+from muster.client.audit.proving import (
+    HEADER_FIELDS,
+    LogKey,
+    check_header,
+    check_logs,
+    log_key,
+    may_hold_logs_of,
+)
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError, EncodingError, RpcError
+from muster.protocol.ids import Hash32, to_hash32
+
+HEADERS_AT_ONCE = 500
+"""Headers that are held in memory together."""
+LOGS_SPAN = 2_000
+"""Blocks asked for in one request of a further endpoint."""
+
+
+class Proof(StrEnum):
+    """How much of the source is proven."""
+
+    NONE = "none"
+    """Nothing: the endpoint is believed."""
+    BLOCKS = "blocks"
+    """Every event is in a block of the hash that is shown."""
+    CHAIN = "chain"
+    """And no event was left out of any block up to the head."""
+
+
+class Listener(Rpc):
+    """An endpoint whose answers to eth_getLogs are kept."""
+
+    def __init__(self, inner: Rpc) -> None:
+        super().__init__("http://unused")
+        self.masked_url = inner.masked_url
+        self._inner = inner
+        self.logs: dict[tuple[str, int], dict[str, Any]] = {}
+        """By block hash and log index: a poll that was repeated overwrites."""
+
+    async def call(self, method: str, *params: Any) -> Any:
+        """Return a method's result; see `Rpc.call`."""
+        answer = await self._inner.call(method, *params)
+        if method == "eth_getLogs" and isinstance(answer, list):
+            for log in answer:
+                if isinstance(log, dict) and not log.get("removed"):
+                    self._keep(log)
+        return answer
+
+    def _keep(self, log: dict[str, Any]) -> None:
+        try:
+            self.logs[str(log["blockHash"]).lower(), from_hex(log["logIndex"])] = log
+        except (KeyError, TypeError, ValueError):
+            # The reader says what is wrong with it.
+            return
+
+    async def batch(self, calls: Sequence[Call]) -> list[Any]:
+        """Return results in order; see `Rpc.batch`."""
+        return await self._inner.batch(calls)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    """What `EventReader` needs of a connection."""
+
+    rpc: Rpc
+    deployment: Deployment
+
+
+@dataclass(slots=True)
+class Heard:
+    """A history as one endpoint tells it."""
+
+    poll: Poll
+    """The decoded events and the head."""
+    blocks: dict[int, DumpedBlock] = field(default_factory=dict)
+    """The raw blocks with events; empty when nobody wants them."""
+
+
+async def hear(chain: Chain, *, keeps_logs: bool) -> Heard:
+    """Return everything that an endpoint tells, with the raw logs if wanted."""
+    if not keeps_logs:
+        return Heard(await EventReader(chain).poll())
+    listener = Listener(chain.rpc)
+    poll = await EventReader(_Listening(listener, chain.deployment)).poll()
+    times = {event.block_number: event.block_timestamp for event in poll.events}
+    hashes = {event.block_number: event.block_hash for event in poll.events}
+    logs: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for (block_hash, _), log in sorted(listener.logs.items(), key=lambda item: item[0][1]):
+        number = from_hex(log["blockNumber"])
+        if number in hashes and to_hash32(block_hash) == hashes[number]:
+            logs[number].append(log)
+    blocks = {
+        number: DumpedBlock(BlockId(number, hashes[number]), times[number], logs[number])
+        for number in sorted(logs)
+    }
+    return Heard(poll, blocks)
+
+
+def contract_addresses(deployment: Deployment) -> frozenset[str]:
+    """Return the contracts whose events are read, in lower case."""
+    return frozenset(
+        address.lower() for name, address in deployment.contracts.items() if name != "MusterToken"
+    )
+
+
+# One endpoint
+
+
+async def prove(chain: Chain, heard: Heard, proof: Proof) -> Check:
+    """Return whether an endpoint's answers prove its events; raises ConfigError when it does not
+    give what a proof is made of. Headers and receipts are kept in `heard`.
+    """
+    addresses, head = contract_addresses(chain.deployment), heard.poll.head
+    assert head is not None  # a poll has one
+    found: list[Contradiction] = []
+    numbers = list(heard.blocks)
+    if proof is Proof.CHAIN:
+        found += await _prove_chain(chain, heard, addresses)
+    for start in range(0, len(numbers), HEADERS_AT_ONCE):
+        part = numbers[start : start + HEADERS_AT_ONCE]
+        headers, receipts = await _headers(chain.rpc, part), await _receipts(chain.rpc, part)
+        for number, header, of_block in zip(part, headers, receipts, strict=True):
+            shown = heard.blocks[number]
+            found += check_block(shown, header, of_block, addresses)
+            kept = {name: header[name] for name in HEADER_FIELDS if name in header}
+            heard.blocks[number] = DumpedBlock(
+                shown.block, shown.timestamp, shown.logs, kept, of_block
+            )
+    what = f"{len(numbers)} blocks with events" + (
+        f", every block up to {head.number} ({hex0x(head.hash)})" if proof is Proof.CHAIN else ""
+    )
+    return summarise("the source proves its events by block hashes", found, what)
+
+
+def check_block(
+    shown: DumpedBlock,
+    header: Mapping[str, Any],
+    receipts: Sequence[Mapping[str, Any]],
+    addresses: frozenset[str],
+) -> list[Contradiction]:
+    """Return what is wrong with a block's events; raises ConfigError when they cannot be proven."""
+    try:
+        wrong = check_header(header, shown.block.number, shown.block.hash)
+        if not wrong and from_hex(header["timestamp"]) != shown.timestamp:
+            what = f"its events are dated {shown.timestamp}, the header {header['timestamp']}"
+            wrong = [Contradiction(Kind.SOURCE_LOGS, what, block=shown.block.number)]
+        return wrong or check_logs(header, receipts, shown.logs, addresses)
+    except (EncodingError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"block {shown.block.number} cannot be proven: {error}",
+            hint="another endpoint, or --prove none to believe this one",
+        ) from error
+
+
+async def _prove_chain(
+    chain: Chain, heard: Heard, addresses: frozenset[str]
+) -> list[Contradiction]:
+    """Return what is wrong with the headers from the deployment to the head."""
+    head = heard.poll.head
+    assert head is not None  # a poll has one
+    found: list[Contradiction] = []
+    before: Hash32 | None = None
+    for first in range(chain.deployment.deploy_block, head.number + 1, HEADERS_AT_ONCE):
+        numbers = range(first, min(first + HEADERS_AT_ONCE, head.number + 1))
+        suspects = []
+        for number, header in zip(numbers, await _headers(chain.rpc, numbers), strict=True):
+            found += _check_link(header, number, before)
+            before = to_hash32(header["hash"])
+            bloom = bytes.fromhex(header["logsBloom"][2:])
+            if number not in heard.blocks and may_hold_logs_of(bloom, addresses):
+                suspects.append((number, header))
+        receipts = await _receipts(chain.rpc, [number for number, _ in suspects])
+        for (_, header), of_block in zip(suspects, receipts, strict=True):
+            found += check_logs(header, of_block, (), addresses)
+    if before != head.hash:
+        what = f"the head was {hex0x(head.hash)}, now it is {hex0x(before or b'')}"
+        found.append(Contradiction(Kind.SOURCE_CHAIN, what, block=head.number))
+    return found
+
+
+def _check_link(
+    header: Mapping[str, Any], number: int, before: Hash32 | None
+) -> list[Contradiction]:
+    wrong = check_header(header, number, to_hash32(header["hash"]))
+    if before is not None and to_hash32(header["parentHash"]) != before:
+        what = f"it follows {header['parentHash']}, block {number - 1} is {hex0x(before)}"
+        wrong.append(Contradiction(Kind.SOURCE_CHAIN, what, block=number))
+    return wrong
+
+
+async def _headers(rpc: Rpc, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+    calls: list[Call] = [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
+    return _all_of(rpc, "eth_getBlockByNumber", await rpc.batch(calls), dict)
+
+
+async def _receipts(rpc: Rpc, numbers: Sequence[int]) -> list[list[Mapping[str, Any]]]:
+    calls: list[Call] = [("eth_getBlockReceipts", [hex(number)]) for number in numbers]
+    try:
+        answers = await rpc.batch(calls)
+    except RpcError as error:
+        raise ConfigError(
+            f"{rpc.masked_url} does not give receipts, without which nothing is proven: {error}",
+            hint="another endpoint, or --prove none to believe this one",
+        ) from error
+    return _all_of(rpc, "eth_getBlockReceipts", answers, list)
+
+
+def _all_of(rpc: Rpc, method: str, answers: list[Any], kind: type) -> list[Any]:
+    if all(isinstance(answer, kind) for answer in answers):
+        return answers
+    raise ConfigError(
+        f"{rpc.masked_url} answers {method} with nothing for a block of its own",
+        hint="was the chain reorganised? look again, or ask another endpoint",
+    )
+
+
+# Several endpoints
+
+
+async def compare(heard: Heard, first: Rpc, other: Chain) -> Check:
+    """Return whether another endpoint shows the same blocks and logs up to the same head."""
+    found = [
+        Contradiction(Kind.SOURCE_DISAGREES, what, block=number)
+        for number, what in await _differences(heard, first, other)
+    ]
+    head = heard.poll.head
+    return summarise(
+        f"{other.rpc.masked_url} shows the same history",
+        found,
+        f"{len(heard.blocks)} blocks with events, head {head.number if head else '-'}",
+    )
+
+
+async def _differences(heard: Heard, first: Rpc, other: Chain) -> list[tuple[int, str]]:
+    head = heard.poll.head
+    assert head is not None  # a poll has one
+    ours = {number: block.block.hash for number, block in heard.blocks.items()}
+    ours[head.number] = head.hash
+    numbers = sorted(ours)
+    answers = await other.rpc.batch(
+        [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
+    )
+    found = []
+    for number, answer in zip(numbers, answers, strict=True):
+        theirs = answer["hash"] if isinstance(answer, dict) else None
+        if theirs is None or to_hash32(theirs) != ours[number]:
+            name, label = other.rpc.masked_url, theirs or "missing"
+            what = f"{first.masked_url} says {hex0x(ours[number])}, {name} says {label}"
+            found.append((number, what))
+    return found or await _differing_logs(heard, first, other, head.number)
+
+
+async def _differing_logs(
+    heard: Heard, first: Rpc, other: Chain, last: int
+) -> list[tuple[int, str]]:
+    ours = {(n, log_key(log)) for n, block in heard.blocks.items() for log in block.logs}
+    theirs: set[tuple[int, LogKey]] = set()
+    for start in range(other.deployment.deploy_block, last + 1, LOGS_SPAN):
+        query = {
+            "address": sorted(contract_addresses(other.deployment)),
+            "fromBlock": hex(start),
+            "toBlock": hex(min(start + LOGS_SPAN - 1, last)),
+        }
+        logs = await other.rpc.call("eth_getLogs", query)
+        theirs |= {(from_hex(log["blockNumber"]), log_key(log)) for log in logs}
+    return [
+        (number, f"only {who.masked_url} shows log {key[0]} of transaction {key[1]}")
+        for who, only in ((first, ours - theirs), (other.rpc, theirs - ours))
+        for number, key in sorted(only)
+    ]
+
+
+# An earlier look
+
+
+async def compare_with_past(
+    rpc: Rpc, past: Iterator[DumpedBlock], name: str, *, describe: Any
+) -> Check:
+    """Return whether blocks that were written down before are still on the chain.
+
+    `describe` says which events a dumped block held.
+    """
+    found: list[Contradiction] = []
+    count = 0
+    for block in past:
+        count += 1
+        answer = await rpc.call("eth_getBlockByNumber", hex(block.block.number), False)
+        now = answer.get("hash") if isinstance(answer, dict) else None
+        if now is None or to_hash32(now) != block.block.hash:
+            what = (
+                f"it was {hex0x(block.block.hash)} when {name} was written, now it is "
+                f"{now or 'missing'}; gone with it: {describe(block)}"
+            )
+            found.append(Contradiction(Kind.HISTORY_REWRITTEN, what, block=block.block.number))
+    return summarise(f"history is as {name} has it", found, f"{count} blocks with events")

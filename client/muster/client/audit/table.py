@@ -1,0 +1,122 @@
+"""All posted outcomes in columns, with the verdicts that stand after disputes. Pure.
+
+Rows are in batch order, batches in the order of their commitment. `_N` is one value per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.chain import BatchView, ChainView
+from muster.client.audit.ledger import RECORD, PackedRecords
+from muster.protocol.ids import RunId
+from muster.protocol.messages import OutcomeRecord, Verdict, pack_records
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutcomeTable:
+    """Every posted outcome."""
+
+    batches: Sequence[BatchView]
+    """The judged batches."""
+    starts: NDArray[np.int64]
+    """First row of each of them, and after the last one the number of rows."""
+    records_N: NDArray[Any]
+    """The records, of type RECORD."""
+    batch_N: NDArray[np.int32]
+    """Place of the batch in `batches`."""
+    verdict_N: NDArray[np.uint8]
+    """The verdict that stands."""
+
+    def __len__(self) -> int:
+        return len(self.records_N)
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """Return a number of each record, in the machine's byte order."""
+        return self.records_N[name].astype(np.int64)
+
+    def of_batches(self, values: Sequence[int]) -> NDArray[np.int64]:
+        """Return one value per row from one per batch."""
+        per_batch: NDArray[np.int64] = np.array(values, np.int64)
+        return per_batch[self.batch_N] if len(values) else np.zeros(0, np.int64)
+
+    def run_N(self) -> NDArray[np.int64]:
+        """Return the run of each row."""
+        return self.of_batches([batch.run_id for batch in self.batches])
+
+    def place(self, row: int) -> tuple[BatchView, int]:
+        """Return a row's batch and its position there."""
+        number = int(self.batch_N[row])
+        return self.batches[number], row - int(self.starts[number])
+
+    def record(self, row: int) -> OutcomeRecord:
+        """Return a row as a record."""
+        return PackedRecords(self.records_N[row : row + 1].tobytes())[0]
+
+    def is_of(self, run_id: RunId | None) -> NDArray[np.bool_]:
+        """Return which rows are a run's; all of them for None."""
+        if run_id is None:
+            return np.ones(len(self), bool)
+        return np.equal(self.run_N(), run_id)
+
+    def is_verdict(self, *verdicts: Verdict) -> NDArray[np.bool_]:
+        """Return where one of some verdicts stands."""
+        return np.isin(self.verdict_N, np.array(verdicts, np.uint8))
+
+    def slices(self) -> Iterator[tuple[BatchView, NDArray[Any]]]:
+        """Yield every judged batch with its records."""
+        for number, batch in enumerate(self.batches):
+            yield batch, self.records_N[self.starts[number] : self.starts[number + 1]]
+
+
+def packed(batch: BatchView) -> bytes:
+    """Return a judged batch's records as posted."""
+    records = batch.records
+    # The ledger keeps them packed; other views keep objects.
+    packed_records: object = records
+    if isinstance(packed_records, PackedRecords):
+        return packed_records.data
+    return pack_records(list(records or ()))
+
+
+def tabulate(view: ChainView) -> OutcomeTable:
+    """Return the outcomes that a view knows."""
+    batches = [batch for batch in view.batches.values() if batch.records]
+    # Joined as bytes: numpy's concatenation would turn the numbers to the machine's byte order.
+    records = np.frombuffer(b"".join(map(packed, batches)), dtype=RECORD)
+    sizes = [len(batch.records or ()) for batch in batches]
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    table = OutcomeTable(
+        batches=batches,
+        starts=starts,
+        records_N=records,
+        batch_N=np.repeat(np.arange(len(batches), dtype=np.int32), sizes),
+        verdict_N=records["verdict"].astype(np.uint8),
+    )
+    _apply_disputes(view, table)
+    return table
+
+
+def _apply_disputes(view: ChainView, table: OutcomeTable) -> None:
+    """Put the claimed verdict of every overturned case in the recorded one's place."""
+    numbers = {batch.batch_id: number for number, batch in enumerate(table.batches)}
+    for case in view.cases.values():
+        number = numbers.get(case.batch_id)
+        if not case.overturned or number is None:
+            continue
+        if case.leaf == leaf_at(view, case.batch_id, case.position):
+            table.verdict_N[table.starts[number] + case.position] = case.claimed_verdict
+
+
+def leaf_at(view: ChainView, batch_id: int, position: int) -> bytes | None:
+    """Return the leaf of a posted outcome; None where there is none."""
+    batch = view.batches.get(batch_id)
+    records = batch.records if batch else None
+    if not records or not 0 <= position < len(records):
+        return None
+    return records[position].leaf(batch_id, position)
