@@ -71,7 +71,14 @@ audit.add_command(verify)
 @audit.command("run")
 @click.argument("run", type=int)
 @click.option("--export", type=FOLDER, help="Write every table into this folder.")
-@click.option("--format", "form", type=click.Choice(FORMATS), default="csv", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="csv",
+    show_default=True,
+    help="What tables are exported as.",
+)
 @click.option("--html", type=FILE, help="Write a report that a browser shows.")
 @json_option
 @source_options
@@ -103,8 +110,9 @@ def run_command(
 
 @audit.command("dump")
 @click.argument("file", type=FILE)
+@json_option
 @source_options
-def dump_command(file: Path, **options: Any) -> None:
+def dump_command(file: Path, as_json: bool, **options: Any) -> None:
     """Write down all that an audit reads, for years in which no endpoint has it any more.
 
     \b
@@ -115,11 +123,20 @@ def dump_command(file: Path, **options: Any) -> None:
     if options["dump"] is not None:
         raise ConfigError("a dump is written from a chain", hint="leave out --dump")
     history = read_history(options, keeps_blocks=True)
-    for check in history.about_source:
-        click.echo(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.detail}", err=True)
-    count = history.save(file)
-    click.echo(f"wrote {file}: {count} blocks with events up to block {history.head.number}")
-    if not all(check.passed for check in history.about_source):
+    checks = history.about_source
+    found = {
+        "file": str(file),
+        "blocks": history.save(file),
+        "head": {"number": history.head.number, "hash": f"0x{history.head.hash.hex()}"},
+        "checks": [{"name": c.name, "passed": c.passed, "detail": c.detail} for c in checks],
+    }
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        for check in checks:
+            click.echo(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.detail}")
+        click.echo(f"wrote {file}: {found['blocks']} blocks up to block {history.head.number}")
+    if not all(check.passed for check in checks):
         sys.exit(1)
 
 
