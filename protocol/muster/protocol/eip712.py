@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from eth_keys.datatypes import PrivateKey, Signature
-from eth_keys.exceptions import BadSignature
-from eth_utils.exceptions import ValidationError
+from coincurve import PrivateKey, PublicKey
 
 from muster.protocol.encoding import abi_words, address_bytes, keccak
-from muster.protocol.errors import EncodingError, SignatureError
+from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address, Hash32, to_address
 
 DOMAIN_NAME = "Muster"
@@ -23,6 +21,7 @@ DOMAIN_VERSION = "1"
 _DOMAIN_TYPE = keccak(
     b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
 )
+_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 
 
@@ -59,8 +58,13 @@ Field = int | bytes | str
 
 def struct_hash(type_string: str, *fields: Field) -> Hash32:
     """Return `hashStruct`: the type hash and the fields as words; text fields are hashed."""
-    words = [keccak(f.encode()) if isinstance(f, str) else f for f in fields]
+    words = [_text_hash(f) if isinstance(f, str) else f for f in fields]
     return keccak(abi_words(_type_hash(type_string), *words))
+
+
+@lru_cache(maxsize=1024)
+def _text_hash(text: str) -> Hash32:
+    return keccak(text.encode())
 
 
 @lru_cache(maxsize=64)
@@ -75,12 +79,8 @@ def digest(domain: Domain, struct: Hash32) -> Hash32:
 
 def sign(digest_: Hash32, private_key: bytes) -> bytes:
     """Return the 65-byte signature r ‖ s ‖ v: v in {27, 28}, s in the lower half (RFC 6979)."""
-    try:
-        signature = PrivateKey(private_key).sign_msg_hash(digest_)
-    except ValidationError:
-        # The library's message can contain the key.
-        raise SignatureError("cannot sign: the private key is not 32 valid bytes") from None
-    return signature.to_bytes()[:64] + bytes([signature.v + 27])
+    signature = _private(private_key).sign_recoverable(_checked(digest_), hasher=None)
+    return signature[:64] + bytes([signature[64] + 27])
 
 
 def recover(digest_: Hash32, signature: bytes) -> Address:
@@ -95,18 +95,31 @@ def recover(digest_: Hash32, signature: bytes) -> Address:
         raise SignatureError(f"signature v must be 27 or 28, got {signature[64]}")
     if int.from_bytes(signature[32:64], "big") > _HALF_ORDER:
         raise SignatureError("signature s is in the upper half")
+    message, compact = _checked(digest_), signature[:64] + bytes([signature[64] - 27])
     try:
-        key = Signature(
-            signature[:64] + bytes([signature[64] - 27])
-        ).recover_public_key_from_msg_hash(digest_)
-    except (BadSignature, ValidationError) as error:
+        key = PublicKey.from_signature_and_message(compact, message, hasher=None)
+    except ValueError as error:
         raise SignatureError("the signature recovers to no key") from error
-    return to_address(key.to_canonical_address())
+    return _account(key)
 
 
 def address_of(private_key: bytes) -> Address:
     """Return the account address of a private key; raises SignatureError when it is not one."""
-    try:
-        return to_address(PrivateKey(private_key).public_key.to_canonical_address())
-    except (ValidationError, EncodingError):
-        raise SignatureError("the private key is not 32 valid bytes") from None
+    return _account(_private(private_key).public_key)
+
+
+def _account(key: PublicKey) -> Address:
+    return to_address(keccak(key.format(compressed=False)[1:])[12:])
+
+
+def _private(key: bytes) -> PrivateKey:
+    # The library pads a short key, and names a bad one in its message.
+    if len(key) != 32 or not 0 < int.from_bytes(key, "big") < _ORDER:
+        raise SignatureError("the private key is not 32 valid bytes")
+    return PrivateKey(key)
+
+
+def _checked(digest_: Hash32) -> Hash32:
+    if len(digest_) != 32:
+        raise SignatureError(f"a digest has 32 bytes, got {len(digest_)}")
+    return digest_

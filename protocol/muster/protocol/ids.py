@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import NewType
 
-from eth_utils.address import is_address, to_checksum_address
+from eth_hash.auto import keccak
 
 from muster.protocol.errors import EncodingError
 
@@ -24,17 +26,31 @@ Hash32 = NewType("Hash32", bytes)
 """Exactly 32 bytes."""
 
 
+_ADDRESS = re.compile("(?:0[xX])?([0-9a-fA-F]{40})")
+_KNOWN_ADDRESSES = 1 << 17
+"""Checksums that are remembered, 30 MB at most: the same nodes sign again and again."""
+
+
 def to_address(value: str | bytes) -> Address:
     """Return the checksummed form of an account address; raises EncodingError on anything else."""
-    if isinstance(value, bytes):
-        value = "0x" + value.hex()
-    if not is_address(value):
+    text = value.hex() if isinstance(value, bytes) else value
+    found = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
         raise EncodingError(f"not an account address: {value!r}")
-    checksummed = Address(to_checksum_address(value))
-    is_mixed_case = value[2:] not in (value[2:].lower(), value[2:].upper())
-    if is_mixed_case and value[2:] != checksummed[2:]:
+    digits = found[1]
+    lower = digits.lower()
+    checksummed = _checksummed(lower)
+    if digits not in (lower, digits.upper(), checksummed[2:]):
         raise EncodingError(f"address {value!r} has a wrong checksum (EIP-55), is it mistyped?")
     return checksummed
+
+
+@lru_cache(maxsize=_KNOWN_ADDRESSES)
+def _checksummed(digits: str) -> Address:
+    """Return the address of 40 lower-case digits; those are capitals where the hash says so."""
+    hashed = keccak(digits.encode()).hex()
+    cased = (d.upper() if h > "7" else d for d, h in zip(digits, hashed, strict=False))
+    return Address("0x" + "".join(cased))
 
 
 def to_hash32(value: str | bytes) -> Hash32:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from eth_account import Account
 from eth_account.messages import encode_typed_data
+from eth_keys.datatypes import PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,37 @@ def test_recover_returns_the_signer(key: bytes, message: Hash32) -> None:
 def test_recover_names_another_signer_when_the_message_differs(a: Hash32, b: Hash32) -> None:
     if a != b:
         assert recover(b, sign(a, KEY)) != address_of(KEY)
+
+
+@given(keys, hashes)
+def test_signature_is_the_one_that_rfc_6979_makes(key: bytes, message: Hash32) -> None:
+    assert sign(message, key)[:64] == PrivateKey(key).sign_msg_hash(message).to_bytes()[:64]
+    assert address_of(key) == PrivateKey(key).public_key.to_checksum_address()
+
+
+@pytest.mark.parametrize(
+    "key", [b"", bytes(31) + b"\0", b"\x07", bytes(32) + b"\x07", b"\xff" * 32]
+)
+def test_key_is_refused_when_it_is_not_one(key: bytes) -> None:
+    with pytest.raises(SignatureError, match="not 32 valid bytes"):
+        sign(keccak(b"x"), key)
+    with pytest.raises(SignatureError, match="not 32 valid bytes"):
+        address_of(key)
+
+
+@pytest.mark.parametrize("r", [0, ORDER, 2**256 - 1])
+def test_recover_refuses_r_out_of_range(r: int) -> None:
+    signature = r.to_bytes(32, "big") + sign(keccak(b"x"), KEY)[32:]
+    with pytest.raises(SignatureError, match="no key"):
+        recover(keccak(b"x"), signature)
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_digest_is_refused_when_it_has_another_length(length: int) -> None:
+    with pytest.raises(SignatureError, match="digest has 32 bytes"):
+        sign(Hash32(bytes(length)), KEY)
+    with pytest.raises(SignatureError, match="digest has 32 bytes"):
+        recover(Hash32(bytes(length)), sign(keccak(b"x"), KEY))
 
 
 @given(st.binary(max_size=80))

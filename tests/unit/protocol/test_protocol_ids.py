@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from eth_utils.address import to_checksum_address
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +18,18 @@ from muster.protocol.ids import to_address, to_hash32
 @given(st.binary(min_size=20, max_size=20))
 def test_address_is_the_same_from_bytes_and_text(raw: bytes) -> None:
     assert to_address(raw) == to_address("0x" + raw.hex()) == to_address("0x" + raw.hex().upper())
+
+
+@given(st.binary(min_size=20, max_size=20))
+def test_address_is_checksummed_as_eth_utils_does_it(raw: bytes) -> None:
+    assert to_address(raw) == to_checksum_address(raw)
+    assert to_address(to_checksum_address(raw)) == to_address(raw)
+
+
+@pytest.mark.parametrize("value", [None, 7, "0x" + "１" * 40, "0x" + "1" * 40 + "\n"])
+def test_address_refuses_what_is_hardly_text(value: Any) -> None:
+    with pytest.raises(EncodingError, match="not an account address"):
+        to_address(value)
 
 
 @pytest.mark.parametrize("value", ["", "0x", "0x" + "1" * 39, "zz" * 20, b"\1" * 19])
