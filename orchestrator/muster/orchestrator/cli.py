@@ -37,7 +37,7 @@ def orchestrator() -> None:
 @click.option("--retry-after-s", type=float, help="What nodes wait when there is no work.")
 def run(config: Path | None, **flags: Any) -> None:
     """Serve one run until SIGTERM or SIGINT."""
-    import asyncio
+    import uvloop
 
     from muster.orchestrator.process import serve
     from muster.orchestrator.settings import OrchestratorSettings
@@ -51,4 +51,4 @@ def run(config: Path | None, **flags: Any) -> None:
         OrchestratorSettings, file=config, flags=flags, env_prefix="MUSTER_ORCHESTRATOR_"
     )
     key = open_wallet(settings.keystore, settings.password_file).key
-    asyncio.run(serve(settings, key))
+    uvloop.run(serve(settings, key))

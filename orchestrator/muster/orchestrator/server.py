@@ -10,11 +10,12 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from muster.orchestrator.api.errors import error_body
+from muster.orchestrator.api.guard import MAX_HEADER_BYTES
 from muster.orchestrator.app import create_app
 from muster.orchestrator.loop import run as run_loop
 from muster.orchestrator.ports import ReaderPort
@@ -28,8 +29,8 @@ STOP_S = 2
 """How long open requests may take to finish when the process stops."""
 
 
-class _Protocol(H11Protocol):
-    """uvicorn's protocol, closing connections whose headers do not arrive in time.
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, closing connections whose headers are too long or too slow.
 
     uvicorn itself waits for them without a limit, so that a few thousand silent connections would
     keep everybody else out.
@@ -37,6 +38,8 @@ class _Protocol(H11Protocol):
 
     header_timeout_s = 15.0
     _deadline: asyncio.TimerHandle | None = None
+    _is_in_body = False
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for a request."""
@@ -45,16 +48,37 @@ class _Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in bytes; while they are no complete headers yet, the deadline stands."""
+        # What follows a body in one piece is not counted: it is short, or more comes.
+        self._head_bytes += 0 if self._is_in_body else len(data)
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_waiting()
-        elif self._deadline is None:
+        if self._is_in_body or self.transport.is_closing():
+            return
+        if self._head_bytes > MAX_HEADER_BYTES:
+            self._refuse_headers()
+        elif self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        """Wait no longer: the rest has its own limits."""
+        self._stop_waiting()
+        self._is_in_body, self._head_bytes = True, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Expect headers again."""
+        self._is_in_body = False
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadline."""
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def _refuse_headers(self) -> None:
+        body = error_body("headers_too_large", "the request's headers are too large")
+        head = f"HTTP/1.1 431 \r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        self.transport.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + body)
+        self.transport.close()
 
     def _await_headers(self) -> None:
         self._deadline = self.loop.call_later(self.header_timeout_s, self.transport.close)
@@ -129,7 +153,6 @@ def _uvicorn_config(app: FastAPI, settings: OrchestratorSettings) -> uvicorn.Con
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies or None,
         limit_concurrency=settings.max_connections,
-        h11_max_incomplete_event_size=16 * 1024,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=STOP_S,
     )

@@ -120,6 +120,21 @@ async def test_huge_headers_are_refused(tmp_path: Path) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
 
 
+async def test_headers_are_refused_when_they_never_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nx-large: ")
+        for _ in range(5):
+            writer.write(b"x" * 4096)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"headers_too_large" in answer
+
+
 async def test_stop_does_not_wait_for_a_request_that_hangs(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, url):
         host, port = url.removeprefix("http://").split(":")
@@ -152,6 +167,28 @@ async def test_connection_is_closed_when_its_second_headers_do_not_arrive(tmp_pa
         answers += await asyncio.wait_for(reader.read(), 5)
         writer.close()
     assert answers.count(b"HTTP/1.1 200") == 1
+
+
+async def test_connection_is_closed_when_only_line_breaks_follow_an_answer(tmp_path: Path) -> None:
+    async with served(tmp_path, header_timeout_s=0.1) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"ok")
+        writer.write(b"\r\n")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_requests_in_one_piece_are_all_answered(tmp_path: Path) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with served(tmp_path, header_timeout_s=0.2) as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request * 300)
+        for _ in range(300):
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\nok"), 5)
+        writer.close()
 
 
 async def test_connection_stays_open_between_requests(tmp_path: Path) -> None:

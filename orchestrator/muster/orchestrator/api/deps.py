@@ -32,8 +32,8 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 
 
-def services_of(request: Request) -> Services:
-    """Return the services of the application."""
+async def services_of(request: Request) -> Services:
+    """Return the services of the application. Not a plain function: those run in a thread each."""
     services: Services = request.app.state.services
     return services
 
