@@ -31,7 +31,9 @@ from dashboard_stage import History, evaluation_figures, served, store, training
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import Network
 
+from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import MetricsRow
+from muster.orchestrator.services.projection import Projection
 from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -62,24 +64,23 @@ async def fill(folder: Path, history: History, submissions: int) -> None:
             await store(history, first, beats=done == submissions, lease=done == submissions)
             history.take()
             if done == submissions:
-                await report_training(first)
+                await report_training(first.services.database)
             print(f"{done:,} submissions", flush=True)
 
 
-async def report_training(bench: Bench) -> None:
+async def report_training(database: Database) -> None:
     """Write a long training run's figures, as the database holds them."""
     rows: list[dict[str, Any]] = [
         {"step": step, "figures": training_figures(step, STEPS)} for step in range(1, STEPS)
     ]
     for row in rows[::10]:
         row["figures"] = {**row["figures"], **evaluation_figures(row["step"], STEPS)}
-    async with bench.services.database.write() as session:
+    async with database.write() as session:
         await session.execute(insert(MetricsRow), rows)
 
 
-def pages(bench: Bench) -> dict[str, str]:
+def pages(projection: Projection) -> dict[str, str]:
     """Return the pages to measure: the lists at both ends, and the longest of what has one."""
-    projection = bench.services.projection
     accepted = projection.judged_with(Verdict.ACCEPTED)
     busiest = max(
         projection.view.workers.values(), key=lambda w: projection.tally(w.worker_id).units
@@ -158,7 +159,7 @@ async def run(folder: Path, options: argparse.Namespace) -> None:
         found: dict[str, tuple[float, float, int]] = {}
         async with served(bench) as url:
             async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-                for name, path in pages(bench).items():
+                for name, path in pages(bench.services.projection).items():
                     found[name] = await measure(lambda path=path: http.get(path))  # type: ignore[misc]
             paint_ms = await first_paint(url)
         database_mb = (folder / "orchestrator.sqlite3").stat().st_size / 1e6

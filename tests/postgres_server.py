@@ -21,7 +21,9 @@ _NAMES = itertools.count()
 class PostgresServer:
     """A server on a socket in a folder of its own. Use as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_durable: bool = False) -> None:
+        """With `is_durable`, a commit waits for the disk, as in service."""
+        self._fsync = "on" if is_durable else "off"
         self._binaries = _binaries()
         # Short: the path of a socket has 107 characters at most.
         self._folder = Path(tempfile.mkdtemp(prefix="pg"))
@@ -45,7 +47,7 @@ class PostgresServer:
             self._process = subprocess.Popen(
                 self._command(
                     "postgres", "-D", self._folder / "data", "-k", self._folder,
-                    "-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=200",
+                    "-c", "listen_addresses=", "-c", f"fsync={self._fsync}", "-c", "max_connections=200",
                 ),
                 stdout=log,
                 stderr=log,
@@ -59,6 +61,12 @@ class PostgresServer:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     raise RuntimeError((self._folder / "log").read_text()) from None
                 time.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        """Number of the server's first process."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """End the server at once, as a crash of it would."""

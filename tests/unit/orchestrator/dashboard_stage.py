@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from orchestrator_fakes import RUN, Network
 from sqlalchemy import insert
 
 from muster.chain import ZERO_ADDRESS
+from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import BatchRow, HeartbeatRow, LeaseRow, SubmissionRow
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, Step, to_address
@@ -31,6 +32,10 @@ HOSTILE = "\u202egnp.tneconni\u202c<script>document.title='pwned'</script>\x1b[2
 ALPHABET = "".join(dict.fromkeys("0123456789,=>abcdefghijklmnopqrstuvwxyz .\n" + HOSTILE))
 """One token each, in this order."""
 _FRAUDS = (Reason.TOPLOC_MISMATCH, Reason.SAMPLER_MISMATCH, Reason.WRONG_REWARD)
+
+
+def _node(number: int) -> Address:
+    return to_address(keccak(b"node %d" % number)[:20])
 
 
 @dataclass
@@ -54,7 +59,7 @@ class History:
         self.random = random.Random(self.seed)
         self.workers = list(self.network.view.workers)
 
-    def register(self, count: int) -> None:
+    def register(self, count: int, node_of: Callable[[int], Address] = _node) -> None:
         """Let workers join until there are `count`."""
         for number in range(len(self.workers) + 1, count + 1):
             worker = to_address(keccak(b"worker %d" % number)[:20])
@@ -62,8 +67,7 @@ class History:
             self.network.apply("StakeVault", "Deposited", owner=worker, amount=stake, active=stake)
             self.network.apply(
                 "WorkerRegistry", "WorkerRegistered",
-                worker=worker, node=to_address(keccak(b"node %d" % number)[:20]),
-                worker_id=number, active_from=1,
+                worker=worker, node=node_of(number), worker_id=number, active_from=1,
             )  # fmt: skip
             self.workers.append(worker)
 
@@ -276,11 +280,8 @@ class History:
 
 async def store(history: History, bench: Bench, *, beats: bool = True, lease: bool = True) -> None:
     """Put a history's rows, files, heartbeats and a lease where the orchestrator keeps them."""
+    await store_rows(history, bench.services.database)
     async with bench.services.database.write() as session:
-        if history.batches:
-            await session.execute(insert(BatchRow), history.batches)
-        for start in range(0, len(history.rows), 10_000):
-            await session.execute(insert(SubmissionRow), history.rows[start : start + 10_000])
         if beats:
             await session.execute(insert(HeartbeatRow), list(_beats(history, bench)))
         if lease:
@@ -288,6 +289,15 @@ async def store(history: History, bench: Bench, *, beats: bool = True, lease: bo
     await bench.services.heartbeats.load()
     for digest, body in history.files.items():
         (bench.services.settings.files / f"{digest.hex()}.parquet").write_bytes(body)
+
+
+async def store_rows(history: History, database: Database) -> None:
+    """Write a history's batches and submissions."""
+    async with database.write() as session:
+        if history.batches:
+            await session.execute(insert(BatchRow), history.batches)
+        for start in range(0, len(history.rows), 10_000):
+            await session.execute(insert(SubmissionRow), history.rows[start : start + 10_000])
 
 
 def _beats(history: History, bench: Bench) -> Iterator[dict[str, Any]]:

@@ -223,6 +223,9 @@ class FakeChain:
     async def pending_transactions(self) -> int:
         return 0
 
+    async def journal_in(self, store: object) -> None:
+        """What is written here is mined at once: there is nothing to remember."""
+
     async def poll(self) -> Poll:
         events, self.ledger.events = self.ledger.events, []
         rewound, self.rewind_next = self.rewind_next, None
