@@ -6,10 +6,11 @@ the database decides. Nonces outlive the requests they belong to, see `muster.ap
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, tuple_
 
 from muster.api.limits import NONCE_LIFE_S
 from muster.api.signing import SignedHeaders
@@ -18,9 +19,13 @@ from muster.orchestrator.db.group import GroupCommit, Write
 from muster.orchestrator.db.models import NonceRow
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.errors import ApiError
-from muster.protocol.ids import Address, Hash32
 
 _INSERT = "INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+
+_SPAN_S = 60
+"""Nonces are forgotten together with those of the same so many seconds."""
+_PURGED_ROWS = 2_000
+"""Rows deleted at a time: requests wait that long to be written."""
 
 
 class NonceStore:
@@ -38,17 +43,16 @@ class NonceStore:
         self._group = group
         self._clock = clock
         self._valid_from = valid_from
-        self._seen: set[tuple[Address, Hash32]] = set()
-        self._by_age: deque[tuple[float, tuple[Address, Hash32]]] = deque()
+        # 100 bytes per nonce: they are most of what a busy process holds.
+        self._spans: deque[tuple[int, dict[bytes, int]]] = deque()
 
     async def load(self) -> None:
         """Read the nonces that still count, and forget the others."""
-        oldest = int(self._clock()) - NONCE_LIFE_S
-        async with self._database.write() as session:
-            await session.execute(delete(NonceRow).where(NonceRow.seen_at < oldest))
-            rows = await session.scalars(select(NonceRow).order_by(NonceRow.seen_at))
-            for row in rows:
-                self._remember(Address(row.signer), Hash32(row.nonce), row.seen_at)
+        await self.purge()
+        columns = select(NonceRow.signer, NonceRow.nonce, NonceRow.seen_at)
+        async with self._database.read() as session:
+            for signer, nonce, seen_at in await session.execute(columns.order_by(NonceRow.seen_at)):
+                self._remember(_key(signer, nonce), seen_at)
 
     async def use(self, headers: SignedHeaders, *writes: Write) -> None:
         """Use a verified request's nonce, and write the caller's rows in the same transaction.
@@ -57,32 +61,47 @@ class NonceStore:
         nonces nobody remembers. Call it only for signers with a role: strangers must not fill the
         memory.
         """
-        now, signer, nonce = self._clock(), headers.address, headers.nonce
+        now, signer, nonce = int(self._clock()), headers.address, headers.nonce
+        key = _key(signer, nonce)
         if headers.issued_at < self._valid_from:
             raise refuse("nonce_reused", "the request is older than this orchestrator's database")
         self._forget(now - NONCE_LIFE_S)
-        if (signer, nonce) in self._seen:
+        if self._was_seen(key, now - NONCE_LIFE_S):
             raise _reused()
         if self._group.is_full:
             raise refuse("overloaded", "too many requests are waiting for the disk")
-        self._remember(signer, nonce, now)
-        if not await self._group.add((_INSERT, (signer, nonce, int(now))), *writes):
+        self._remember(key, now)
+        if not await self._group.add((_INSERT, (signer, nonce, now)), *writes):
             # Another replica had it.
             raise _reused()
 
     async def purge(self) -> None:
-        """Delete rows that no longer count."""
+        """Delete rows that no longer count, a few at a time."""
         oldest = int(self._clock()) - NONCE_LIFE_S
-        async with self._database.write() as session:
-            await session.execute(delete(NonceRow).where(NonceRow.seen_at < oldest))
+        primary = tuple_(NonceRow.signer, NonceRow.nonce)
+        expired = select(NonceRow.signer, NonceRow.nonce).where(NonceRow.seen_at < oldest)
+        statement = delete(NonceRow).where(primary.in_(expired.limit(_PURGED_ROWS)))
+        deleted = _PURGED_ROWS
+        while deleted == _PURGED_ROWS:
+            async with self._database.write(is_exclusive=False) as session:
+                result = await session.execute(statement)
+                deleted = result.rowcount
 
-    def _remember(self, signer: Address, nonce: Hash32, seen_at: float) -> None:
-        self._seen.add((signer, nonce))
-        self._by_age.append((seen_at, (signer, nonce)))
+    def _was_seen(self, key: bytes, oldest: int) -> bool:
+        return any(span.get(key, -1) >= oldest for _, span in self._spans)
 
-    def _forget(self, before: float) -> None:
-        while self._by_age and self._by_age[0][0] < before:
-            self._seen.discard(self._by_age.popleft()[1])
+    def _remember(self, key: bytes, seen_at: int) -> None:
+        if not self._spans or seen_at >= self._spans[-1][0] + _SPAN_S:
+            self._spans.append((seen_at, {}))
+        self._spans[-1][1][key] = seen_at
+
+    def _forget(self, before: int) -> None:
+        while self._spans and self._spans[0][0] + _SPAN_S <= before:
+            self._spans.popleft()
+
+
+def _key(signer: str, nonce: bytes) -> bytes:
+    return hashlib.blake2b(signer.encode() + nonce, digest_size=16).digest()
 
 
 def _reused() -> ApiError:
