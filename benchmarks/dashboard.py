@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit" / "orchestra
 
 from dashboard_browser import open_browser, open_page
 from dashboard_stage import History, evaluation_figures, served, store, training_figures
-from orchestrator_bench import Bench, open_bench
+from orchestrator_bench import open_bench
 from orchestrator_fakes import Network
 
 from muster.orchestrator.db.engine import Database

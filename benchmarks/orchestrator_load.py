@@ -86,7 +86,7 @@ class _Connection(asyncio.Protocol):
             body, self._received = self._received[end + 4 :], b""
             self._finish(int(head[9:12]), body)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         """Note a request that gets no answer."""
         if self._due is not None:
             self._finish(BROKEN, b"")

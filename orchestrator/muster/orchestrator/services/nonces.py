@@ -10,7 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 
-from sqlalchemy import delete, select, tuple_
+from sqlalchemy import CursorResult, delete, select, tuple_
 
 from muster.api.limits import NONCE_LIFE_S
 from muster.api.signing import SignedHeaders
@@ -85,6 +85,7 @@ class NonceStore:
         while deleted == _PURGED_ROWS:
             async with self._database.write(is_exclusive=False) as session:
                 result = await session.execute(statement)
+                assert isinstance(result, CursorResult)
                 deleted = result.rowcount
 
     def _was_seen(self, key: bytes, oldest: int) -> bool:
