@@ -6,6 +6,8 @@
             await reader.poll()
         with proxy.failing(refusing(429, retry_after=1)):        # replaces the whole HTTP answer
             await reader.poll()
+        proxy.interrupt(reorganise, after=3)                     # between two requests of a poll
+        await reader.poll()
 
 A `Lie` changes the parameters of single calls, or their results; a `Failure` stands in the place of
 an HTTP answer. Both can be limited to some methods and to a number of times. `proxy.asked` counts
@@ -32,6 +34,9 @@ Failure = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Answers an HTTP request instead of the chain."""
 Change = Callable[[str, list[Any], Any], Any]
 """Returns what is answered to a method with these parameters, given the true result."""
+
+Interruption = Callable[[], Awaitable[None]]
+"""What happens between two requests: a reorganisation, say."""
 
 
 class Lie:
@@ -104,6 +109,7 @@ class RpcProxy:
         self._upstream = upstream
         self._lies: list[Lie] = []
         self._rules: list[_Rule] = []
+        self._interruption: tuple[int, Interruption] | None = None
         self.asked: Counter[str] = Counter()
         self.http_requests = 0
         self.url = ""
@@ -152,7 +158,14 @@ class RpcProxy:
         finally:
             self._rules.remove(rule)
 
+    def interrupt(self, interruption: Interruption, *, after: int = 0) -> None:
+        """Let something happen to the chain once, before the request after so many others."""
+        self._interruption = self.http_requests + after, interruption
+
     async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if self._interruption is not None and self.http_requests >= self._interruption[0]:
+            (_, interruption), self._interruption = self._interruption, None
+            await interruption()
         self.http_requests += 1
         asked = json.loads(await request.read())
         calls = asked if isinstance(asked, list) else [asked]

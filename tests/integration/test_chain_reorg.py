@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from chain_scenario import (
     rejected,
 )
 
-from muster.chain import Chain, ChainView, Event, EventReader, apply_poll
-from muster.protocol.errors import ContractRevert
+from muster.chain import Chain, ChainView, Event, EventReader, Poll, apply_poll
+from muster.chain.reader import LAG_POLLS
+from muster.protocol.errors import ChainInconsistent, ContractRevert
 
 
 class Follower:
@@ -33,12 +35,19 @@ class Follower:
         self.rewinds: list[int] = []
 
     async def poll(self) -> None:
-        poll = await self._reader.poll()
+        poll = await self._patient_poll()
         apply_poll(self.view, poll)
         if poll.rewound_to is not None:
             self.rewinds.append(poll.rewound_to)
             self.events = [e for e in self.events if e.block_number <= poll.rewound_to]
         self.events += poll.events
+
+    async def _patient_poll(self) -> Poll:
+        # A chain that got shorter is taken for an endpoint that lags, at first.
+        for _ in range(LAG_POLLS):
+            with suppress(ChainInconsistent):
+                return await self._reader.poll()
+        return await self._reader.poll()
 
     async def check(self) -> None:
         """Poll, and compare with what somebody sees who reads the chain for the first time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from muster.chain import ZERO_ADDRESS, Chain, ChainView, RunView, WorkerAccount, WorkerStatus
+from muster.chain.quantities import from_hex
 from muster.client.quantities import format_coins
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId
@@ -20,12 +21,12 @@ GAS = {
 
 async def gas_price(chain: Chain) -> int:
     """Return what a unit of gas costs now, in wei of the chain's coin."""
-    return int(await chain.rpc.call("eth_gasPrice"), 16)
+    return from_hex(await chain.rpc.call("eth_gasPrice"))
 
 
 async def coins_of(chain: Chain, account: Address) -> int:
     """Return an account's balance of the chain's own coin, in wei."""
-    return int(await chain.rpc.call("eth_getBalance", account, "latest"), 16)
+    return from_hex(await chain.rpc.call("eth_getBalance", account, "latest"))
 
 
 async def require_gas(chain: Chain, account: Address, command: str) -> None:

@@ -170,12 +170,13 @@ async def follow_once(services: Services, reader: ReaderPort) -> None:
         await services.batching.load()
     else:
         projection.apply(poll.events)
-    services.chain_clock.update(await services.chain.now())
-    head = None if poll.head is None else poll.head.number
-    services.chain_health.succeeded(head, services.clock())
     if has_changed:
         services.batching.sync()
         services.wakes.chain_changed()
+    # Last: what was read is taken in, even if this fails.
+    services.chain_clock.update(await services.chain.now())
+    head = None if poll.head is None else poll.head.number
+    services.chain_health.succeeded(head, services.clock())
 
 
 async def commit(services: Services) -> NoReturn:

@@ -24,11 +24,11 @@ from muster.chain.contracts import (
 from muster.chain.deployment import Deployment, load_deployment
 from muster.chain.events import EventTable
 from muster.chain.journal_store import JournalStore
+from muster.chain.quantities import LatestBlock, from_hex, garbled, member
 from muster.chain.reverts import decode_revert
-from muster.chain.rpc import Rpc, from_hex, is_revert
+from muster.chain.rpc import Rpc, is_revert
 from muster.chain.send_journal import SendJournal
 from muster.chain.sender import TransactionSender
-from muster.chain.structs import LatestBlock
 from muster.chain.watching import SendPolicy
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import hex0x
@@ -215,14 +215,17 @@ class Chain:
     async def _receipt(self, receipt: Any) -> Receipt:
         logs = receipt["logs"]
         time = None
-        if logs and "blockTimestamp" not in logs[0]:
+        if logs and not (isinstance(logs[0], dict) and "blockTimestamp" in logs[0]):
             block = await self.rpc.call("eth_getBlockByHash", receipt["blockHash"], False)
-            time = from_hex(block["timestamp"])
-        events = [self.events.decode(log, time) for log in logs]
+            time = from_hex(member(block, "timestamp"))
+        try:
+            events = [self.events.decode(log, time) for log in logs]
+        except EncodingError as error:
+            raise garbled(f"the receipt of {receipt['transactionHash']}: {error}") from error
         return Receipt(
             tx_hash=receipt["transactionHash"],
             block_number=from_hex(receipt["blockNumber"]),
-            gas_used=from_hex(receipt["gasUsed"]),
+            gas_used=from_hex(member(receipt, "gasUsed")),
             events=[event for event in events if event is not None],
         )
 
@@ -232,7 +235,8 @@ async def _open_journal(
 ) -> SendJournal:
     # A development chain that was started anew has the same number, and other transactions.
     genesis = await rpc.call("eth_getBlockByNumber", "0x0", False)
-    return SendJournal.of(store, chain_id=chain_id, genesis=str(genesis["hash"]), account=account)
+    first = str(member(genesis, "hash"))
+    return SendJournal.of(store, chain_id=chain_id, genesis=first, account=account)
 
 
 async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> None:
@@ -244,7 +248,7 @@ async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> 
     codes = await rpc.batch(
         [("eth_getCode", [deployment.contracts[name], "latest"]) for name in CONTRACTS]
     )
-    empty = [name for name, code in zip(CONTRACTS, codes, strict=True) if len(code) <= 2]
+    empty = [n for n, code in zip(CONTRACTS, codes, strict=True) if len(str(code or "")) <= 2]
     if empty:
         raise WrongChain(
             f"there is no code at the recorded address of {', '.join(empty)}",

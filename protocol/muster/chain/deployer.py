@@ -16,7 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from muster.chain.abi import CONTRACTS, contract_abi
 from muster.chain.deployment import Deployment, save_deployment
-from muster.chain.rpc import Rpc, from_hex
+from muster.chain.quantities import from_hex
+from muster.chain.rpc import Rpc
 from muster.chain.sender import TransactionSender
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainError

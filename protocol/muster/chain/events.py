@@ -51,6 +51,13 @@ class EventTable:
             for event in contract_abi(contract).events
         }
 
+    def topics(self) -> dict[Address, list[str]]:
+        """Return the first topics of each contract's events, by address."""
+        topics: dict[Address, list[str]] = {}
+        for address, topic in self._events:
+            topics.setdefault(Address(address), []).append(topic)
+        return topics
+
     def decode(self, log: Mapping[str, Any], timestamp: int | None = None) -> Event | None:
         """Return the event of a JSON-RPC log, or None when it is none of ours.
 

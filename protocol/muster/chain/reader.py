@@ -14,9 +14,17 @@ from typing import Any, Protocol
 
 from muster.chain.deployment import Deployment
 from muster.chain.events import Event, EventTable
-from muster.chain.rpc import Rpc, from_hex
-from muster.chain.structs import BlockId, LatestBlock
-from muster.protocol.errors import ChainUnreachable, EncodingError, RpcError
+from muster.chain.log_checks import Contradiction, LogChecks
+from muster.chain.quantities import LatestBlock, from_hex, hash_from_hex, member
+from muster.chain.rpc import Rpc
+from muster.chain.structs import BlockId
+from muster.protocol.errors import (
+    ChainInconsistent,
+    ChainUnreachable,
+    EncodingError,
+    RpcError,
+    WrongChain,
+)
 from muster.protocol.ids import Hash32
 
 logger = logging.getLogger(__name__)
@@ -29,6 +37,8 @@ LONGEST_SPAN = 100_000
 """Blocks asked for in one request, at most."""
 FULL_ANSWER = 10_000
 """An answer of so many logs makes the next request ask for fewer blocks: memory stays bounded."""
+LAG_POLLS = 10
+"""Polls for which an endpoint may know less than what was read, before the rest counts as void."""
 _POLL_ATTEMPTS = 5
 _DECODED_AT_ONCE = 2_000
 
@@ -57,10 +67,6 @@ class Source(Protocol):
         """Where the contracts are."""
 
 
-class _Moved(Exception):
-    """The chain was reorganised while it was read."""
-
-
 class EventReader:
     """A cursor over the events of all contracts but the token: nobody here needs transfers."""
 
@@ -74,7 +80,10 @@ class EventReader:
         """Start at a block (default: the deployment's), or after blocks that were read before."""
         contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
         self._rpc = chain.rpc
+        self._chain_id = chain.deployment.chain_id
         self._table = EventTable(contracts)
+        self._checks = LogChecks(chain.rpc, self._table.topics())
+        self._lagging = 0
         self._addresses = list(contracts.values())
         self._start = chain.deployment.deploy_block if from_block is None else from_block
         self._known: dict[int, Hash32] = {block.number: block.hash for block in known}
@@ -83,25 +92,33 @@ class EventReader:
         self._longest_span = LONGEST_SPAN
 
     async def poll(self) -> Poll:
-        """Return everything new; raises ChainUnreachable or RpcError, and then nothing was read."""
-        for _ in range(_POLL_ATTEMPTS):
+        """Return everything new; raises ChainError, and then nothing was read.
+
+        ChainInconsistent is an endpoint that contradicts itself, again and again, or lags behind
+        what it said before; WrongChain one that answers for another chain.
+        """
+        for attempt in range(1, _POLL_ATTEMPTS + 1):
             try:
                 return await self._poll()
-            except _Moved:
-                logger.debug("chain moved while it was read, reading again")
-        raise ChainUnreachable(
-            "the chain keeps changing while it is read", hint="use another RPC endpoint"
+            except Contradiction as error:
+                # Most often the chain was reorganised while it was read.
+                logger.debug("reading again", extra={"attempt": attempt, "cause": str(error)})
+                cause = error
+        raise ChainInconsistent(
+            f"the chain keeps changing while it is read: {cause}", hint="use another RPC endpoint"
         )
 
     async def _poll(self) -> Poll:
         head, newest = await self._look()
-        rewound_to = None if newest else await self._common_block()
+        rewound_to = None if newest else await self._rewind_to(head)
         first = self._next if rewound_to is None else rewound_to + 1
         if head.number < first:
             events: list[Event] = []
         else:
             events = await self._read(first, head.number)
+            await self._checks.check(first, head.number, events)
             await self._verify(head)
+        self._lagging = 0
         self._commit(events, head, rewound_to)
         if rewound_to is not None:
             logger.warning("chain reorganised", extra={"rewound_to": rewound_to})
@@ -121,6 +138,24 @@ class EventReader:
         stands = newest is None or _hash_of(known[0]) == self._known[newest]
         return LatestBlock.from_rpc(head), stands
 
+    async def _rewind_to(self, head: LatestBlock) -> int:
+        """Return the newest block that stands; raises when it is the endpoint that is wrong."""
+        chain_id = from_hex(await self._rpc.call("eth_chainId"))
+        if chain_id != self._chain_id:
+            raise WrongChain(
+                f"the RPC endpoint answers for chain {chain_id}, it was {self._chain_id} before",
+                hint="check --rpc",
+            )
+        common = await self._common_block()
+        known = max((n for n in self._known if n <= head.number), default=self._start - 1)
+        if head.number < max(self._known) and common >= known and self._lagging < LAG_POLLS:
+            self._lagging += 1
+            raise ChainInconsistent(
+                f"the RPC endpoint is at block {head.number}, it was at {max(self._known)} before",
+                hint="wait a little: it lags behind, or nodes behind it do",
+            )
+        return common
+
     async def _common_block(self) -> int:
         """Return the newest block up to which all that is remembered stands, or start - 1."""
         numbers = sorted(self._known)
@@ -138,7 +173,7 @@ class EventReader:
         """Raise unless the head still stands: then all that was read belongs to one chain."""
         block = await self._rpc.call("eth_getBlockByNumber", hex(head.number), False)
         if _hash_of(block) != head.hash:
-            raise _Moved
+            raise Contradiction(f"block {head.number} is another now")
 
     def _commit(self, events: Sequence[Event], head: LatestBlock, rewound_to: int | None) -> None:
         if rewound_to is not None:
@@ -208,7 +243,7 @@ class EventReader:
 
     def _decode_log(self, log: dict[str, Any], times: Mapping[str, int]) -> Event | None:
         try:
-            return self._table.decode(log, times.get(log.get("blockHash", "")) if times else None)
+            return self._table.decode(log, times.get(str(log.get("blockHash"))) if times else None)
         except EncodingError as error:
             raise ChainUnreachable(
                 f"the RPC endpoint answered a malformed log: {error}", hint="is --rpc right?"
@@ -220,9 +255,11 @@ class EventReader:
         hashes = list({str(log.get("blockHash")): None for log in untimed})
         blocks = await self._rpc.batch([("eth_getBlockByHash", [h, False]) for h in hashes])
         if any(block is None for block in blocks):
-            raise _Moved
-        return {h: from_hex(block["timestamp"]) for h, block in zip(hashes, blocks, strict=True)}
+            raise Contradiction("the block of a log is not there")
+        return {
+            h: from_hex(member(block, "timestamp")) for h, block in zip(hashes, blocks, strict=True)
+        }
 
 
-def _hash_of(block: Mapping[str, Any] | None) -> Hash32 | None:
-    return Hash32(bytes.fromhex(block["hash"][2:])) if block else None
+def _hash_of(block: Any) -> Hash32 | None:
+    return None if block is None else hash_from_hex(member(block, "hash"))

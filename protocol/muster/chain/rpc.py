@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from muster.chain.quantities import from_hex as from_hex
 from muster.protocol.errors import ChainUnreachable, RpcError
 
 logger = logging.getLogger(__name__)
@@ -215,8 +216,3 @@ def _has_number(answer: Any) -> bool:
 def is_revert(error: RpcError) -> bool:
     """Return whether an error says that a contract reverted."""
     return error.code == _REVERT_CODE or bool(error.data) or "revert" in str(error).lower()
-
-
-def from_hex(value: Any) -> int:
-    """Return a quantity that JSON-RPC wrote."""
-    return int(value, 16)

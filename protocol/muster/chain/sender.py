@@ -22,8 +22,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from muster.chain.outgoing import Fees, Refusal, Unsigned, refusal_of
+from muster.chain.quantities import from_hex
 from muster.chain.reverts import decode_revert
-from muster.chain.rpc import Rpc, from_hex, is_revert
+from muster.chain.rpc import Rpc, is_revert
 from muster.chain.send_journal import Action, ActionState, SendJournal
 from muster.chain.watching import (
     MARKET,
@@ -31,7 +32,6 @@ from muster.chain.watching import (
     SendPolicy,
     Watch,
     Watcher,
-    about,
     has_succeeded,
     market_fees,
 )
@@ -133,22 +133,12 @@ class TransactionSender:
 
     async def _reopen_reorganised(self) -> None:
         """Make pending what was settled in blocks that no longer stand."""
-        count = from_hex(await self._rpc.call("eth_getTransactionCount", self.address, "latest"))
-        settled = await self._journal.settled_from(count)
-        undone = [action for action in settled if await self._is_undone(action)]
-        state = ActionState.PENDING
+        undone, state = await self._watcher.taken_back(), ActionState.PENDING
         if any(not action.attempts for action in undone):
             # Deeper than what is kept: its nonce cannot be filled as it was, nor can those after it
             # be mined as they were. All of it is left to be done anew.
             undone, state = undone + await self._journal.pending(), ActionState.REPLACED
-        for action in undone:
-            logger.warning("transaction taken back by a reorg", extra=about(action))
-            await self._journal.resolve(action, state)
-
-    async def _is_undone(self, action: Action) -> bool:
-        # An endpoint that merely lags behind has the receipt of what it does not count yet.
-        look = await self._watcher.look(action)
-        return look.receipt is None and look.standing <= 0
+        await self._watcher.reopen(undone, state)
 
     # -------------------------------------------------------------------- submit
 

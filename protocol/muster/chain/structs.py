@@ -378,27 +378,6 @@ def _abi_value(value: Any) -> Any:
     return abi_tuple(value) if is_dataclass(value) else value
 
 
-@dataclass(frozen=True, slots=True)
-class LatestBlock:
-    """The chain's head."""
-
-    number: int
-    """Its height."""
-    hash: Hash32
-    """Its hash."""
-    timestamp: int
-    """Its time."""
-
-    @classmethod
-    def from_rpc(cls, block: Any) -> Self:
-        """Parse what `eth_getBlockByNumber` answers."""
-        return cls(
-            number=int(block["number"], 16),
-            hash=Hash32(bytes.fromhex(block["hash"][2:])),
-            timestamp=int(block["timestamp"], 16),
-        )
-
-
 def version_or_none(version: int, exists: bool) -> PolicyVersion | None:
     """Return a policy version, or None when there is none."""
     return PolicyVersion(version) if exists else None

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.chain.outgoing import MIN_BUMP, Fees, Refusal, Signed, Unsigned, refusal_of
-from muster.chain.rpc import Call, Rpc, from_hex
+from muster.chain.quantities import from_hex, garbled, hash_from_hex, member
+from muster.chain.rpc import Call, Rpc
 from muster.chain.send_journal import Action, ActionState, Place, SendJournal
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ChainError, ChainUnreachable, RpcError, TransactionLost
@@ -171,6 +172,7 @@ class Watcher:
                 if look is not None and look.standing < 0:
                     # Not its turn: what waits before it is dearer or sent again, not this one.
                     bumped_at = now
+                    await self._reopen_reorganised()
                     await self.settle_orphans(before_nonce=watch.action.nonce)
                 is_slow = now - bumped_at >= policy.bump_after_s and used_since is None
                 if not is_slow and look is not None and look.is_forgotten:
@@ -193,12 +195,39 @@ class Watcher:
                 *(("eth_getTransactionByHash", [tx]) for tx in hashes),
             ]
         )
-        receipts = [receipt for receipt in answers[: len(hashes)] if receipt]
+        receipts = [_checked(receipt, tx) for receipt, tx in zip(answers, hashes, strict=False)]
+        mined = [receipt for receipt in receipts if receipt is not None]
         return Look(
-            receipt=receipts[0] if receipts else None,
+            receipt=mined[0] if mined else None,
             standing=from_hex(count) - action.nonce,
             is_known=any(answers[len(hashes) :]),
         )
+
+    async def taken_back(self) -> list[Action]:
+        """Return what was settled in blocks that no longer stand, by nonce."""
+        count = from_hex(await self._rpc.call("eth_getTransactionCount", self._address, "latest"))
+        settled = await self._journal.settled_from(count)
+        return [action for action in settled if await self._is_undone(action)]
+
+    async def reopen(self, undone: Sequence[Action], state: ActionState) -> None:
+        """Note that actions did not happen after all: they are pending, or to be done anew."""
+        for action in undone:
+            logger.warning("transaction taken back by a reorg", extra=about(action))
+            await self._journal.resolve(action, state)
+
+    async def _reopen_reorganised(self) -> None:
+        """Make pending what a reorg took back before the nonce that is waited for."""
+        try:
+            undone = await self.taken_back()
+        except (ChainUnreachable, RpcError) as error:
+            logger.debug("no count", extra={"cause": str(error)})
+            return
+        await self.reopen([action for action in undone if action.attempts], ActionState.PENDING)
+
+    async def _is_undone(self, action: Action) -> bool:
+        # An endpoint that merely lags behind has the receipt of what it does not count yet.
+        look = await self.look(action)
+        return look.receipt is None and look.standing <= 0
 
     async def _try_look(self, action: Action) -> Look | None:
         try:
@@ -273,7 +302,7 @@ class Watcher:
         place = watch.action.place
         if place is not None:
             block = await self._rpc.call("eth_getBlockByNumber", hex(place.block_number), False)
-            if block is not None and block["hash"] == place.block_hash:
+            if block is not None and member(block, "hash") == place.block_hash:
                 raise ChainError(
                     f"transaction {place.tx_hash} was mined in block {place.block_number}, "
                     "but the RPC endpoint does not serve its receipt",
@@ -289,6 +318,8 @@ def market_fees(block: Any, tip: Any) -> Fees:
         raise block
     # Endpoints without the method take any tip.
     tip_wei = _DEFAULT_TIP_WEI if isinstance(tip, RpcError) else from_hex(tip)
+    if not isinstance(block, dict):
+        raise garbled("no latest block")
     return Fees.of_market(from_hex(block.get("baseFeePerGas", "0x0")), tip_wei)
 
 
@@ -296,6 +327,19 @@ def hashes_of(action: Action) -> list[str]:
     """Return the transactions that would be the action, newest last."""
     attempts = [attempt.tx_hash for attempt in action.attempts]
     return attempts or ([action.place.tx_hash] if action.place else [])
+
+
+def _checked(receipt: Any, tx: str) -> Receipt | None:
+    """Return a receipt whose members are what they must be; raises ChainUnreachable."""
+    if receipt is None:
+        return None
+    for name in ("status", "blockNumber"):
+        from_hex(member(receipt, name))
+    hash_from_hex(member(receipt, "blockHash"))
+    if member(receipt, "transactionHash") != tx or not isinstance(member(receipt, "logs"), list):
+        raise garbled(f"the receipt of {tx} is another's")
+    checked: Receipt = receipt
+    return checked
 
 
 def has_succeeded(receipt: Receipt) -> bool:

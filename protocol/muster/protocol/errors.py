@@ -6,6 +6,7 @@ MusterError
 ├── WalletError (ValueError)            keystore missing, malformed, or the password is wrong
 ├── ChainError (RuntimeError)
 │   ├── ChainUnreachable                the RPC endpoint does not answer
+│   │   └── ChainInconsistent           it contradicts itself, or knows less than before
 │   ├── WrongChain                      it answers for another chain or other contracts
 │   ├── RpcError                        it refuses a request; carries its code and data
 │   ├── ContractRevert                  a call or transaction reverted; carries the decoded error
@@ -55,6 +56,10 @@ class ChainError(MusterError, RuntimeError):
 
 class ChainUnreachable(ChainError):
     """The RPC endpoint does not answer."""
+
+
+class ChainInconsistent(ChainUnreachable):
+    """The RPC endpoint contradicts itself, or knows less than it did before."""
 
 
 class WrongChain(ChainError):

@@ -88,11 +88,26 @@ class Block:
     hash: bytes
     timestamp: int
     logs: list[dict[str, Any]] = field(default_factory=list)
+    parent: bytes = bytes(32)
+
+    @property
+    def bloom(self) -> str:
+        """The filter of the logs, written bit by bit as in the yellow paper."""
+        bits = bytearray(256)
+        for log in self.logs:
+            for entry in (log["address"], *log["topics"]):
+                digest = keccak(bytes.fromhex(entry[2:]))
+                for at in (0, 2, 4):
+                    bit = (digest[at] << 8 | digest[at + 1]) % 2048
+                    bits[255 - bit // 8] |= 1 << bit % 8
+        return "0x" + bits.hex()
 
     def to_json(self) -> dict[str, Any]:
         return {
             "number": hex(self.number),
             "hash": "0x" + self.hash.hex(),
+            "parentHash": "0x" + self.parent.hex(),
+            "logsBloom": self.bloom,
             "timestamp": hex(self.timestamp),
             "baseFeePerGas": hex(10**9),
         }
@@ -108,12 +123,14 @@ class FakeNode:
         self.max_range = 10**9
         self.calls: list[str] = []
         self.failures: list[Exception] = []
+        self._interruption: tuple[int, Callable[[], object]] | None = None
         self.methods: dict[str, Callable[..., Any]] = {
             "eth_chainId": lambda: hex(CHAIN_ID),
             "eth_blockNumber": lambda: hex(len(self.blocks) - 1),
             "eth_getBlockByNumber": self._block_by_number,
             "eth_getBlockByHash": self._block_by_hash,
             "eth_getLogs": self._logs,
+            "eth_getBlockReceipts": self._receipts,
         }
         self.mine()
 
@@ -131,7 +148,7 @@ class FakeNode:
         number = len(self.blocks)
         parent = self.blocks[-1].hash if self.blocks else b""
         digest = keccak(parent + bytes([self.salt]) + json.dumps(logs).encode())
-        block = Block(number, digest, 1000 + number, list(logs))
+        block = Block(number, digest, 1000 + number, list(logs), parent or bytes(32))
         self.blocks.append(block)
         return block
 
@@ -139,6 +156,12 @@ class FakeNode:
         """Drop the newest blocks; what is mined next has other hashes."""
         del self.blocks[len(self.blocks) - depth :]
         self.salt = (self.salt + 1) % 256
+
+    def interrupt(self, interruption: Callable[[], object], *, after: int = 0) -> None:
+        """Let something happen before the request after so many others; what waited happens now."""
+        if self._interruption is not None:
+            self._interruption[1]()
+        self._interruption = after, interruption
 
     # ------------------------------------------------------------------ methods
 
@@ -162,9 +185,18 @@ class FakeNode:
             if log["address"].lower() in wanted
         ]
 
+    def _receipts(self, number: str) -> Any:
+        return [{"logs": [log]} for log in self.blocks[int(number, 16)].logs]
+
     # ---------------------------------------------------------------- transport
 
     async def __call__(self, body: bytes) -> bytes:
+        if self._interruption is not None:
+            wait, interruption = self._interruption
+            self._interruption = wait - 1, interruption
+            if wait <= 0:
+                self._interruption = None
+                interruption()
         if self.failures:
             raise self.failures.pop(0)
         request = json.loads(body)

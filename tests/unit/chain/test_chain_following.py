@@ -78,7 +78,7 @@ async def test_follower_tells_of_events_that_were_taken_back() -> None:
     node, view, seen = FakeNode(), ChainView(), list[list[Event]]()
     node.mine(deposit(1))
     node.mine(deposit(2))
-    await followed(node, view, Naps(lambda: node.reorganise(1), None), seen)
+    await followed(node, view, Naps(lambda: (node.reorganise(1), node.mine()), None), seen)
     assert [len(events) for events in seen] == [2, 0]
     assert list(view.stakes) == [address(1)]
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.chain import ChainView, Event, EventReader, Poll, apply_poll, reader
-from muster.protocol.errors import ChainUnreachable, RpcError
+from muster.chain.reader import LAG_POLLS
+from muster.protocol.errors import ChainInconsistent, ChainUnreachable, RpcError
 
 
 def deposit(owner: int, amount: int = 1) -> dict[str, Any]:
@@ -247,6 +250,9 @@ async def test_chain_that_got_shorter_rewinds_without_new_events() -> None:
     reader = EventReader(node)
     await reader.poll()
     node.reorganise(2)
+    for _ in range(LAG_POLLS):
+        with pytest.raises(ChainInconsistent, match="at block 1, it was at 3"):
+            await reader.poll()
     poll = await reader.poll()
     assert (poll.rewound_to, poll.events) == (1, [])
     node.mine(deposit(8))
@@ -309,7 +315,7 @@ async def test_chain_that_never_rests_is_given_up() -> None:
         return logs(query)
 
     node.methods["eth_getLogs"] = moving
-    with pytest.raises(ChainUnreachable, match="keeps changing"):
+    with pytest.raises(ChainInconsistent, match="keeps changing"):
         await EventReader(node).poll()
 
 
@@ -348,9 +354,9 @@ async def test_reader_notices_that_known_blocks_are_gone() -> None:
 
 steps = st.lists(
     st.tuples(
-        st.integers(0, 6),
-        st.lists(st.integers(0, 2), max_size=4),
-        st.booleans(),
+        st.integers(0, 20),
+        st.lists(st.integers(0, 2), max_size=24),
+        st.integers(0, 8),
     ),
     max_size=12,
 )
@@ -358,18 +364,27 @@ steps = st.lists(
 
 @given(steps)
 def test_reader_ends_with_exactly_the_events_of_the_chain(
-    drawn: list[tuple[int, list[int], bool]],
+    drawn: list[tuple[int, list[int], int]],
 ) -> None:
-    """Whatever is mined and reorganised between polls."""
+    """Whatever is mined and reorganised, up to 20 deep, between polls or between two requests."""
 
     async def play() -> None:
-        node, kept, owner = FakeNode(), list[Event](), 0
+        node, kept, owners = FakeNode(), list[Event](), itertools.count(1)
         reader = EventReader(node)
-        for depth, blocks, polls in drawn:
-            node.reorganise(min(depth, len(node.blocks) - 1))
-            for count in blocks:
-                node.mine(*(deposit(owner := owner + 1) for _ in range(count)))
-            if polls:
+        for depth, blocks, moment in drawn:
+
+            def change(depth: int = depth, blocks: list[int] = blocks) -> None:
+                node.reorganise(min(depth, len(node.blocks) - 1))
+                for count in blocks:
+                    node.mine(*(deposit(next(owners)) for _ in range(count)))
+
+            node.interrupt(change, after=moment)
+            with suppress(ChainInconsistent):
+                take(kept, await reader.poll())
+            node.interrupt(lambda: None)
+        for _ in range(LAG_POLLS):
+            # A chain that got shorter may be an endpoint that lags.
+            with suppress(ChainInconsistent):
                 take(kept, await reader.poll())
         take(kept, await reader.poll())
         found = [(e.block_number, e.block_hash, int(e.args["owner"], 16)) for e in kept]

@@ -449,6 +449,26 @@ async def test_transactions_that_a_reorg_took_back_are_sent_again_in_order(
     assert [t["hash"] for t in pool.sent[1:4]] == [t["hash"] for t in pool.sent[4:7]]
 
 
+async def test_transaction_that_waits_has_those_before_it_sent_again_after_a_reorg(
+    journal: SendJournal,
+) -> None:
+    pool = Pool()
+    sender = pool.sender(journal=journal)
+    for i in range(3):
+        await sender.send(TO, bytes([i]), label=f"action {i}")
+    pool.auto = False
+    waiting = asyncio.create_task(sender.send(TO, b"\3", label="action 3"))
+    await until(lambda: len(pool.sent) == 4, waiting)
+    last = pool.sent.pop()
+    take_back(pool, 2)
+    pool.auto = True
+    await until(lambda: pool.confirmed == 3, waiting)
+    pool.confirm(last)
+    await waiting
+    assert datas(pool)[3:] == [(1, b"\1"), (2, b"\2")]
+    assert pool.now < POLICY.bump_after_s
+
+
 async def test_transaction_that_the_node_kept_in_a_reorg_is_only_waited_for(
     journal: SendJournal,
 ) -> None:

@@ -1,0 +1,115 @@
+"""The orchestrator behind an endpoint that lies and fails, on a chain that reorganises."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from orchestrator_network import Network, eventually, open_network, running
+from rpc_proxy import (
+    RpcProxy,
+    breaking_off,
+    dropping,
+    refusing,
+    saying,
+    sending,
+    without_logs,
+)
+
+from muster.chain import ChainView, EventReader, apply_poll
+from muster.protocol.errors import ApiError
+from muster.protocol.messages import Submission
+
+DEPTHS = range(1, 21)
+"""Blocks that a reorganisation replaces."""
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[Network]:
+    async with open_network(tmp_path) as opened:
+        # Deep reorganisations must not reach what the network stands on.
+        await opened.chain.rpc.call("anvil_mine", hex(2 * max(DEPTHS)))
+        yield opened
+
+
+async def replayed(network: Network) -> ChainView:
+    view = ChainView()
+    apply_poll(view, await EventReader(network.chain).poll())
+    return view
+
+
+FAULTS = (
+    refusing(429, retry_after="1"), refusing(503), dropping, breaking_off,
+    sending(b"<html>"), sending(b"null"), sending(b"[" * 100_000),
+)  # fmt: skip
+LIES = (
+    without_logs(), saying("eth_getLogs", {}), saying("eth_chainId", "0x1"),
+    saying("eth_getBlockByNumber", None), saying("eth_getBlockByNumber", {"number": "0x1"}),
+    saying("eth_getTransactionReceipt", {"status": "0x1"}), saying("eth_estimateGas", []),
+    saying("eth_getTransactionCount", "0x"),
+)  # fmt: skip
+
+
+async def test_process_outlives_every_fault_and_the_run_goes_on(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.orchestrator.loop.RETRY_S", 0.02)
+    async with RpcProxy(network.anvil.rpc_url) as proxy, running(network, rpc=proxy.url) as url:
+        for number, fault in enumerate((*FAULTS, *LIES)):
+            asked = proxy.http_requests
+
+            async def is_asked(asked: int = asked) -> bool:
+                return proxy.http_requests > asked
+
+            lying = proxy.telling(fault) if fault in LIES else proxy.failing(fault, times=2)
+            with lying:
+                submission = await network.upload(url, number % 2, b"rows %d" % number)
+                await eventually(is_asked)
+            await network.until(url, submission, "committed")
+            await network.publish(number + 1)
+        await network.judge(url, submission)
+        await network.until(url, submission, "judged")
+    assert sum(b.count for b in (await replayed(network)).batches.values()) == number + 1
+
+
+async def upload(network: Network, url: str, number: int) -> Submission:
+    """Upload as soon as there is a ticket: a reorganisation may have taken the policy back."""
+    while True:
+        try:
+            return await network.upload(url, number % 2, b"rows %d" % number)
+        except (AssertionError, ApiError):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("seed", "reorganisations"),
+    [(0, 3), *(pytest.param(seed, 20, marks=pytest.mark.slow) for seed in (1, 2))],
+)
+async def test_everything_is_committed_once_through_reorganisations_at_any_moment(
+    network: Network, seed: int, reorganisations: int
+) -> None:
+    chance = random.Random(seed)
+    depths = chance.sample(DEPTHS, reorganisations)
+    async with RpcProxy(network.anvil.rpc_url) as proxy, running(network, rpc=proxy.url) as url:
+        submissions = []
+        for number, depth in enumerate(depths):
+
+            async def reorganise(depth: int = depth) -> None:
+                await network.chain.rpc.call("anvil_reorg", depth, [])
+
+            proxy.interrupt(reorganise, after=chance.randrange(25))
+            submissions.append(await upload(network, url, number))
+            await network.publish(number + 1)
+        for submission in submissions:
+            await network.until(url, submission, "committed")
+        # What the orchestrator says of each is what somebody sees who reads the chain anew.
+        view = await replayed(network)
+        assert sum(batch.count for batch in view.batches.values()) == len(submissions)
+        states = [await network.until(url, each, "committed") for each in submissions]
+        places = {(state.batch_id, state.position) for state in states}
+        assert places == {(b.batch_id, at) for b in view.batches.values() for at in range(b.count)}
+        await network.judge(url, submissions[-1])
+        await network.until(url, submissions[-1], "judged")
