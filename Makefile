@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := adapter asynchrony calibration dashboard delta diloco forgers gas history index inference resume shardcast tasks toploc trainer worker
 
-.PHONY: setup vllm check fmt test test-packages test-networks test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm check fmt test test-packages test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -53,16 +53,20 @@ fmt: setup
 	$(BIN)/ruff format .
 	tools/forge fmt
 
-# Two at a time: the tests of single packages, and those that start networks.
+# Side by side: the tests of single packages, those that start parts of a network, and those of whole
+# networks, which wait for windows of time to pass more than they compute.
 test: setup
 	tools/forge test
-	$(MAKE) --no-print-directory --jobs 2 test-packages test-networks
+	$(MAKE) --no-print-directory --jobs 3 test-packages test-networks test-stories
 
 test-packages: setup
 	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/conformance
 
 test-networks: setup
-	$(BIN)/python -m pytest -q -m "not slow" tests/integration tests/e2e
+	$(BIN)/python -m pytest -q -m "not slow" tests/integration
+
+test-stories: setup
+	$(BIN)/python -m pytest -q -m "not slow" tests/e2e
 
 # The engine on vLLM against the one on transformers, alone and in a network.
 test-vllm: setup vllm

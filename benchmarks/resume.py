@@ -24,8 +24,8 @@ STEPS_PER_KILL = 2
 async def measure(kills: int, seed: int) -> KillReport:
     """Return how a run of two steps per kill ended."""
     with tempfile.TemporaryDirectory() as name:
-        async with killable(Path(name), steps=STEPS_PER_KILL * kills) as (trainers, server):
-            return await kill_and_compare(trainers, server, kills=kills, seed=seed)
+        async with killable(Path(name), steps=STEPS_PER_KILL * kills) as trainers:
+            return await kill_and_compare(trainers, kills=kills, seed=seed)
 
 
 def main() -> None:

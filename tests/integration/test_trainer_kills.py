@@ -12,8 +12,8 @@ from trainer_kills import kill_and_compare, killable
 async def test_killed_trainer_leaves_the_run_of_an_undisturbed_one(
     tmp_path: Path, kills: int, steps: int
 ) -> None:
-    async with killable(tmp_path, steps=steps) as (trainers, server):
-        report = await kill_and_compare(trainers, server, kills=kills, seed=kills)
+    async with killable(tmp_path, steps=steps) as trainers:
+        report = await kill_and_compare(trainers, kills=kills, seed=kills)
     assert report.kills == kills
     assert report.identical
     assert report.consumed_once

@@ -165,7 +165,7 @@ async def test_trainer_stops_cleanly_and_soon(trainers: TrainerNetwork) -> None:
     async with asyncio.timeout(60):
         while not any("step" in line for line in trainers.lines("stopped")):
             await asyncio.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.terminate()
     async with asyncio.timeout(3):
         assert await process.wait() == 0, trainers.log("stopped")
     assert "Traceback" not in trainers.log("stopped")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from chain_scenario import TRAINER, network
-from process_forks import Forks, forks
 from trainer_network import RECIPE, Files, TrainerNetwork
 
 from muster.protocol.ids import PolicyVersion
@@ -36,26 +34,24 @@ class KillReport:
 
 
 @asynccontextmanager
-async def killable(folder: Path, *, steps: int) -> AsyncIterator[tuple[TrainerNetwork, Forks]]:
-    """Yield a network with a run of so many steps to train, and what starts its trainers."""
+async def killable(folder: Path, *, steps: int) -> AsyncIterator[TrainerNetwork]:
+    """Yield a network with a run of so many steps to train."""
     training = {**RECIPE.training.model_dump(), "steps": steps, "max_async_level": 64}
     recipe = type(RECIPE).model_validate({**RECIPE.model_dump(), "training": training})
     files = Files()
-    async with network(with_run=False) as scenario, files.serve() as url, forks() as server:
+    async with network(with_run=False) as scenario, files.serve() as url:
         made = TrainerNetwork(scenario, folder, files, url, recipe)
         await made.prepare()
-        yield made, server
+        yield made
 
 
-async def kill_and_compare(
-    trainers: TrainerNetwork, server: Forks, *, kills: int, seed: int
-) -> KillReport:
+async def kill_and_compare(trainers: TrainerNetwork, *, kills: int, seed: int) -> KillReport:
     """Train a run undisturbed, train it again under kills, and compare."""
     steps, rng = trainers.recipe.training.steps, random.Random(seed)
     await trainers.create("undisturbed")
     await _accept_all(trainers, steps)
     began = time.monotonic()
-    assert await _live(trainers, server, "undisturbed") == 0, trainers.log("undisturbed")
+    assert await _live(trainers, "undisturbed") == 0, trainers.log("undisturbed")
     pace_s = (time.monotonic() - began) / steps
     await trainers.create("killed")
     await _accept_all(trainers, steps)
@@ -64,8 +60,8 @@ async def kill_and_compare(
         left = kills - len(moments)
         # Few enough steps a life that the last kill still finds a trainer at work.
         share = (steps - _steps_done(trainers)) / (left + 1)
-        moments.append(await _life_and_death(trainers, server, rng, share, pace_s))
-    assert await _live(trainers, server, "killed") == 0, trainers.log("killed")
+        moments.append(await _life_and_death(trainers, rng, share, pace_s))
+    assert await _live(trainers, "killed") == 0, trainers.log("killed")
     same = [
         trainers.weights("killed", v) == trainers.weights("undisturbed", v)
         for v in _versions(trainers)
@@ -80,22 +76,17 @@ async def _accept_all(trainers: TrainerNetwork, steps: int) -> None:
         await trainers.accept(range(first, min(first + 16, 2 * steps)))
 
 
-async def _live(trainers: TrainerNetwork, server: Forks, name: str) -> int:
-    return await server.wait(await _start(trainers, server, name))
-
-
-async def _start(trainers: TrainerNetwork, server: Forks, name: str) -> int:
-    words, env = trainers.command(name)
-    return await server.start(words, env, trainers.folder / f"{name}.log")
+async def _live(trainers: TrainerNetwork, name: str) -> int:
+    return await (await trainers.start(name)).wait()
 
 
 async def _life_and_death(
-    trainers: TrainerNetwork, server: Forks, rng: random.Random, share: float, pace_s: float
+    trainers: TrainerNetwork, rng: random.Random, share: float, pace_s: float
 ) -> tuple[int, float]:
     """Start a trainer, let it finish a few steps and a random piece of one, kill it."""
     goal = _steps_done(trainers) + rng.randrange(0, max(1, int(2 * share)))
     began = time.monotonic()
-    pid = await _start(trainers, server, "killed")
+    trainer = await trainers.start("killed")
     async with asyncio.timeout(120):
         while _steps_done(trainers) < goal:
             await asyncio.sleep(0.005)
@@ -103,8 +94,8 @@ async def _life_and_death(
     ends_s, last = time.monotonic() + rng.random() * 2 * pace_s, trainers.recipe.training.steps - 1
     while time.monotonic() < ends_s and _steps_done(trainers) < min(goal + 2, last):
         await asyncio.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    assert await server.wait(pid) == -signal.SIGKILL, trainers.log("killed")
+    trainer.kill()
+    assert await trainer.wait() == -signal.SIGKILL, trainers.log("killed")
     return _steps_done(trainers), round(time.monotonic() - began, 3)
 
 

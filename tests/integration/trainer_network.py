@@ -17,6 +17,7 @@ from aiohttp import web
 from chain_scenario import HONEST, ORCHESTRATOR, OWNER, TRAINER, VALIDATORS, Scenario, accepted
 
 from muster.chain import save_deployment
+from muster.devnet.warm import WarmProcess
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.protocol.messages import Submission
@@ -207,18 +208,18 @@ class TrainerNetwork:
 
     async def start(
         self, name: str, *, ranks: int = 1, flags: Sequence[str] = ()
-    ) -> asyncio.subprocess.Process:
+    ) -> asyncio.subprocess.Process | WarmProcess:
         """Start a trainer, of some processes, on the run and state folder called `name`."""
         words, env = self.command(name)
         words += flags
-        launcher = [sys.executable]
-        if ranks > 1:
-            launcher += f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
-            # torchrun would take --run for an abbreviation of a flag of its own.
-            launcher += ["--no-python", "--", sys.executable]
+        if ranks == 1:
+            command, path = ["muster.devnet", *words], self.folder / f"{name}.log"
+            return await WarmProcess.start(command, path, env)
+        # torchrun would take --run for an abbreviation of a flag of its own.
+        launcher = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} --no-python --"
         with (self.folder / f"{name}.log").open("a") as log:
             return await asyncio.create_subprocess_exec(
-                *(*launcher, "-m", "muster.devnet", *words),
+                *(sys.executable, *launcher.split(), sys.executable, "-m", "muster.devnet", *words),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **env},
