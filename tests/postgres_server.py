@@ -47,7 +47,8 @@ class PostgresServer:
             self._process = subprocess.Popen(
                 self._command(
                     "postgres", "-D", self._folder / "data", "-k", self._folder,
-                    "-c", "listen_addresses=", "-c", f"fsync={self._fsync}", "-c", "max_connections=200",
+                    "-c", "listen_addresses=", "-c", "max_connections=200",
+                    "-c", f"fsync={self._fsync}",
                 ),
                 stdout=log,
                 stderr=log,
