@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.inference.intervals import rate_bound, wilson
 from muster.inference.limits import detection, submission_size
+from muster.protocol.intervals import rate_bound, wilson
 from muster.protocol.recipe import Recipe
 from muster.toploc.calibration import Measurement
 

@@ -15,8 +15,8 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference.intervals import at_least, rate_bound, wilson
 from muster.protocol.errors import EngineError
+from muster.protocol.intervals import at_least, rate_bound, wilson
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.toploc.calibration import ChunkLimits, Measurement, SamplerLimits
 from muster.toploc.history import HistoryLimits

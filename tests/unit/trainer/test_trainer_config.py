@@ -143,7 +143,8 @@ FLAGS = {
         "--eval-set --held-out --help --lesson --out --problems --seed --task-set"
     ),
     ("run", "create"): (
-        "--admit-anyway --calibration --deployments --documents --exact-fraud-ppm --fraud-ppm "
+        "--accept-unsafe-economics --admit-anyway --calibration --deployments --documents "
+        "--exact-fraud-ppm --fraud-ppm "
         "--fund --help --json --keystore --model --orchestrator --password-file --price "
         "--quorum --recipe --rpc --steps --store --task-set --trainer --trainer-keystore "
         "--trainer-password-file --validator"

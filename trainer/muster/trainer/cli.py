@@ -198,6 +198,12 @@ def run_base_model(
     is_flag=True,
     help="Take a task set that `muster tasks check` refuses.",
 )
+@click.option(
+    "--accept-unsafe-economics",
+    "accepts_unsafe_economics",
+    is_flag=True,
+    help="Create the run although cheating pays under these terms: see `muster economics`.",
+)
 @click.option("--rpc", metavar="URL", default=DEFAULT_RPC, show_default=True, help="RPC endpoint.")
 @click.option("--deployments", type=FOLDER, default=DEFAULT_DEPLOYMENTS, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print ids and hashes as JSON.")

@@ -23,6 +23,7 @@ from muster.tasks import TaskSet, identities
 from muster.tasks.admission import Trial, admit
 from muster.toploc import Calibration
 from muster.trainer.chain_ports import ChainAnchor
+from muster.trainer.economics import cheats_of, read_fixed, refuse_unsafe, terms_of
 from muster.trainer.policies import BASE, policy_files
 from muster.trainer.publish import Publisher
 
@@ -66,6 +67,8 @@ class RunPlan:
     """Receives recipe, calibration and task set, each named by its hash."""
     admits_anyway: bool = False
     """Whether a task set that is not admitted is taken all the same."""
+    accepts_unsafe_economics: bool = False
+    """Whether terms under which cheating pays are taken all the same."""
 
 
 async def create_run(
@@ -74,7 +77,8 @@ async def create_run(
     """Create and fund the run; returns its id and the hashes it pins.
 
     Version 0 is published when the trainer's key is given; otherwise the trainer does it when it
-    starts. Raises ConfigError when a document is unusable, before anything is sent.
+    starts. Raises ConfigError when a document is unusable or cheating would pay, before anything is
+    sent.
     """
     files = policy_files(plan.model)
     hashes = _write_documents(plan)
@@ -89,6 +93,7 @@ async def create_run(
         validators=tuple(plan.validators),
     )
     async with await Chain.connect(rpc, deployments, key=owner) as chain:
+        await _require_safe_economics(plan, config.terms, chain)
         run_id, _ = await chain.runs.create_run(config)
         logger.info("run created", extra={"run": run_id})
         if plan.fund_wei:
@@ -101,6 +106,18 @@ async def create_run(
         root = await _publish_base(plan, run_id, rpc, deployments, trainer)
         created["policy_root"] = hex0x(root)
     return created
+
+
+async def _require_safe_economics(plan: RunPlan, run: RunTerms, chain: Chain) -> None:
+    """Raise ConfigError when cheating pays under the run's terms, unless the plan accepts it."""
+    calibration = Calibration.from_bytes(_read(plan.calibration))
+    terms = terms_of(plan.recipe, calibration, run, await read_fixed(chain))
+    try:
+        refuse_unsafe(terms, cheats_of(calibration))
+    except ConfigError as refused:
+        if not plan.accepts_unsafe_economics:
+            raise
+        logger.warning("economics accepted against reason", extra={"reason": str(refused)})
 
 
 def _write_documents(plan: RunPlan) -> dict[str, Hash32]:

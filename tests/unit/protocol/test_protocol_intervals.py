@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.inference.intervals import at_least, rate_bound, wilson
+from muster.protocol.intervals import at_least, exactly, rate_bound, wilson
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,16 @@ def test_binomial_tail_is_the_sum_of_its_terms(trials: int, rate: float, count: 
         for k in range(count, trials + 1)
     )
     assert at_least(trials, rate, count) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.integers(0, 60), st.floats(0, 1))
+def test_binomial_terms_are_all_of_the_law(trials: int, rate: float) -> None:
+    terms = [exactly(trials, rate, count) for count in range(trials + 1)]
+    assert math.fsum(terms) == pytest.approx(1)
+    assert exactly(trials, rate, trials + 1) == exactly(trials, rate, -1) == 0
+
+
+def test_tails_of_large_samples_are_quick_and_right() -> None:
+    # Poisson with mean 1, and a mean far above.
+    assert at_least(10**15, 1e-15, 3) == pytest.approx(1 - 2.5 / math.e)
+    assert at_least(10**15, 0.5, 20) == 1

@@ -1,0 +1,71 @@
+"""Confidence intervals of shares, and what they mean for a whole submission. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+_Z = 1.959964
+"""Normal quantile of a two-sided 95 % interval."""
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Return the two-sided 95 % interval of a share (Wilson's score interval)."""
+    if not trials:
+        return 0.0, 1.0
+    share, spread = successes / trials, _Z * _Z / trials
+    middle = share + spread / 2
+    width = math.sqrt(share * (1 - share) * spread + spread * spread / 4)
+    low, high = (middle - width) / (1 + spread), (middle + width) / (1 + spread)
+    # Exact at the ends, where rounding would leave a hair.
+    return (0.0 if not successes else low), (1.0 if successes == trials else high)
+
+
+def rate_bound(trials: int) -> float:
+    """Return the one-sided 95 % upper bound of a rate that showed no success: about 3 / trials."""
+    return 1.0 if not trials else -math.expm1(math.log(0.05) / trials)
+
+
+def at_least(trials: int, rate: float, count: int) -> float:
+    """Return the probability of `count` or more successes."""
+    if count <= 0 or count > trials or rate >= 1:
+        return float(count <= trials)
+    if rate <= 0:
+        return 0.0
+    odds = math.log(rate), math.log1p(-rate)
+    if count <= trials * rate:
+        return max(0.0, 1 - math.fsum(_term(trials, k, *odds) for k in range(count)))
+    # The upper tail is summed itself: one minus the lower would lose small probabilities.
+    return min(1.0, math.fsum(_upper_terms(trials, count, odds)))
+
+
+def exactly(trials: int, rate: float, count: int) -> float:
+    """Return the probability of just `count` successes."""
+    if not 0 <= count <= trials:
+        return 0.0
+    if rate <= 0 or rate >= 1:
+        return float(count == (trials if rate >= 1 else 0))
+    return _term(trials, count, math.log(rate), math.log1p(-rate))
+
+
+def _upper_terms(trials: int, count: int, odds: tuple[float, float]) -> Iterator[float]:
+    """Yield the terms from `count`, which is above the mean, until they no longer matter."""
+    first = _term(trials, count, *odds)
+    for k in range(count, trials + 1):
+        term = _term(trials, k, *odds)
+        yield term
+        if term <= first * 1e-18:
+            return
+
+
+def _term(trials: int, k: int, log_rate: float, log_rest: float) -> float:
+    return math.exp(_log_ways(trials, k) + k * log_rate + (trials - k) * log_rest)
+
+
+def _log_ways(trials: int, k: int) -> float:
+    """Return the logarithm of the binomial coefficient."""
+    few = min(k, trials - k)
+    if few <= 32:
+        # Of large numbers the gamma function's logarithm has no digits left for the difference.
+        return math.fsum(math.log((trials - i) / (i + 1)) for i in range(few))
+    return math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
