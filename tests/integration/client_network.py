@@ -157,14 +157,18 @@ class Network:
         return await read_view(self.owner, ChainView())
 
     async def publish(self, version: PolicyVersion) -> None:
-        """Publish a policy version."""
+        """Publish a policy version that consumed nothing."""
+        await self.publish_step(version, 0, 0)
+
+    async def publish_step(self, version: PolicyVersion, start: int, end: int) -> None:
+        """Publish a policy version that says which part of the training stream it consumed."""
         manifest = await asyncio.to_thread(
             self.store.publish,
             self.run.policy(self.folder, version),
             run_id=self.run_id,
             version=version,
-            stream_from=0,
-            stream_to=0,
+            stream_from=start,
+            stream_to=end,
             sign=lambda root: self._sign_root(version, root),
         )
         await self.trainer.runs.publish_checkpoint(self.run_id, version, manifest.root())

@@ -19,6 +19,7 @@ from muster.client.validator.judging import Judgement, Rules, examine, outcome_r
 from muster.client.validator.slots import KnownBatch, SlotIndex
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.ids import RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.rollouts import MAX_FILE_BYTES
 
@@ -62,17 +63,16 @@ def claim_at(
     entries: Sequence[BatchEntry],
     position: int,
     domain: Domain,
+    slots: SlotIndex | None = None,
 ) -> Claim:
-    """Return a submission as it stood in its batch, with the chain's facts of that block."""
+    """Return a submission as it stood in its batch, with the chain's facts of that block.
+
+    `slots` are those that the run's batches fill; computed unless given.
+    """
     entry = entries[position]
     submission = entry.submission
     standing = view.standing(submission.worker, before=batch.block_number)
-    slots = SlotIndex()
-    slots.refresh(
-        KnownBatch(each.batch_id, each.root, tuple(each.records))
-        for each in view.batches.values()
-        if each.run_id == batch.run_id and each.records is not None
-    )
+    slots = slots or slots_of(view, batch.run_id)
     worker_id = standing.worker_id if standing else 0
     slot = (worker_id, submission.step, submission.index)
     before = [e.submission for e in entries[:position]]
@@ -93,6 +93,17 @@ def claim_at(
         node=standing.node if standing and is_active else None,
         is_slot_used=slots.is_used(slot, before=batch.batch_id) or is_repeated,
     )
+
+
+def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
+    """Return the slots that a run's judged batches fill."""
+    slots = SlotIndex()
+    slots.refresh(
+        KnownBatch(batch.batch_id, batch.root, tuple(batch.records))
+        for batch in view.batches.values()
+        if batch.run_id == run_id and batch.records is not None
+    )
+    return slots
 
 
 async def recompute(claim: Claim, data: bytes, rules: Rules, engine: InferenceEngine) -> Recomputed:

@@ -24,18 +24,23 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.audit.flags import source_options, wanted_of
+from muster.client.audit.flags import copy_options, read_history, source_options
+from muster.client.audit.lineage_command import lineage
+from muster.client.audit.lookup_commands import slashes, submission, worker
 from muster.client.audit.verify import verify
-from muster.client.options import FILE, FOLDER, json_option
+from muster.client.audit.watch_command import watch
+from muster.client.options import FILE, FOLDER, HOME, engine_options, json_option
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
 
 if TYPE_CHECKING:
+    from muster.client.audit.contradictions import Check
     from muster.client.audit.history import History
     from muster.client.audit.report import AuditReport
 
@@ -56,8 +61,7 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
     \b
     Examples:
       muster audit
-      muster audit run 1 --html audit.html
-      muster audit worker 0x70997970C51812dc3A010C7d01b50e0d17dc79C8
+      muster audit --run 1 --json
     """
     if context.invoked_subcommand is not None:
         return
@@ -65,7 +69,8 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
     finish(history.report(None if run is None else RunId(run)), as_json=as_json)
 
 
-audit.add_command(verify)
+for command in (worker, submission, slashes, watch, lineage, verify):
+    audit.add_command(command)
 
 
 @audit.command("run")
@@ -80,32 +85,75 @@ audit.add_command(verify)
     help="What tables are exported as.",
 )
 @click.option("--html", type=FILE, help="Write a report that a browser shows.")
+@click.option("--sample", type=click.IntRange(1), help="Run so many verdicts again.")
+@click.option("--all", "runs_all", is_flag=True, help="Run all verdicts again.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws the sample.")
+@copy_options
+@engine_options
 @json_option
 @source_options
-def run_command(
-    run: int, as_json: bool, export: Path | None, form: str, html: Path | None, **options: Any
-) -> None:
-    """Audit one run; export its tables, write a report.
+def run_command(run: int, as_json: bool, **options: Any) -> None:
+    """Audit one run: export, report, run verdicts again from evidence.
 
     \b
     Examples:
-      muster audit run 1
       muster audit run 1 --export tables --format parquet --html audit.html
-      muster audit run 1 --rpc https://one.example --rpc https://two.example --prove chain
+      muster audit run 1 --rpc http://one --rpc http://two --prove chain
+      muster audit run 1 --evidence files --evidence documents --sample 20
     """
+    run_id = RunId(run)
     history = read_history(options)
-    report = history.report(RunId(run))
-    if export is not None:
+    history.require_run(run_id)
+    if options["sample"] or options["runs_all"]:
+        history = replace(
+            history, about_source=(*history.about_source, _rerun(history, run_id, options))
+        )
+    report = history.report(run_id)
+    _write_files(history, report, run_id, options)
+    finish(report, as_json=as_json)
+
+
+def _rerun(history: History, run_id: RunId, options: dict[str, Any]) -> Check:
+    """Return whether verdicts run again are the recorded ones."""
+    import asyncio
+
+    from muster.client.audit.evidence import EvidenceStore
+    from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
+    from muster.client.audit.table import tabulate
+    from muster.client.doctor.command import load_transformers
+
+    if not options["evidence"]:
+        raise ConfigError(
+            "verdicts are run again from evidence",
+            hint="--evidence FOLDER: an orchestrator's files and documents, bundles",
+        )
+    sample = None if options["runs_all"] else options["sample"]
+    rows = draw(tabulate(history.ledger), run_id, sample, options["seed"])
+    require_rows(rows, run_id)
+    cache = HOME.expanduser() / "doctor" / "policies"
+    copies = Copies(EvidenceStore(options["evidence"]), options["relay"], cache)
+    load = load_transformers(options["threads"] or 1)
+    engine = load(options["dtype"] or "float32", options["device"] or "cpu")
+
+    def show(done: int, of: int, line: str) -> None:
+        click.echo(f"{done}/{of} {line}", err=True)
+
+    return asyncio.run(rerun_verdicts(history, run_id, rows, copies, engine, progress=show))
+
+
+def _write_files(
+    history: History, report: AuditReport, run_id: RunId, options: dict[str, Any]
+) -> None:
+    if options["export"] is not None:
         from muster.client.audit.export import export_tables
 
-        for path in export_tables(history, report, RunId(run), export, form):
+        for path in export_tables(history, report, run_id, options["export"], options["form"]):
             click.echo(f"wrote {path}", err=True)
-    if html is not None:
+    if options["html"] is not None:
         from muster.client.audit.html_report import write_html
 
-        write_html(history, report, RunId(run), html)
-        click.echo(f"wrote {html}", err=True)
-    finish(report, as_json=as_json)
+        write_html(history, report, run_id, options["html"])
+        click.echo(f"wrote {options['html']}", err=True)
 
 
 @audit.command("dump")
@@ -138,15 +186,6 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
         click.echo(f"wrote {file}: {found['blocks']} blocks up to block {history.head.number}")
     if not all(check.passed for check in checks):
         sys.exit(1)
-
-
-def read_history(options: dict[str, Any], *, keeps_blocks: bool = False) -> History:
-    """Return the history that the flags name."""
-    import asyncio
-
-    from muster.client.audit.history import read
-
-    return asyncio.run(read(wanted_of(options), keeps_blocks=keeps_blocks))
 
 
 def finish(report: AuditReport, *, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from muster.client.options import (
 from muster.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from muster.client.audit.history import Wanted
+    from muster.client.audit.history import History, Wanted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,3 +71,26 @@ def wanted_of(options: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
         proof=Proof(options["prove"]),
         since=options["since"],
     )
+
+
+def read_history(options: Mapping[str, Any], *, keeps_blocks: bool = False) -> History:
+    """Return the history that the flags name."""
+    import asyncio
+
+    from muster.client.audit.history import read
+
+    return asyncio.run(read(wanted_of(options), keeps_blocks=keeps_blocks))
+
+
+def copy_options(command: F) -> F:
+    """Add where copies of the evidence are."""
+    for option in (
+        click.option(
+            "--relay", multiple=True, metavar="URL", help="Where policies are; repeatable."
+        ),
+        click.option(
+            "--evidence", type=FOLDER, multiple=True, help="Copy of the evidence; repeatable."
+        ),
+    ):
+        command = option(command)
+    return command

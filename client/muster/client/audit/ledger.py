@@ -125,6 +125,10 @@ class Ledger(HistoryView):
         for event in events:
             self.apply(event)
 
+    def kept_events(self) -> list[Event]:
+        """Return the events, oldest first; none unless they are kept."""
+        return self._events
+
     def recent_blocks(self) -> list[BlockId]:
         """Return the newest blocks with events, oldest first."""
         return [BlockId(number, hashed) for number, hashed in sorted(self._blocks.items())]

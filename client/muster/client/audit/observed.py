@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -89,9 +89,15 @@ class Observed:
             raise EncodingError(f"malformed answers of contracts: {error}") from error
 
 
-async def observe(chain: Chain, view: ChainView, *, block: int | None = None) -> Observed:
+async def observe(
+    chain: Chain,
+    view: ChainView,
+    *,
+    block: int | None = None,
+    only: Collection[int] | None = None,
+) -> Observed:
     """Return what the contracts say, after a block (default: the latest), about what the events
-    up to there tell.
+    up to there tell; of batches, about some only if so asked.
     """
     tag = "latest" if block is None else hex(block)
     chain = chain if block is None else chain.at(block)
@@ -105,7 +111,7 @@ async def observe(chain: Chain, view: ChainView, *, block: int | None = None) ->
         batches=await chain.ledger.batch_count(),
         funds={run: await chain.escrow.funds_of(run) for run in view.runs},
         versions={run: await chain.runs.latest_version(run) for run in view.runs},
-        strange=frozenset(await _strange_batches(chain, view, tag)),
+        strange=frozenset(await _strange_batches(chain, view, tag, only)),
         parameters={
             "challenge_window_s": await chain.ledger.challenge_window(),
             "outcome_deadline_s": await chain.ledger.outcome_deadline(),
@@ -113,9 +119,11 @@ async def observe(chain: Chain, view: ChainView, *, block: int | None = None) ->
     )
 
 
-async def _strange_batches(chain: Chain, view: ChainView, tag: str) -> list[int]:
+async def _strange_batches(
+    chain: Chain, view: ChainView, tag: str, only: Collection[int] | None
+) -> list[int]:
     """Return the batches whose stored hash is not that of the header the events add up to."""
-    strange, numbers = [], list(view.batches)
+    strange, numbers = [], [b for b in view.batches if only is None or b in only]
     for start in range(0, len(numbers), ASKED_AT_ONCE):
         asked = numbers[start : start + ASKED_AT_ONCE]
         for number, stored in zip(asked, await _commitments(chain, asked, tag), strict=True):

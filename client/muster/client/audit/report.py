@@ -247,20 +247,26 @@ def run_checks(
     observed: Observed | None = None,
     *,
     table: OutcomeTable | None = None,
+    fresh: OutcomeTable | None = None,
 ) -> list[Check]:
-    """Return every check; the contracts' own sums are compared only when they were observed."""
+    """Return every check; the contracts' own sums are compared only when they were observed.
+
+    Batches never change once they are posted: roots, signatures and records of those outside
+    `fresh` are not looked at again.
+    """
     table = tabulate(view) if table is None else table
+    fresh = table if fresh is None else fresh
     domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
     window_s = parameter(deployment, observed, "challenge_window_s")
     checks = [
         work.events_follow(view),
-        work.batch_roots(view, table),
+        work.batch_roots(view, fresh),
         work.direct_submissions(view, domain),
-        work.outcomes_roots(table),
-        work.signatures(view, table, domain),
-        work.deadlines(table, parameter(deployment, observed, "outcome_deadline_s")),
-        work.reasons(table),
-        work.accepted_records(view, table),
+        work.outcomes_roots(fresh),
+        work.signatures(view, fresh, domain),
+        work.deadlines(fresh, parameter(deployment, observed, "outcome_deadline_s")),
+        work.reasons(fresh),
+        work.accepted_records(view, fresh),
         money.slots(table),
         money.payments(view, table, window_s),
         money.slashes(view, table, window_s),

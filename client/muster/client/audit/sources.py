@@ -96,24 +96,42 @@ class Heard:
     """The raw blocks with events; empty when nobody wants them."""
 
 
+class Ear:
+    """Hears a history from one endpoint, poll by poll."""
+
+    def __init__(self, chain: Chain, *, keeps_logs: bool) -> None:
+        self._listener = Listener(chain.rpc) if keeps_logs else None
+        source = _Listening(self._listener or chain.rpc, chain.deployment)
+        self._reader = EventReader(source)
+
+    async def poll(self) -> Heard:
+        """Return everything new, with the raw logs if they are kept."""
+        poll = await self._reader.poll()
+        if self._listener is None:
+            return Heard(poll)
+        logs, self._listener.logs = self._listener.logs, {}
+        return Heard(poll, _blocks_of(poll, logs))
+
+
 async def hear(chain: Chain, *, keeps_logs: bool) -> Heard:
     """Return everything that an endpoint tells, with the raw logs if wanted."""
-    if not keeps_logs:
-        return Heard(await EventReader(chain).poll())
-    listener = Listener(chain.rpc)
-    poll = await EventReader(_Listening(listener, chain.deployment)).poll()
+    return await Ear(chain, keeps_logs=keeps_logs).poll()
+
+
+def _blocks_of(
+    poll: Poll, heard: Mapping[tuple[str, int], Mapping[str, Any]]
+) -> dict[int, DumpedBlock]:
     times = {event.block_number: event.block_timestamp for event in poll.events}
     hashes = {event.block_number: event.block_hash for event in poll.events}
     logs: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for (block_hash, _), log in sorted(listener.logs.items(), key=lambda item: item[0][1]):
+    for (block_hash, _), log in sorted(heard.items(), key=lambda item: item[0][1]):
         number = from_hex(log["blockNumber"])
         if number in hashes and to_hash32(block_hash) == hashes[number]:
             logs[number].append(log)
-    blocks = {
+    return {
         number: DumpedBlock(BlockId(number, hashes[number]), times[number], logs[number])
         for number in sorted(logs)
     }
-    return Heard(poll, blocks)
 
 
 def contract_addresses(deployment: Deployment) -> frozenset[str]:

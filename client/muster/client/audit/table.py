@@ -5,7 +5,7 @@ Rows are in batch order, batches in the order of their commitment. `_N` is one v
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +84,13 @@ def packed(batch: BatchView) -> bytes:
     return pack_records(list(records or ()))
 
 
-def tabulate(view: ChainView) -> OutcomeTable:
-    """Return the outcomes that a view knows."""
-    batches = [batch for batch in view.batches.values() if batch.records]
+def tabulate(view: ChainView, *, only: Collection[int] | None = None) -> OutcomeTable:
+    """Return the outcomes that a view knows, of all batches or of some."""
+    batches = [
+        batch
+        for batch in view.batches.values()
+        if batch.records and (only is None or batch.batch_id in only)
+    ]
     # Joined as bytes: numpy's concatenation would turn the numbers to the machine's byte order.
     records = np.frombuffer(b"".join(map(packed, batches)), dtype=RECORD)
     sizes = [len(batch.records or ()) for batch in batches]

@@ -1,0 +1,191 @@
+"""A copy of the evidence, wherever it lies: folders, the orchestrator's files, bundles.
+
+Nothing in it is believed. Everything is found by the hash that the chain names, so copies need no
+order, and several folders add up:
+
+    <sha256>.parquet, <sha256>.json   a submission's file; its submission, signatures and ticket,
+                                      as orchestrators keep them in `--files`
+    <keccak256>                       recipe, calibration, task set, manifests, under any name
+    <run>/v<version>/                 a policy's files
+    *.zip                             evidence bundles, as `muster explain --save` writes them
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from muster.api.answers import BatchEntry
+from muster.chain import BatchView
+from muster.client.bundle import CALIBRATION, MANIFEST, RECIPE, SUBMISSION, TASK_SET, Bundle
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ConfigError, EncodingError, MusterError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.rollouts import MAX_FILE_BYTES
+from muster.tasks import document_root
+
+MAX_ENTRIES = 1_000_000
+"""Files of a copy that are looked at."""
+MAX_SMALL_BYTES = 16 << 20
+"""A document above this is no recipe, calibration or manifest."""
+MAX_ENTRY_BYTES = 1 << 20
+"""What is written beside a submission's file is smaller."""
+
+
+class EvidenceStore:
+    """Folders with evidence, found by hash."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Raises ConfigError when one of them is no folder."""
+        self._named: dict[str, Path] = {}
+        self._loose: list[Path] = []
+        self._folders: list[Path] = []
+        self._bundles: list[Path] = []
+        self._small: dict[Hash32, Path] | None = None
+        for place, path in enumerate(_walk(folders)):
+            if place >= MAX_ENTRIES:
+                raise ConfigError(f"more than {MAX_ENTRIES} files of evidence")
+            self._take_in(path)
+
+    def _take_in(self, path: Path) -> None:
+        if path.is_dir():
+            self._folders.append(path)
+        elif path.suffix == ".zip":
+            self._bundles.append(path)
+        else:
+            self._named.setdefault(path.name.lower().removeprefix("0x"), path)
+            self._loose.append(path)
+
+    # Submissions
+
+    def submission_file(self, file_hash: Hash32) -> bytes | None:
+        """Return what is kept under a submission's hash, whether or not it has it; None when
+        nothing is.
+        """
+        for name in (f"{file_hash.hex()}.parquet", file_hash.hex()):
+            if (path := self._named.get(name)) is not None:
+                return _read(path, MAX_FILE_BYTES)
+        for bundle in self._bundles_about(file_hash):
+            if (data := bundle.part(SUBMISSION)) is not None:
+                return data
+        return None
+
+    def entries(self, batch: BatchView) -> list[BatchEntry] | None:
+        """Return a batch's submissions in order, as they are kept; None when one is missing.
+
+        The batch's outcome records, which are on chain, name the files.
+        """
+        found = [self._entry(record.file_hash) for record in batch.records or ()]
+        if found and all(entry is not None for entry in found):
+            return [entry for entry in found if entry is not None]
+        for path in self._bundles:
+            if (entries := _entries_of(path, batch.batch_id)) is not None:
+                return entries
+        return None
+
+    def _entry(self, file_hash: Hash32) -> BatchEntry | None:
+        path = self._named.get(f"{file_hash.hex()}.json")
+        if path is None:
+            return None
+        try:
+            return BatchEntry.model_validate_json(_read(path, MAX_ENTRY_BYTES))
+        except (ValidationError, RecursionError) as error:
+            raise EncodingError(f"{path.name} of the evidence is malformed: {error}") from error
+
+    def _bundles_about(self, file_hash: Hash32) -> Iterator[Bundle]:
+        for path in self._bundles:
+            with Bundle(path) as bundle:
+                if bundle.evidence().entry.submission.file_hash == file_hash:
+                    yield bundle
+
+    # Documents
+
+    def document(self, pinned: Hash32) -> bytes | None:
+        """Return a recipe, calibration or manifest by its Keccak-256."""
+        path = self._documents().get(pinned)
+        if path is not None:
+            return _read(path, MAX_SMALL_BYTES)
+        for data in self._parts(RECIPE, CALIBRATION, MANIFEST):
+            if keccak(data) == pinned:
+                return data
+        return None
+
+    def task_set(self, pinned: Hash32, folder: Path) -> Path | None:
+        """Return the file of a task set by its root; one of a bundle is put into `folder`."""
+        for name in (pinned.hex(), f"{pinned.hex()}.jsonl"):
+            path = self._named.get(name)
+            if path is not None and _root_of(path) == pinned:
+                return path
+        for data in self._parts(TASK_SET):
+            path = folder / pinned.hex()
+            path.write_bytes(data)
+            if _root_of(path) == pinned:
+                return path
+        return None
+
+    def _documents(self) -> dict[Hash32, Path]:
+        if self._small is None:
+            self._small = {
+                keccak(path.read_bytes()): path
+                for path in self._loose
+                if path.suffix not in (".parquet", ".safetensors")
+                and path.stat().st_size <= MAX_SMALL_BYTES
+            }
+        return self._small
+
+    def _parts(self, *names: str) -> Iterator[bytes]:
+        for path in self._bundles:
+            with Bundle(path) as bundle:
+                for name in names:
+                    if (data := bundle.part(name)) is not None:
+                        yield data
+
+    # Policies
+
+    def policy_folders(self, run_id: RunId, version: PolicyVersion) -> list[Path]:
+        """Return folders that may hold a policy's files: their names say so, nothing else."""
+        names = {f"v{int(version)}", f"{int(run_id)}-v{int(version)}", f"policy-{int(version)}"}
+        return [path for path in self._folders if path.name in names]
+
+    def bundles_of(self, root: Hash32) -> Iterator[Bundle]:
+        """Yield the bundles that have the manifest of this root and weights."""
+        for path in self._bundles:
+            with Bundle(path) as bundle:
+                data = bundle.part(MANIFEST)
+                if data is not None and keccak(data) == root and bundle.has_weights():
+                    yield bundle
+
+
+def _walk(folders: Sequence[Path]) -> Iterator[Path]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder", hint="--evidence wants folders")
+        for parent, below, names in os.walk(folder):
+            yield Path(parent)
+            # Hidden folders hold what is in progress.
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            yield from (Path(parent) / name for name in sorted(names))
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(most + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _entries_of(path: Path, batch_id: int) -> list[BatchEntry] | None:
+    with Bundle(path) as bundle:
+        evidence = bundle.evidence()
+        return evidence.entries if evidence.batch_id == batch_id else None
+
+
+def _root_of(path: Path) -> Hash32 | None:
+    try:
+        return document_root(path)
+    except (MusterError, OSError):
+        return None

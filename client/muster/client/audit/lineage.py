@@ -1,0 +1,280 @@
+"""A policy's ancestry: which files, workers and verdicts went into a version. Pure.
+
+A version's manifest, whose root is on chain, says which range of the training stream its step
+consumed (docs/protocol.md, sections 9 and 10); the stream is the run's accepted records in the
+order in which they were posted. So the root of one version fixes everything that went into it and
+into all before it; manifests of the versions between tell which step took what.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from muster.chain import CheckpointView, RunView
+from muster.client.audit.contradictions import Contradiction, Kind
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.table import OutcomeTable, tabulate
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.messages import Verdict
+from muster.shardcast import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Ingredient:
+    """A record of the training stream that a version's ancestry consumed."""
+
+    stream_position: int
+    """Its place in the training stream, from 0."""
+    version: int | None
+    """The version whose step consumed it; None when no manifest at hand tells."""
+    batch_id: int
+    """Its batch."""
+    position: int
+    """Its place there."""
+    file_sha256: str
+    """The submission's file."""
+    worker: str | None
+    """Who made it."""
+    policy_version: int
+    """The policy that generated it."""
+    units: int
+    """Its units."""
+    use: str
+    """trained, or why its turn passed: repeated (the file came before), stale (too old a policy);
+    overturned: trained, and a jury said later that it should not have been accepted."""
+    posted_tx: str | None
+    """The transaction that recorded the verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A version on the way from the base model."""
+
+    version: int
+    """Its number."""
+    manifest_root: str
+    """As on chain."""
+    tx: str
+    """The publishing transaction."""
+    stream_from: int | None
+    """First position that its step consumed; None without its manifest."""
+    stream_to: int | None
+    """Position after the last one; None without its manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A version with everything that went into it."""
+
+    run_id: RunId
+    """The run."""
+    version: int
+    """The version."""
+    ancestors: tuple[Ancestor, ...]
+    """From version 0 to it."""
+    ingredients: tuple[Ingredient, ...]
+    """In the order of the stream."""
+    contradictions: tuple[Contradiction, ...]
+    """What cannot be."""
+
+    def by_worker(self) -> list[tuple[str, int, int]]:
+        """Return each worker with the submissions and units of it that were trained on."""
+        counts: Counter[str] = Counter()
+        units: Counter[str] = Counter()
+        for each in self.ingredients:
+            if each.use in ("trained", "overturned"):
+                counts[each.worker or "?"] += 1
+                units[each.worker or "?"] += each.units
+        return [(worker, count, units[worker]) for worker, count in counts.most_common()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        workers = [
+            {"worker": worker, "submissions": count, "units": units}
+            for worker, count, units in self.by_worker()
+        ]
+        return {
+            "run_id": self.run_id,
+            "version": self.version,
+            "ancestors": [asdict(each) for each in self.ancestors],
+            "workers": workers,
+            "ingredients": [asdict(each) for each in self.ingredients],
+            "contradictions": [found.to_json() for found in self.contradictions],
+        }
+
+
+def trace(
+    ledger: Ledger,
+    run_id: RunId,
+    version: PolicyVersion,
+    manifest_of: Callable[[Hash32], bytes | None],
+    *,
+    max_async_level: int | None = None,
+) -> Lineage:
+    """Return a version's ancestry.
+
+    `manifest_of` returns a manifest by root, from anybody. Without `max_async_level`, which is in
+    the recipe, stale records count as trained. Raises ConfigError when there is no such version or
+    nobody has its own manifest.
+    """
+    run = _run_with(ledger, run_id, version)
+    versions = [v for v in sorted(run.checkpoints) if v <= version]
+    manifests, found = _manifests(run, versions, manifest_of)
+    if version not in manifests:
+        raise ConfigError(
+            f"nobody shows the manifest of version {version}, root "
+            f"{hex0x(run.checkpoints[version].manifest_root)}",
+            hint="--evidence FOLDER with a file of that hash, or --relay URL",
+        )
+    table = tabulate(ledger)
+    stream = stream_rows(ledger, table, run_id)
+    found += _range_problems(ledger, run, manifests, table, stream)
+    used = stream[: manifests[version].stream_to]
+    return Lineage(
+        run_id=run_id,
+        version=version,
+        ancestors=tuple(_ancestor(run.checkpoints[v], manifests.get(v)) for v in versions),
+        ingredients=tuple(_ingredients(ledger, table, used, manifests, max_async_level)),
+        contradictions=tuple(found),
+    )
+
+
+def _run_with(ledger: Ledger, run_id: RunId, version: PolicyVersion) -> RunView:
+    run = ledger.runs.get(run_id)
+    if run is None or version not in run.checkpoints:
+        newest = None if run is None else run.latest_version
+        raise ConfigError(
+            f"run {run_id} has no version {version}",
+            hint=f"its newest is {newest}" if run else "muster audit shows all runs",
+        )
+    return run
+
+
+def stream_rows(ledger: Ledger, table: OutcomeTable, run_id: RunId) -> list[int]:
+    """Return the rows of a run's training stream, in its order: accepted as recorded."""
+    numbers = {batch.batch_id: number for number, batch in enumerate(table.batches)}
+    accepted = table.records_N["verdict"] == Verdict.ACCEPTED
+    rows: list[int] = []
+    for batch_id in ledger.posted:
+        number = numbers[batch_id]
+        if table.batches[number].run_id == run_id:
+            start, end = int(table.starts[number]), int(table.starts[number + 1])
+            rows += (start + np.flatnonzero(accepted[start:end])).tolist()
+    return rows
+
+
+def _manifests(
+    run: RunView,
+    versions: Sequence[PolicyVersion],
+    manifest_of: Callable[[Hash32], bytes | None],
+) -> tuple[dict[PolicyVersion, Manifest], list[Contradiction]]:
+    """Return the manifests that somebody has, and what is wrong with some."""
+    manifests: dict[PolicyVersion, Manifest] = {}
+    found: list[Contradiction] = []
+    for version in versions:
+        checkpoint = run.checkpoints[version]
+        data = manifest_of(checkpoint.manifest_root)
+        if data is None:
+            continue
+        if keccak(data) != checkpoint.manifest_root:
+            what = f"the manifest shown of version {version} hashes to {hex0x(keccak(data))}"
+            found.append(_wrong(checkpoint, what))
+            continue
+        try:
+            manifest = Manifest.from_bytes(data)
+        except EncodingError as error:
+            found.append(_wrong(checkpoint, f"version {version} was published as none: {error}"))
+            continue
+        if (manifest.run_id, manifest.version) != (run.run_id, version):
+            what = f"run {manifest.run_id} version {manifest.version} was published as {version}"
+            found.append(_wrong(checkpoint, what))
+        manifests[version] = manifest
+    return manifests, found
+
+
+def _range_problems(
+    ledger: Ledger,
+    run: RunView,
+    manifests: dict[PolicyVersion, Manifest],
+    table: OutcomeTable,
+    stream: Sequence[int],
+) -> list[Contradiction]:
+    """Return where versions do not go on where the one before ended, or take what was not there."""
+    posted = [
+        ledger.batches[table.batches[int(table.batch_N[row])].batch_id].posted_block or 0
+        for row in stream
+    ]
+    found, before = [], 0
+    for version, manifest in manifests.items():
+        checkpoint = run.checkpoints[version]
+        follows = version == 0 or PolicyVersion(version - 1) in manifests
+        if manifest.stream_from < before or (follows and manifest.stream_from != before):
+            what = f"version {version} goes on at {manifest.stream_from}, its parent ended at"
+            found.append(_wrong(checkpoint, f"{what} {before}"))
+        known = int(np.searchsorted(posted, checkpoint.block_number, side="right"))
+        if manifest.stream_to > known:
+            what = f"version {version} consumed {manifest.stream_to} records, {known} were posted"
+            found.append(_wrong(checkpoint, what))
+        before = manifest.stream_to
+    return found
+
+
+def _wrong(checkpoint: CheckpointView, what: str) -> Contradiction:
+    return Contradiction(Kind.LINEAGE, what, checkpoint.tx_hash, checkpoint.block_number)
+
+
+def _ancestor(checkpoint: CheckpointView, manifest: Manifest | None) -> Ancestor:
+    return Ancestor(
+        version=checkpoint.version,
+        manifest_root=hex0x(checkpoint.manifest_root),
+        tx=checkpoint.tx_hash,
+        stream_from=None if manifest is None else manifest.stream_from,
+        stream_to=None if manifest is None else manifest.stream_to,
+    )
+
+
+def _ingredients(
+    ledger: Ledger,
+    table: OutcomeTable,
+    rows: Sequence[int],
+    manifests: dict[PolicyVersion, Manifest],
+    max_async_level: int | None,
+) -> Iterator[Ingredient]:
+    seen: set[Hash32] = set()
+    takers = {
+        place: version
+        for version, manifest in manifests.items()
+        for place in range(manifest.stream_from, min(manifest.stream_to, len(rows)))
+    }
+    for place, row in enumerate(rows):
+        batch, position = table.place(row)
+        record, taker = table.record(row), takers.get(place)
+        worker = ledger.worker_by_id.get(record.worker_id)
+        age = None if taker is None else taker - 1 - record.policy_version
+        use = "trained"
+        if record.file_hash in seen:
+            use = "repeated"
+        elif max_async_level is not None and age is not None and age > max_async_level:
+            use = "stale"
+        elif table.verdict_N[row] != Verdict.ACCEPTED:
+            use = "overturned"
+        seen.add(record.file_hash)
+        yield Ingredient(
+            stream_position=place,
+            version=None if taker is None else int(taker),
+            batch_id=batch.batch_id,
+            position=position,
+            file_sha256=hex0x(record.file_hash),
+            worker=None if worker is None else worker.address,
+            policy_version=record.policy_version,
+            units=record.units,
+            use=use,
+            posted_tx=batch.posted_tx,
+        )

@@ -1,0 +1,102 @@
+"""`muster audit worker | submission | slashes`: one thing, with what contradicts it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from muster.client.audit.flags import read_history, source_options
+from muster.client.options import json_option
+from muster.client.printing import print_facts, print_table
+
+SHOWN_OUTCOMES = 30
+"""Newest outcomes of a worker that are printed; --json has all."""
+
+
+@click.command("worker")
+@click.argument("address")
+@json_option
+@source_options
+def worker(address: str, as_json: bool, **options: Any) -> None:
+    """Show what a worker did, was paid and was slashed for, checked.
+
+    \b
+    Example:
+      muster audit worker 0x70997970C51812dc3A010C7d01b50e0d17dc79C8
+    """
+    from muster.client.audit.lookups import worker_facts
+    from muster.protocol.ids import to_address
+
+    found = worker_facts(read_history(options), to_address(address))
+    if not as_json:
+        print_facts({name: str(value) for name, value in found["worker"].items()})
+        _print_rows(found["outcomes"][-SHOWN_OUTCOMES:])
+        _print_rows(found["slashes"])
+        _print_rows(found["payments"])
+    _finish(found, as_json=as_json)
+
+
+@click.command("submission")
+@click.argument("submission")
+@json_option
+@source_options
+def submission(submission: str, as_json: bool, **options: Any) -> None:
+    """Show what the chain proves about one outcome: BATCH:POSITION, or the file's hash.
+
+    \b
+    Example:
+      muster audit submission 12:3
+    """
+    from muster.client.audit.lookups import submission_facts
+
+    found = submission_facts(read_history(options), submission)
+    if not as_json:
+        rest = {name: value for name, value in found.items() if name != "contradictions"}
+        print_facts({name: _words(value) for name, value in rest.items()})
+    _finish(found, as_json=as_json)
+
+
+@click.command("slashes")
+@json_option
+@source_options
+def slashes(as_json: bool, **options: Any) -> None:
+    """Show every slash, with the outcome and the transactions that it rests on.
+
+    \b
+    Example:
+      muster audit slashes
+    """
+    from muster.client.audit.lookups import slash_facts
+
+    found = slash_facts(read_history(options))
+    if not as_json:
+        _print_rows(found["slashes"])
+    _finish(found, as_json=as_json)
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return [str(each) for each in value] if isinstance(value, list) else str(value)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    if rows:
+        columns = list(rows[0])
+        print_table(columns, [[str(row[name]) for name in columns] for row in rows])
+
+
+def _finish(found: dict[str, Any], *, as_json: bool) -> None:
+    """Print JSON or the contradictions; exit 1 when there are some."""
+    contradictions = found["contradictions"]
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        for each in contradictions:
+            click.echo(f"FAIL {each['kind']}: {each['detail']} (the rule: {each['rule']})")
+        click.echo(f"{len(contradictions) or 'no'} contradictions")
+    if contradictions:
+        sys.exit(1)

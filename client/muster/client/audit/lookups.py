@@ -1,0 +1,160 @@
+"""One worker, one submission, every slash: what the ledger says and what contradicts it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from muster.chain import BatchView
+from muster.client.audit.contradictions import Contradiction, Kind
+from muster.client.audit.history import History
+from muster.client.audit.table import OutcomeTable, tabulate
+from muster.client.audit.work import outcome_signers
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.merkle import merkle_proof
+from muster.protocol.messages import Verdict
+
+
+def worker_facts(history: History, address: Address) -> dict[str, Any]:
+    """Return a worker's figures, outcomes, slashes and payments; raises ConfigError for nobody."""
+    account = history.ledger.workers.get(address)
+    if account is None:
+        raise ConfigError(
+            f"{address} is not registered as a worker", hint="muster audit lists the workers"
+        )
+    report, table = history.report(), tabulate(history.ledger)
+    rows = np.flatnonzero(table.column("worker_id") == account.worker_id).tolist()
+    places = {(batch.batch_id, position) for batch, position in map(table.place, rows)}
+    (figures,) = (worker for worker in report.workers if worker.address == address)
+    return {
+        "worker": asdict(figures),
+        "outcomes": [_outcome(table, row) for row in rows],
+        "slashes": [asdict(slash) for slash in report.slashes if slash.worker == address],
+        "payments": [asdict(each) for each in report.payments if each.worker == address],
+        "contradictions": [
+            found.to_json()
+            for found in report.contradictions
+            if address in found.detail or (found.batch_id, found.position) in places
+        ],
+    }
+
+
+def _outcome(table: OutcomeTable, row: int) -> dict[str, Any]:
+    batch, position = table.place(row)
+    record = table.record(row)
+    return {
+        "run_id": batch.run_id,
+        "batch_id": batch.batch_id,
+        "position": position,
+        "step": record.step,
+        "index": record.index,
+        "policy_version": record.policy_version,
+        "file_sha256": hex0x(record.file_hash),
+        "units": record.units,
+        "verdict": record.verdict.name.lower(),
+        "reason": record.reason.name.lower(),
+        "standing_verdict": Verdict(int(table.verdict_N[row])).name.lower(),
+        "posted_tx": batch.posted_tx,
+    }
+
+
+def find_row(table: OutcomeTable, submission: str) -> int:
+    """Return the row of BATCH:POSITION or of a file's hash; raises ConfigError when there is none.
+
+    A file that was submitted twice is found where it was first.
+    """
+    batch_id, colon, position = submission.partition(":")
+    if colon and batch_id.isdecimal() and position.isdecimal():
+        for number, batch in enumerate(table.batches):
+            row = int(table.starts[number]) + int(position)
+            if batch.batch_id == int(batch_id) and row < table.starts[number + 1]:
+                return row
+        raise ConfigError(f"no outcome {submission} is on chain", hint="was it judged yet?")
+    try:
+        wanted = bytes.fromhex(submission.removeprefix("0x"))
+    except ValueError:
+        wanted = b""
+    if len(wanted) != 32:
+        raise ConfigError(
+            f"not a submission: {submission!r}", hint="BATCH:POSITION, or a file's hash"
+        )
+    rows = np.flatnonzero(table.records_N["file_hash"] == np.void(wanted))
+    if not len(rows):
+        raise ConfigError("no outcome of that file is on chain", hint="was it judged yet?")
+    return int(rows[0])
+
+
+def submission_facts(history: History, submission: str) -> dict[str, Any]:
+    """Return everything that the chain proves about an outcome."""
+    table, ledger = tabulate(history.ledger), history.ledger
+    row = find_row(table, submission)
+    batch, position = table.place(row)
+    record = table.record(row)
+    leaves = batch.leaves()
+    leaf = leaves[position]
+    case = ledger.cases.get(leaf)
+    worker = ledger.worker_by_id.get(record.worker_id)
+    domain = Domain(history.deployment.chain_id, history.deployment.contracts["ContributionLedger"])
+    slash = next(
+        (s for s in ledger.slashes if (s.batch_id, s.position) == (batch.batch_id, position)), None
+    )
+    return {
+        **_outcome(table, row),
+        "worker": None if worker is None else worker.address,
+        "price_wei_per_unit": str(batch.price_per_unit),
+        "committed": _moment(batch.committed_at, batch.block_number, batch.tx_hash),
+        "posted": _moment(batch.posted_at, batch.posted_block, batch.posted_tx),
+        "signed_by": [signer for signer in outcome_signers(batch, domain) if signer],
+        "leaf": hex0x(leaf),
+        "outcomes_root": None if batch.outcomes_root is None else hex0x(batch.outcomes_root),
+        "proof": [hex0x(node) for node in merkle_proof(leaves, position)],
+        "case": None
+        if case is None
+        else {
+            "opened_tx": case.opened_tx,
+            "closed_tx": case.closed_tx,
+            "is_overturned": case.overturned,
+        },
+        "slash_tx": None if slash is None else slash.tx_hash,
+        "contradictions": [found.to_json() for found in _about(history, batch, position, leaf)],
+    }
+
+
+def _moment(at_s: int | None, block: int | None, tx: str | None) -> dict[str, Any]:
+    return {"at_s": at_s, "block": block, "tx": tx}
+
+
+def _about(
+    history: History, batch: BatchView, position: int, _leaf: Hash32
+) -> Iterator[Contradiction]:
+    for found in history.report().contradictions:
+        if found.batch_id == batch.batch_id and found.position in (None, position):
+            yield found
+
+
+SLASHES = {
+    Kind.SLASH_UNFOUNDED,
+    Kind.SLASH_VERDICT,
+    Kind.SLASH_SHARE,
+    Kind.SLASH_REPORTER,
+    Kind.SLASH_SPLIT,
+}
+
+
+def slash_facts(history: History) -> dict[str, Any]:
+    """Return every slash with what contradicts it."""
+    report = history.report()
+    wrong: Sequence[Contradiction] = [c for c in report.contradictions if c.kind in SLASHES]
+    return {
+        "slashes": [
+            {**asdict(slash), "is_founded": not any(slash.tx == found.tx for found in wrong)}
+            for slash in report.slashes
+        ],
+        "contradictions": [found.to_json() for found in wrong],
+    }

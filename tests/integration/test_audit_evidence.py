@@ -1,0 +1,292 @@
+"""Verdicts run again from copies of the evidence, some of which somebody tampered with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner, Result
+from client_network import (
+    WORKERS,
+    Network,
+    eventually,
+    open_network,
+    world,
+)
+
+from muster.client.audit.contradictions import Kind
+from muster.client.audit.table import tabulate
+from muster.client.doctor import command
+from muster.client.worker.loop import WorkerLoop
+from muster.devnet.cli import muster
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.messages import OutcomeRecord, Ticket, Verdict
+from muster.protocol.rollouts import Rollout
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Forger(WorkerLoop):
+    """Claims that every answer is right."""
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def judged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
+    """A network on which one worker was honest, one forged rewards, and both were judged."""
+    async with open_network(tmp_path_factory.mktemp("evidence")) as opened:
+        mains = (opened.worker(0), opened.worker(1, Forger))
+        tasks = [
+            asyncio.ensure_future(m) for m in (*mains, opened.validator(0), opened.validator(1))
+        ]
+
+        async def are_judged() -> bool:
+            view = await opened.view()
+            records = [r for b in view.batches.values() for r in b.records or ()]
+            accepted = sum(r.verdict is Verdict.ACCEPTED for r in records)
+            return accepted >= 2 and any(r.verdict is Verdict.FRAUD for r in records)
+
+        try:
+            await eventually(are_judged, 120)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _hash_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        command, "load_transformers", lambda _threads: lambda _dtype, _device: world.HashEngine()
+    )
+
+
+async def audit(network: Network, *words: str) -> Result:
+    chain = ["--rpc", network.anvil.rpc_url, "--deployments", str(network.folder / "deployments")]
+    return await asyncio.to_thread(CliRunner().invoke, muster, ["audit", *words, *chain])
+
+
+def copy_of(network: Network, to: Path) -> Path:
+    """Return a copy of what an orchestrator and a fetcher keep, policies included."""
+    for name in ("files", "documents", "validator-0"):
+        shutil.copytree(network.folder / name, to / name, ignore=shutil.ignore_patterns(".*"))
+    return to
+
+
+async def rerun(network: Network, folder: Path, *words: str) -> Result:
+    words = words or ("--all",)
+    return await audit(network, "run", "1", "--evidence", str(folder), *words, "--json")
+
+
+async def records_of(network: Network, verdict: Verdict) -> list[OutcomeRecord]:
+    view = await network.view()
+    records = [record for batch in view.batches.values() for record in batch.records or ()]
+    return [record for record in records if record.verdict is verdict]
+
+
+def found_in(result: Result) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(result.stdout)["contradictions"]
+    return found
+
+
+# Honest copies
+
+
+async def test_all_verdicts_are_borne_out_by_an_honest_copy(
+    judged: Network, tmp_path: Path
+) -> None:
+    result = await rerun(judged, copy_of(judged, tmp_path))
+    assert result.exit_code == 0, result.output
+    assert found_in(result) == []
+    count = len(result.stderr.splitlines())
+    assert count >= 3
+    assert f"{count} of {count} outcomes run again agree" in result.stdout
+    assert "fraud: agrees" in result.stderr
+
+
+async def test_a_sample_is_the_same_for_everybody_who_draws_alike(
+    judged: Network, tmp_path: Path
+) -> None:
+    folder = copy_of(judged, tmp_path)
+    drawn = [
+        (await rerun(judged, folder, "--sample", "2", "--seed", seed)).stderr for seed in ("5", "5")
+    ]
+    assert drawn[0] == drawn[1]
+    assert all(len(each.splitlines()) == 2 for each in drawn)
+
+
+async def test_bundles_are_evidence_too(judged: Network, tmp_path: Path) -> None:
+    record = (await records_of(judged, Verdict.FRAUD))[0]
+    file = next((judged.folder / "files").rglob(f"{record.file_hash.hex()}.parquet"))
+    saved = await asyncio.to_thread(
+        CliRunner().invoke,
+        muster,
+        [
+            *("explain", record.file_hash.hex(), "--rerun", str(file)),
+            *("--orchestrator", judged.orchestrator, "--save", str(tmp_path / "one.zip")),
+            *("--state-dir", str(judged.folder / "doctor"), "--rpc", judged.anvil.rpc_url),
+            *("--deployments", str(judged.folder / "deployments")),
+        ],
+    )
+    assert saved.exit_code == 0, saved.output
+    result = await rerun(judged, tmp_path)
+    assert "fraud: agrees" in result.stderr
+
+
+async def test_a_rerun_without_evidence_is_refused(judged: Network) -> None:
+    result = await audit(judged, "run", "1", "--all")
+    assert "--evidence FOLDER" in str(getattr(result.exception, "hint", ""))
+
+
+# Tampered copies
+
+
+def path_of(folder: Path, record: OutcomeRecord, suffix: str) -> Path:
+    return next(folder.rglob(f"{record.file_hash.hex()}{suffix}"))
+
+
+def withhold(folder: Path, record: OutcomeRecord) -> None:
+    path_of(folder, record, ".parquet").unlink()
+
+
+def alter_file(folder: Path, record: OutcomeRecord) -> None:
+    path_of(folder, record, ".parquet").write_bytes(b"something else")
+
+
+def alter_submission(folder: Path, record: OutcomeRecord) -> None:
+    path = path_of(folder, record, ".json")
+    value = json.loads(path.read_text())
+    value["submission"]["units"] += 1
+    path.write_text(json.dumps(value))
+
+
+def withhold_submission(folder: Path, record: OutcomeRecord) -> None:
+    path_of(folder, record, ".json").unlink()
+
+
+def break_submission(folder: Path, record: OutcomeRecord) -> None:
+    path_of(folder, record, ".json").write_text("{")
+
+
+def alter_signature(folder: Path, record: OutcomeRecord) -> None:
+    """Under the root are submissions, not their signatures: the check itself must see this."""
+    path = path_of(folder, record, ".json")
+    value = json.loads(path.read_text())
+    value["ticket_signature"] = "0x" + "11" * 64 + "1b"
+    path.write_text(json.dumps(value))
+
+
+def withhold_recipe(folder: Path, _record: OutcomeRecord) -> None:
+    (folder / "documents" / world_recipe_hash()).unlink()
+
+
+def world_recipe_hash() -> str:
+    from client_network import RECIPE
+
+    return RECIPE.hash().hex()
+
+
+def alter_policy(folder: Path, _record: OutcomeRecord) -> None:
+    for weights in folder.rglob("v0/model.safetensors"):
+        weights.write_text("policy 9")
+
+
+TAMPERINGS: list[tuple[Callable[[Path, OutcomeRecord], None], Kind, str]] = [
+    (withhold, Kind.EVIDENCE_WITHHELD, "the file 0x"),
+    (withhold_submission, Kind.EVIDENCE_WITHHELD, "the submissions of batch"),
+    (withhold_recipe, Kind.EVIDENCE_WITHHELD, "the recipe 0x"),
+    (alter_policy, Kind.EVIDENCE_WITHHELD, "policy 0, root 0x"),
+    (alter_file, Kind.EVIDENCE_ALTERED, "has the hash 0x"),
+    (alter_submission, Kind.EVIDENCE_ALTERED, "are not those that batch"),
+    (break_submission, Kind.EVIDENCE_ALTERED, "malformed"),
+    (alter_signature, Kind.VERDICT_WRONG, "recomputed FAILED"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "kind", "words"), TAMPERINGS)
+async def test_a_tampered_copy_is_caught_with_what_is_wrong(
+    judged: Network,
+    tmp_path: Path,
+    tamper: Callable[[Path, OutcomeRecord], None],
+    kind: Kind,
+    words: str,
+) -> None:
+    folder, record = copy_of(judged, tmp_path), (await records_of(judged, Verdict.ACCEPTED))[0]
+    tamper(folder, record)
+    result = await rerun(judged, folder)
+    assert result.exit_code == 1
+    found = found_in(result)
+    assert {each["kind"] for each in found} == {str(kind)}
+    assert any(words in each["detail"] for each in found), found
+    assert all(each["batch_id"] is not None and each["tx"] for each in found)
+
+
+# Wrong verdicts
+
+
+async def test_a_verdict_that_the_evidence_does_not_give_is_contradicted(
+    judged: Network, tmp_path: Path
+) -> None:
+    """Validators that collude: here the recorded outcome says what the file does not."""
+    from muster.client.audit.evidence import EvidenceStore
+    from muster.client.audit.history import Wanted, read
+    from muster.client.audit.ledger import PackedRecords
+    from muster.client.audit.reexecution import Copies, draw, rerun_verdicts
+    from muster.protocol.ids import RunId
+
+    wanted = Wanted((judged.anvil.rpc_url,), judged.folder / "deployments")
+    history = await read(wanted)
+    batch = next(b for b in history.ledger.batches.values() if b.records)
+    records = list(batch.records or ())
+    lie = replace(records[0], units=records[0].units - 1)
+    lied = b"".join(record.to_bytes() for record in [lie, *records[1:]])
+    batch.records = PackedRecords(lied)  # type: ignore[assignment]
+    copies = Copies(EvidenceStore([copy_of(judged, tmp_path)]))
+    rows = draw(tabulate(history.ledger), RunId(1), None, 0)
+    check = await rerun_verdicts(history, RunId(1), rows, copies, world.HashEngine())
+    (found,) = check.contradictions
+    assert (found.kind, found.batch_id, found.position) == (Kind.VERDICT_WRONG, batch.batch_id, 0)
+    assert f"units: {lie.units}, recomputed {lie.units + 1}" in found.detail
+
+
+# Lineage
+
+
+async def test_a_version_names_the_files_and_workers_that_went_into_it(judged: Network) -> None:
+    accepted = await records_of(judged, Verdict.ACCEPTED)
+    await judged.publish_step(PolicyVersion(1), 0, 1)
+    await judged.publish_step(PolicyVersion(2), 1, 2)
+    words = ("lineage", "--run", "1", "--version", "2", "--evidence", str(judged.folder / "origin"))
+    result = await audit(judged, *words, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [each["version"] for each in found["ingredients"]] == [1, 2]
+    assert [each["stream_to"] for each in found["ancestors"]] == [0, 1, 2]
+    of_stream = {f"0x{record.file_hash.hex()}" for record in accepted}
+    assert {each["file_sha256"] for each in found["ingredients"]} <= of_stream
+    (worker,) = found["workers"]
+    assert (worker["worker"], worker["submissions"]) == (WORKERS[0].address, 2)
+    text = (await audit(judged, *words)).stdout
+    assert "● base model" in text
+    assert "no contradictions" in text
+    # The newest manifest alone fixes the whole ancestry, though not which step took what.
+    relay = (
+        await audit(judged, *words[:5], "--evidence", str(judged.folder / "documents"))
+    ).exception
+    assert "nobody shows the manifest" in str(relay)
+    # What goes on where its parent did not end, or takes what was never posted, contradicts.
+    await judged.publish_step(PolicyVersion(3), 5, 500)
+    result = await audit(judged, *words[:4], "3", *words[5:], "--json")
+    assert result.exit_code == 1
+    kinds = {each["kind"] for each in json.loads(result.stdout)["contradictions"]}
+    assert kinds == {"lineage"}
