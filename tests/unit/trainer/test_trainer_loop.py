@@ -110,8 +110,8 @@ def world(tmp_path: Path, model_folder: Path) -> World:
     return made
 
 
-def _fresh_world(world: World, name: str) -> World:
-    other = World(world.folder.parent / name, world.model, make_recipe(max_async_level=8))
+def _patient_world(folder: Path, model: Path) -> World:
+    other = World(folder, model, make_recipe(max_async_level=8))
     other.feed.submit_many(range(12), version=0)
     return other
 
@@ -277,13 +277,20 @@ MOMENTS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> World:
+    """A run of five steps whose trainer nobody killed."""
+    made = _patient_world(tmp_path_factory.mktemp("undisturbed"), model_folder)
+    asyncio.run(made.train(5))
+    return made
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("count", [1, 2, 4])
 async def test_killed_trainer_ends_with_the_very_same_policy(
-    world: World, moment: str, count: int
+    tmp_path: Path, undisturbed: World, moment: str, count: int
 ) -> None:
-    undisturbed, killed = _fresh_world(world, "undisturbed"), _fresh_world(world, "killed")
-    await undisturbed.train(5)
+    killed = _patient_world(tmp_path, undisturbed.model)
     parts = _dying(killed.parts(), moment, count)
     await _die(parts, steps=5)
     killed.anchor = FakeAnchor(roots=killed.anchor.roots)
@@ -316,7 +323,7 @@ def _without_time(world: World) -> list[dict[str, Any]]:
 
 
 async def test_records_are_trained_on_exactly_once_over_many_deaths(world: World) -> None:
-    disturbed = _fresh_world(world, "disturbed")
+    disturbed = _patient_world(world.folder.parent / "disturbed", world.model)
     for moment in (
         "complete before",
         "complete after",
