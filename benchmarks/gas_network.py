@@ -51,6 +51,7 @@ PARAMETERS = DeployParameters(
     outcome_deadline_s=DAY // 4,
     vote_commit_s=DAY // 3,
     vote_reveal_s=DAY // 6,
+    slash_pause_s=DAY // 2,
     unbonding_s=7 * DAY,
     change_delay_s=3 * DAY,
     stake_per_unit=TOKEN // 10**6,

@@ -77,6 +77,9 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     /// @inheritdoc IContributionLedger
     uint256 public immutable stakePerUnit;
 
+    /// @dev Seconds that a pause of slashing lasts.
+    uint256 private immutable _slashPause;
+
     /// @inheritdoc IContributionLedger
     uint64 public batchCount;
 
@@ -91,6 +94,9 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     constructor(Network memory network, uint256 challengeWindow_, uint256 outcomeDeadline_, uint256 stakePerUnit_)
         EIP712("Muster", "1")
     {
+        uint256 cooldown = network.runs.slashCooldown();
+        // A window that one pause prolonged is over when the next one begins: what is final stays final.
+        require(cooldown >= challengeWindow_, LedgerCooldownTooShort(cooldown, challengeWindow_));
         runs = network.runs;
         workers = network.workers;
         vault = network.vault;
@@ -99,6 +105,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         challengeWindow = challengeWindow_;
         outcomeDeadline = outcomeDeadline_;
         stakePerUnit = stakePerUnit_;
+        _slashPause = network.runs.slashPause();
     }
 
     // ------------------------------------------------------------------- commit
@@ -172,7 +179,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         uint256 inFlight = (block.timestamp < work.until ? work.units : 0) + uint256(units);
         uint256 cap = unitCapOf(worker);
         require(inFlight <= cap, LedgerUnitCap(worker, inFlight, cap));
-        uint256 until = block.timestamp + outcomeDeadline + challengeWindow + court.juryTime();
+        uint256 until = block.timestamp + judgementTime();
         work.units = inFlight.toUint64();
         work.until = until.toUint64();
         vault.hold(worker, until);
@@ -238,9 +245,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         _requireFraud(outcome, standing.verdict);
         _checkEvidence(outcome.batch.runId, standing.outcome, submission, nodeSignature);
         bytes32 offence = standing.offence;
-        bool exact = standing.outcome.isExactFraud();
-        uint256 priors = workers.convict(submission.worker, offence, exact);
-        uint256 ppm = _fraudPpm(outcome.batch.runId, exact, priors);
+        uint256 ppm = _convict(outcome.batch.runId, submission.worker, offence, standing.outcome.isExactFraud());
         amount = vault.slash(submission.worker, ppm, offence, _reporterOf(standing));
         emit FraudExecuted(outcome.batch.batchId, submission.worker, offence, standing.leaf, outcome.position, amount);
     }
@@ -255,9 +260,12 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         return court.challengerOf(standing.leaf);
     }
 
-    /// @dev Returns the share of stake that a fraud costs: doubled for each prior conviction, never more than all.
-    function _fraudPpm(uint64 runId, bool exact, uint256 priors) private view returns (uint256) {
-        (uint256 fraudPpm, uint256 exactFraudPpm) = runs.slashesOf(runId);
+    /// @dev Convicts a worker unless slashing is paused. Returns the share of stake that its fraud costs: doubled for
+    ///      each prior conviction, never more than all.
+    function _convict(uint64 runId, address worker, bytes32 offence, bool exact) private returns (uint256) {
+        (uint256 fraudPpm, uint256 exactFraudPpm, uint256 pausedUntil) = runs.slashesOf(runId);
+        require(block.timestamp >= pausedUntil, LedgerSlashingPaused(runId, pausedUntil));
+        uint256 priors = workers.convict(worker, offence, exact);
         // Twenty doublings make a million of one.
         return exact ? exactFraudPpm : Math.min(fraudPpm << Math.min(priors, 20), PPM);
     }
@@ -329,6 +337,11 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     }
 
     /// @inheritdoc IContributionLedger
+    function judgementTime() public view returns (uint256) {
+        return outcomeDeadline + challengeWindow + court.juryTime() + _slashPause;
+    }
+
+    /// @inheritdoc IContributionLedger
     function unitCapOf(address worker) public view returns (uint256) {
         return vault.activeStake(worker) / stakePerUnit;
     }
@@ -379,6 +392,9 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         standing.leaf = leaf;
         standing.offence = judged.offenceOf(outcome.batch.runId);
         standing.verdict = disputed ? court.effectiveVerdict(leaf, judged.verdict) : judged.verdict;
+        if (standing.verdict == OutcomeRecordLib.FRAUD) {
+            closesAt = runs.fraudClosesAt(outcome.batch.runId, closesAt, challengeWindow);
+        }
         standing.closesAt = closesAt;
         standing.isFinal = _isFinal(leaf, closesAt, disputed);
     }

@@ -229,7 +229,7 @@ contract DisputeCourt is IDisputeCourt {
     ///      that turned out to be a fraud until anybody can execute that.
     function _enforce(IContributionLedger.Standing memory standing, address worker, uint8 verdict) private {
         if (verdict == OutcomeRecordLib.FRAUD) {
-            vault.hold(worker, block.timestamp + ledger.challengeWindow());
+            vault.hold(worker, block.timestamp + ledger.challengeWindow() + runs.slashPause());
         } else if (vault.escrowOf(standing.offence).status == IStakeVault.EscrowStatus.Held) {
             vault.restore(standing.offence);
             workers.acquit(worker, standing.offence, standing.outcome.isExactFraud());

@@ -138,7 +138,7 @@ contract FaultCourt is IFaultCourt {
         _requireDoubleSubmission(first, firstSignature, second, secondSignature);
         (uint64 runId, address worker) = (first.runId, first.worker);
         bytes32 offence = keccak256(abi.encode("double submission", runId, worker, first.step, first.index));
-        (, uint256 ppm) = runs.slashesOf(runId);
+        (, uint256 ppm,) = runs.slashesOf(runId);
         uint256 amount = vault.slash(worker, ppm, offence, _reporter(runId));
         workers.convict(worker, offence, true);
         emit DoubleSubmissionProven(worker, offence, runId, first.step, first.index, amount);
@@ -198,7 +198,7 @@ contract FaultCourt is IFaultCourt {
 
     /// @inheritdoc IFaultCourt
     function holdStake(Work calldata work) external {
-        vault.hold(work.submission.worker, _inFlightUntil(work) + court.juryTime());
+        vault.hold(work.submission.worker, _inFlightUntil(work) + court.juryTime() + runs.slashPause());
     }
 
     function _inFlightUntil(Work calldata work) private view returns (uint256) {

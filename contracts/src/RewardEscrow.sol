@@ -73,8 +73,9 @@ contract RewardEscrow is IRewardEscrow {
         uint256 claimPeriod_
     ) {
         (uint256 deadline, uint256 window) = (ledger_.outcomeDeadline(), ledger_.challengeWindow());
-        uint256 judged = deadline + window + court_.juryTime();
-        require(claimPeriod_ > judged, EscrowPeriodTooShort(claimPeriod_, judged));
+        uint256 judged = ledger_.judgementTime();
+        // A fraud verdict whose window a pause met can be challenged for a window more, and then be paid.
+        require(claimPeriod_ > judged + window, EscrowPeriodTooShort(claimPeriod_, judged + window));
         // Work that is in flight when terms are announced must be judged by those it was done for.
         require(runs_.changeDelay() >= judged, EscrowPeriodTooShort(runs_.changeDelay(), judged));
         token = token_;
@@ -284,12 +285,19 @@ contract RewardEscrow is IRewardEscrow {
             if (disputed) verdict = _verdictOf(claimed, i, leaves[i], verdict);
             uint32 position = claimed.positions[i];
             require(verdict != OutcomeRecordLib.ACCEPTED, EscrowAccepted(batchId, position));
+            if (verdict == OutcomeRecordLib.FRAUD) _requireFinalFraud(claimed.batch);
             uint256 word = uint256(batchId) << 32 | position >> 8;
             uint256 bit = uint256(1) << (position & 255);
             require(_recovered[word] & bit == 0, EscrowRecovered(batchId, position));
             _recovered[word] |= bit;
             units += more;
         }
+    }
+
+    /// @dev A jury may still find that a fraud verdict is wrong while a pause of slashing prolongs its challenge window.
+    function _requireFinalFraud(IContributionLedger.Batch calldata batch) private view {
+        uint256 finalAt = runs.fraudClosesAt(batch.runId, batch.postedAt + _challengeWindow, _challengeWindow);
+        require(block.timestamp >= finalAt, EscrowNotFinal(batch.batchId, finalAt));
     }
 
     /// @inheritdoc IRewardEscrow

@@ -25,6 +25,7 @@ contract RunRegistry is IRunRegistry {
         bool published;
         bool paused;
         uint40 closedAt;
+        uint40 slashPausedUntil;
         // slot 2
         address owner;
         // slot 3
@@ -67,6 +68,12 @@ contract RunRegistry is IRunRegistry {
     uint256 public immutable changeDelay;
 
     /// @inheritdoc IRunRegistry
+    uint256 public immutable slashPause;
+
+    /// @inheritdoc IRunRegistry
+    uint256 public immutable slashCooldown;
+
+    /// @inheritdoc IRunRegistry
     uint64 public runCount;
 
     mapping(uint64 runId => Run) private _runs;
@@ -77,11 +84,23 @@ contract RunRegistry is IRunRegistry {
     /// @param faults_ FaultCourt, by its predicted address.
     /// @param requiredValidatorStake_ Active stake a validator must hold, in token wei.
     /// @param changeDelay_ Seconds between announcing terms and their effect.
-    constructor(IStakeVault vault_, address faults_, uint256 requiredValidatorStake_, uint256 changeDelay_) {
+    /// @param slashPause_ Seconds that a pause of slashing lasts.
+    /// @param slashCooldown_ Seconds after a pause before which there is no other; at least the challenge window, which
+    ///        ContributionLedger checks.
+    constructor(
+        IStakeVault vault_,
+        address faults_,
+        uint256 requiredValidatorStake_,
+        uint256 changeDelay_,
+        uint256 slashPause_,
+        uint256 slashCooldown_
+    ) {
         vault = vault_;
         faults = faults_;
         requiredValidatorStake = requiredValidatorStake_;
         changeDelay = changeDelay_;
+        slashPause = slashPause_;
+        slashCooldown = slashCooldown_;
     }
 
     // --------------------------------------------------------------- create run
@@ -285,6 +304,21 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
+    function pauseSlashing(uint64 runId, PauseCause cause, uint8 reason, bytes32 evidenceHash) external {
+        Run storage run = _run(runId);
+        require(
+            msg.sender == run.owner || msg.sender == run.orchestrator || _seats[runId][msg.sender].seated,
+            RunUnauthorized(runId, msg.sender)
+        );
+        require(evidenceHash != 0, RunInvalidParameter("evidenceHash"));
+        uint256 last = run.slashPausedUntil;
+        require(last == 0 || block.timestamp >= last + slashCooldown, RunPauseTooSoon(runId, last + slashCooldown));
+        uint256 until = block.timestamp + slashPause;
+        run.slashPausedUntil = until.toUint40();
+        emit SlashingPaused(runId, msg.sender, cause, reason, evidenceHash, until);
+    }
+
+    /// @inheritdoc IRunRegistry
     function closeRun(uint64 runId) external {
         Run storage run = _ownedRun(runId);
         run.closedAt = block.timestamp.toUint40();
@@ -315,10 +349,22 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
-    function slashesOf(uint64 runId) external view returns (uint256 fraudPpm, uint256 exactFraudPpm) {
+    function slashesOf(uint64 runId)
+        external
+        view
+        returns (uint256 fraudPpm, uint256 exactFraudPpm, uint256 pausedUntil)
+    {
         Run storage run = _runs[runId];
         require(run.quorum != 0, RunUnknown(runId));
-        return (run.fraudPpm, run.exactFraudPpm);
+        return (run.fraudPpm, run.exactFraudPpm, run.slashPausedUntil);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function fraudClosesAt(uint64 runId, uint256 closesAt, uint256 window) external view returns (uint256) {
+        uint256 until = _runs[runId].slashPausedUntil;
+        // The pause met the window: it ended after the window opened, and began before the window closed.
+        bool met = until + window > closesAt && closesAt + slashPause > until;
+        return met ? until + window : closesAt;
     }
 
     function _termsOf(Run storage run) private view returns (Terms memory) {

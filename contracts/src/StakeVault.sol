@@ -78,7 +78,7 @@ contract StakeVault is IStakeVault {
 
     /// @notice Deployed last: it reads the deadlines of `ledger_` and `court_`, which hold its predicted address.
     /// @param insurance_ Receives the insured share; may be zero only if `insurancePpm_` is.
-    /// @param unbondingPeriod_ Seconds; must exceed outcome deadline + challenge window + jury time.
+    /// @param unbondingPeriod_ Seconds; must exceed outcome deadline + challenge window + jury time + pause of slashing.
     /// @param insurancePpm_ Millionths of slashed stake for insurance.
     /// @param reporterPpm_ Millionths for the reporter. What is left of a million is burned.
     /// @param reporterCap_ The most a reporter gets for one offence, in token wei.
@@ -94,7 +94,7 @@ contract StakeVault is IStakeVault {
         uint256 reporterPpm_,
         uint256 reporterCap_
     ) {
-        uint256 judged = ledger_.outcomeDeadline() + ledger_.challengeWindow() + court_.juryTime();
+        uint256 judged = ledger_.judgementTime();
         require(unbondingPeriod_ > judged, VaultUnbondingTooShort(unbondingPeriod_, judged));
         require(insurancePpm_ + reporterPpm_ <= PPM, VaultInvalidShares(insurancePpm_ + reporterPpm_));
         require(insurance_ != address(0) || insurancePpm_ == 0, VaultInvalidShares(insurancePpm_));

@@ -38,6 +38,9 @@ abstract contract BaseTest is Test {
     uint256 internal constant WRONG_VERDICT_PPM = 50_000;
     uint256 internal constant ABSENCE_PPM = 5000;
     uint256 internal constant CHANGE_DELAY = 3 days;
+    uint256 internal constant SLASH_PAUSE = 12 hours;
+    uint256 internal constant SLASH_COOLDOWN = CHALLENGE_WINDOW;
+    uint256 internal constant JUDGED = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME + SLASH_PAUSE;
     uint256 internal constant CLAIM_PERIOD = 90 days;
     uint256 internal constant STAKE_PER_UNIT = 0.01 ether;
     uint256 internal constant CHALLENGE_BOND = 50 ether;
@@ -128,7 +131,7 @@ abstract contract BaseTest is Test {
         workers = new WorkerRegistry(
             token, vault_, ledger_, address(court_), faults_, REQUIRED_STAKE, ACTIVATION_DELAY, JAIL_TIME
         );
-        runs = new RunRegistry(vault_, faults_, REQUIRED_VALIDATOR_STAKE, CHANGE_DELAY);
+        runs = new RunRegistry(vault_, faults_, REQUIRED_VALIDATOR_STAKE, CHANGE_DELAY, SLASH_PAUSE, SLASH_COOLDOWN);
         ledger = new ContributionLedger(
             ContributionLedger.Network(runs, workers, vault_, court_, escrow_),
             CHALLENGE_WINDOW,
@@ -286,6 +289,13 @@ abstract contract BaseTest is Test {
         for (uint256 i = 0; i < signers; ++i) {
             batch.signers |= runs.seatBitOf(batch.runId, validators[i]);
         }
+    }
+
+    /// @dev The orchestrator pauses slashing; returns when that ends.
+    function _pauseSlashing() internal returns (uint256) {
+        vm.prank(orchestrator);
+        runs.pauseSlashing(runId, IRunRegistry.PauseCause.CorrelatedFailures, 60, "evidence");
+        return block.timestamp + SLASH_PAUSE;
     }
 
     function _passChallengeWindow() internal {

@@ -107,6 +107,11 @@ contract GasTest is BaseTest {
         _lastGas("executeFraud", 120_000);
     }
 
+    function test_gas_pauseSlashing() public {
+        _pauseSlashing();
+        _lastGas("pauseSlashing", 45_000);
+    }
+
     function test_gas_finaliseFraud() public {
         bytes[] memory records = _recordsWithFraud(BATCH);
         uint64 batchId = _commitAndPost(records);
@@ -115,7 +120,8 @@ contract GasTest is BaseTest {
         ledger.executeFraud(outcome, submission, _signSubmission(submission, aliceNodeKey));
         _passChallengeWindow();
         ledger.finaliseFraud(outcome);
-        _lastGas("finaliseFraud", 100_000);
+        // 6,000 of it ask whether a pause of slashing prolonged the window.
+        _lastGas("finaliseFraud", 102_000);
     }
 
     // Of what one slot costs, 64,000 are the chain's price for what a claim does, whoever writes it: 21,000 for the

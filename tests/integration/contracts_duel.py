@@ -28,7 +28,7 @@ from contracts_model_work import (
 from contracts_stage import ZERO, Stage, Words
 
 from muster.chain.rpc import Rpc
-from muster.chain.structs import RunTerms, abi_tuple
+from muster.chain.structs import PAUSE_CAUSES, RunTerms, abi_tuple
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ContractRevert
 from muster.protocol.messages import Verdict
@@ -198,6 +198,8 @@ def _run(model: Network, words: Words, number: int, run: Run) -> Iterator[Observ
     yield ("RunRegistry", "proposedChange", (number,)), proposed
     yield ("RunRegistry", "closedAt", (number,)), (run.closed_at,)
     yield ("RunRegistry", "isPaused", (number,)), (run.paused,)
+    slashes = (run.terms.fraud_ppm, run.terms.exact_ppm, run.slash_paused_until)
+    yield ("RunRegistry", "slashesOf", (number,)), slashes
     latest = (max(run.versions, default=0), bool(run.versions))
     yield ("RunRegistry", "latestVersion", (number,)), latest
     bits = tuple(run.seats[validator].bit for validator in run.validators)
@@ -346,6 +348,19 @@ class Calls(Duel):
             caller,
             lambda: self.model.publish_checkpoint(caller, run, version, manifest),
             lambda: self.stage.runs.publish_checkpoint(run, version, root),  # type: ignore[arg-type]
+        )
+
+    def pause_slashing(self, caller: str, run: int, cause: int, reason: int, why: str) -> bool:
+        evidence = self.words.word(("manifest", why)) if why else ZERO
+        return self.act(
+            caller,
+            lambda: self.model.pause_slashing(caller, run, cause, reason, why),
+            lambda: self.stage.runs.pause_slashing(
+                run,  # type: ignore[arg-type]
+                PAUSE_CAUSES[cause],
+                reason,
+                evidence,
+            ),
         )
 
     def fund(self, caller: str, run: int, amount: int) -> bool:

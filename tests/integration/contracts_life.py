@@ -83,7 +83,15 @@ class Life(RuleBasedStateMachine):
         choice = Dice(data)
         kinds = (self.deposit, self.unbond_or_withdraw, self.register, self.change_worker)
         choice.pick(
-            (*kinds, self.fund, self.govern, self.anybody_governs, self.publish, self.create_run)
+            (
+                *kinds,
+                self.fund,
+                self.govern,
+                self.anybody_governs,
+                self.publish,
+                self.create_run,
+                self.pause_slashing,
+            )
         )(choice)
 
     # ---------------------------------------------------------------------- stake
@@ -184,6 +192,11 @@ class Life(RuleBasedStateMachine):
             "record_beacon": (choice.pick((0, 1, 2)),),
         }
         self.duel.simple("stranger", does, run, *extra.get(does, ()))
+
+    def pause_slashing(self, choice: Dice) -> None:
+        caller = choice.pick(("v0", "orchestrator", "owner", "v5", "trainer", "stranger"))
+        reason, why = choice.pick((60, 0, 255)), "" if choice.rarely() else "evidence"
+        self.duel.pause_slashing(caller, self.run(choice), choice.pick((0, 1, 2)), reason, why)
 
     def publish(self, choice: Dice) -> None:
         caller = "stranger" if choice.rarely() else "trainer"

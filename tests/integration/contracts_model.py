@@ -58,7 +58,9 @@ class Fixed:
     challenge_bond: int = 53
     wrong_verdict_ppm: int = 50_021
     absence_ppm: int = 5_003
-    change_delay: int = 240
+    change_delay: int = 290
+    slash_pause: int = 50
+    slash_cooldown: int = 107
     claim_period: int = 400
     stake_per_unit: int = 3
     unbonding: int = 300
@@ -69,6 +71,10 @@ class Fixed:
     @property
     def jury_time(self) -> int:
         return self.commit_time + self.reveal_time
+
+    @property
+    def judgement_time(self) -> int:
+        return self.outcome_deadline + self.challenge_window + self.jury_time + self.slash_pause
 
 
 @dataclass
@@ -137,6 +143,7 @@ class Run:
     versions: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Manifest and block of every published version."""
     beacons: set[int] = field(default_factory=set)
+    slash_paused_until: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -587,6 +594,32 @@ class Parties:
     def pause(self, caller: str, number: int, paused: bool) -> None:
         self._owned(caller, number).paused = paused
         self.emit("SubmissionsPaused", run_id=number, paused=paused)
+
+    def pause_slashing(self, caller: str, number: int, cause: int, reason: int, why: str) -> None:
+        run = self._run(number)
+        entitled = (run.owner, run.orchestrator, *run.validators)
+        need(caller in entitled, "RunUnauthorized", number, caller)
+        need(bool(why), "RunInvalidParameter", ("text", "evidenceHash"))
+        last = run.slash_paused_until
+        again = last + self.fixed.slash_cooldown
+        need(not last or self.now >= again, "RunPauseTooSoon", number, again)
+        run.slash_paused_until = self.now + self.fixed.slash_pause
+        self.emit(
+            "SlashingPaused",
+            run_id=number,
+            by=caller,
+            cause=cause,
+            reason=reason,
+            evidence_hash=("manifest", why),
+            until=run.slash_paused_until,
+        )
+
+    def fraud_closes_at(self, number: int, opens_at: int) -> int:
+        """Return when the window of a fraud verdict closes, second by second."""
+        window, until = self.fixed.challenge_window, self.runs[number].slash_paused_until
+        paused = range(until - self.fixed.slash_pause, until) if until else range(0)
+        met = any(opens_at <= second < opens_at + window for second in paused)
+        return (until if met else opens_at) + window
 
     def close_run(self, caller: str, number: int) -> None:
         self._owned(caller, number).closed_at = self.now

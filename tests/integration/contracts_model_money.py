@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contracts_model import ACTIVE, NO_OFFENCE, NOBODY, PPM, Fixed, Name, need
 from contracts_model_work import (
     ACCEPTED,
+    FRAUD,
     OPEN,
     OVERTURNED,
     REVEALED,
@@ -144,7 +145,7 @@ class Network(Judgement):
         self._jail(worker, NO_OFFENCE)
 
     def hold_stake(self, work: Work) -> None:
-        until = self._in_flight_until(work) + self.fixed.jury_time
+        until = self._in_flight_until(work) + self.fixed.jury_time + self.fixed.slash_pause
         self._hold(work.submission.worker, until)
 
     def _in_flight_until(self, work: Work) -> int:
@@ -251,6 +252,9 @@ class Network(Judgement):
         for position, record, leaf in zip(claim.positions, claim.records, leaves, strict=True):
             verdict = self._verdict(batch, position, leaf, record)
             need(verdict != ACCEPTED, "EscrowAccepted", header.batch, position)
+            if verdict == FRAUD:
+                final_at = self.fraud_closes_at(run, header.posted_at)
+                need(self.now >= final_at, "EscrowNotFinal", header.batch, final_at)
             fresh = position not in batch.recovered
             need(fresh, "EscrowRecovered", header.batch, position)
             batch.recovered.add(position)
@@ -278,6 +282,9 @@ class Network(Judgement):
         times |= {account.held_until for account in self.stakes.values()}
         times |= {worker.jailed_until for worker in self.workers.values()}
         times |= {run.effective_at for run in self.runs.values()}
+        for run in self.runs.values():
+            until = run.slash_paused_until
+            times |= {until, until + fixed.slash_cooldown, until + fixed.challenge_window}
         times |= {run.closed_at + fixed.claim_period for run in self.runs.values()}
         times |= {until for _, until in self.direct.values()}
         for batch in self.batches.values():

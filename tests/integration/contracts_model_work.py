@@ -214,8 +214,7 @@ class Judgement(Parties):
         in_flight = units + (before if self.now < until else 0)
         cap = self.unit_cap(worker)
         need(in_flight <= cap, "LedgerUnitCap", worker, in_flight, cap)
-        fixed = self.fixed
-        until = self.now + fixed.outcome_deadline + fixed.challenge_window + fixed.jury_time
+        until = self.now + self.fixed.judgement_time
         self.direct[worker] = (in_flight, until)
         self._hold(worker, until)
 
@@ -320,6 +319,9 @@ class Judgement(Parties):
         leaf, closes_at = self._prove(proof)
         record = proof.record
         verdict = self._effective(leaf, record.verdict) if batch.disputed else record.verdict
+        if verdict == FRAUD:
+            opened = closes_at - self.fixed.challenge_window
+            closes_at = self.fraud_closes_at(proof.header.run, opened)
         final = self._is_final(leaf, closes_at)
         offence = self.offence(proof.header.run, record)
         return Standing(record, leaf, offence, verdict, closes_at, final)
@@ -344,6 +346,9 @@ class Judgement(Parties):
         standing = self.standing(proof)
         self._need_fraud(proof, standing)
         self._check_evidence(proof, work, signer)
+        paused_until = self.runs[proof.header.run].slash_paused_until
+        free = self.now >= paused_until
+        need(free, "LedgerSlashingPaused", proof.header.run, paused_until)
         found, exact = standing.record.verdict == FRAUD, self._is_exact(standing.record)
         priors = self._convict(work.worker, standing.offence, exact)
         terms = self.runs[proof.header.run].terms
@@ -509,7 +514,7 @@ class Judgement(Parties):
     def _enforce(self, standing: Standing, worker: str, verdict: int) -> None:
         escrow = self.escrows.get(standing.offence)
         if verdict == FRAUD:
-            self._hold(worker, self.now + self.fixed.challenge_window)
+            self._hold(worker, self.now + self.fixed.challenge_window + self.fixed.slash_pause)
         elif escrow and escrow.status == HELD:
             self._restore(standing.offence)
             self._acquit(worker, standing.offence, self._is_exact(standing.record))

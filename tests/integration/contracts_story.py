@@ -94,6 +94,9 @@ def judge(duel: Calls) -> None:
     rank = duel.model.rank
     signers = sorted(duel.model.runs[1].validators, key=rank.__getitem__)[:2]
     assert duel.post(batch.header, records, signers)
+    assert duel.pause_slashing("v0", 1, 0, 60, "evidence")
+    assert not duel.execute_fraud(proof(duel, batch, 1), works[1], "node a")
+    duel.next_time = duel.model.runs[1].slash_paused_until
     assert duel.execute_fraud(proof(duel, batch, 1), works[1], "node a")
     assert duel.execute_fraud(proof(duel, batch, 2), works[2], "node b")
 
@@ -139,6 +142,9 @@ def settle(duel: Calls) -> None:
     """What is final is paid, taken back, released."""
     batch = duel.model.batches[1]
     duel.next_time = batch.header.posted_at + FIXED.challenge_window
+    outcome = proof(duel, batch, 2)
+    assert not duel.finalise_fraud(outcome)
+    duel.next_time = duel.model.standing(outcome).closes_at
     records = batch.records
     assert duel.claim([Claim(batch.header, (0, 1), records[:2], True)])
     assert duel.recover([Claim(batch.header, (2, 3), records[2:], True)])

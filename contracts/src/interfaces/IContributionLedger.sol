@@ -5,6 +5,10 @@ pragma solidity ^0.8.30;
 interface IContributionLedgerErrors {
     /// @notice Thrown when the caller does not hold the role the call needs.
     error LedgerUnauthorized(address caller);
+    /// @notice Thrown when a fraud is to be executed while slashing is paused.
+    error LedgerSlashingPaused(uint64 runId, uint256 until);
+    /// @notice Thrown at construction when pauses of slashing could follow one another faster than a challenge window.
+    error LedgerCooldownTooShort(uint256 given, uint256 required);
     /// @notice Thrown when a run does not take submissions: its owner paused or closed it.
     error LedgerPaused(uint64 runId);
     /// @notice Thrown when a batch is empty, its root is zero, or it is too large.
@@ -157,7 +161,7 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
         bytes32 offence;
         /// @dev The verdict that stands: the recorded one, or what a jury put in its place.
         uint8 verdict;
-        /// @dev Unix seconds at which its challenge window closes.
+        /// @dev Unix seconds at which its challenge window closes; for frauds, as a pause of slashing prolongs it.
         uint256 closesAt;
         /// @dev Whether the window is closed and no case is open.
         bool isFinal;
@@ -197,6 +201,7 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     ///      outcome into fraud is the reporter of the slash; otherwise there is none.
     ///      Exact faults (reasons 30 to 59) ban and cost the run's `exactFraudPpm`. Statistical ones jail and cost
     ///      `fraudPpm`, doubled for each earlier conviction; the second one bans.
+    ///      Reverts while the run's slashing is paused (`IRunRegistry.pauseSlashing`), and can be done after that.
     /// @param outcome The outcome and its proof; the verdict that stands must be fraud.
     /// @param submission The submission that the outcome judges.
     /// @param nodeSignature EIP-712 `Submission` by a current or former node of the worker.
@@ -205,7 +210,8 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
         external
         returns (uint256 amount);
 
-    /// @notice Releases the escrow of an executed fraud whose challenge window is over.
+    /// @notice Releases the escrow of an executed fraud whose challenge window is over: the one that a pause of slashing
+    ///         prolongs, if it met one.
     function finaliseFraud(OutcomeProof calldata outcome) external;
 
     /// @notice Remembers that an outcome of this batch was challenged. Only DisputeCourt may call.
@@ -217,7 +223,8 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     function standingOf(OutcomeProof calldata outcome) external view returns (Standing memory);
 
     /// @notice Returns when the challenge window of work in flight closes at the latest.
-    /// @dev Reverts when the work is final, is not in its batch, or was not signed by its worker.
+    /// @dev Reverts when the work is final, is not in its batch, or was not signed by its worker. Pauses of slashing
+    ///      prolong nothing here: they must not make honest work count as in flight for longer.
     /// @param outcome As for `standingOf`; while outcomes are pending, as when they are overdue.
     /// @param nodeSignature EIP-712 `Submission` by a current or former node of the worker.
     function inFlightUntil(OutcomeProof calldata outcome, Submission calldata submission, bytes calldata nodeSignature)
@@ -253,6 +260,11 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
 
     /// @notice Returns the seconds after the commitment by which outcomes are due.
     function outcomeDeadline() external view returns (uint256);
+
+    /// @notice Returns the seconds from a commitment to the last moment at which nothing but a pause could have kept its
+    ///         fraud from being executed: outcome deadline + challenge window + jury time + pause of slashing. Stake must
+    ///         stay for longer.
+    function judgementTime() external view returns (uint256);
 
     /// @notice Returns the token wei of stake that must stand behind one unit in flight.
     function stakePerUnit() external view returns (uint256);

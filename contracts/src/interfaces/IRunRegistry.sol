@@ -27,6 +27,8 @@ interface IRunRegistryErrors {
     error RunVersionUnknown(uint64 runId, uint32 version);
     /// @notice Thrown when a beacon's block is the current one, or too old to be read.
     error RunBeaconUnavailable(uint64 runId, uint32 version, uint256 blockNumber);
+    /// @notice Thrown when slashing is to be paused while it is, or before it has run for `slashCooldown` since.
+    error RunPauseTooSoon(uint64 runId, uint256 notBefore);
 }
 
 /// @title Events of the run registry
@@ -39,6 +41,16 @@ interface IRunRegistryEvents {
     event BeaconRecorded(uint64 indexed runId, uint32 indexed version, bytes32 beacon);
     /// @notice Emitted when submissions are paused or resumed. Withdrawals and claims never are.
     event SubmissionsPaused(uint64 indexed runId, bool paused);
+    /// @notice Emitted when somebody stops the fraud executions of a run for a while. `reason` is the check that failed,
+    ///         as in outcomes; `evidenceHash` is of the document that says why.
+    event SlashingPaused(
+        uint64 indexed runId,
+        address indexed by,
+        IRunRegistry.PauseCause cause,
+        uint8 reason,
+        bytes32 evidenceHash,
+        uint256 until
+    );
     /// @notice Emitted when the owner ends a run.
     event RunClosed(uint64 indexed runId);
     /// @notice Emitted when a validator takes a seat, of which one bit stands for it in sets of signers.
@@ -91,6 +103,16 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
         address[] validators;
     }
 
+    /// @notice Why slashing pauses.
+    enum PauseCause {
+        /// @dev Too many independent workers failed one check.
+        CorrelatedFailures,
+        /// @dev A validator failed an item that it knows to be good.
+        KnownGoodItem,
+        /// @dev Anything else, which the evidence says.
+        Other
+    }
+
     /// @notice A published policy version.
     struct PolicyCheckpoint {
         /// @dev Keccak-256 of the canonical manifest; zero when never published.
@@ -112,6 +134,17 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
 
     /// @notice Pauses or resumes submissions. Only the owner.
     function setSubmissionsPaused(uint64 runId, bool paused) external;
+
+    /// @notice Stops the fraud executions of a run for `slashPause` seconds. A seated validator, the run's orchestrator or
+    ///         its owner.
+    /// @dev Ends by itself and cannot be renewed until `slashCooldown` after that, so that slashing is never stopped for
+    ///      good; all that waits for judgement outlasts a pause. Nothing else stops: not submissions, outcomes, cases,
+    ///      claims or withdrawals, nor what two signatures prove (FaultCourt). Fraud verdicts whose challenge window a
+    ///      pause meets can be challenged for one window after it. A closed run's slashing can be paused, too.
+    /// @param cause Why.
+    /// @param reason The reason code of the check that failed, as in outcomes; zero when there is none.
+    /// @param evidenceHash Keccak-256 of the document that says why; not zero.
+    function pauseSlashing(uint64 runId, PauseCause cause, uint8 reason, bytes32 evidenceHash) external;
 
     /// @notice Ends a run for good: nothing more is committed or published. Only the owner.
     function closeRun(uint64 runId) external;
@@ -148,8 +181,19 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Returns what a run pays and punishes. Reverts with RunUnknown.
     function termsOf(uint64 runId) external view returns (Terms memory);
 
-    /// @notice Returns the millionths of stake that frauds cost: a first statistical one, and an exact one.
-    function slashesOf(uint64 runId) external view returns (uint256 fraudPpm, uint256 exactFraudPpm);
+    /// @notice Returns the millionths of stake that frauds cost: a first statistical one, and an exact one; and Unix
+    ///         seconds of the end of the last pause of slashing, zero when there was none. Reverts with RunUnknown.
+    function slashesOf(uint64 runId)
+        external
+        view
+        returns (uint256 fraudPpm, uint256 exactFraudPpm, uint256 pausedUntil);
+
+    /// @notice Returns when the challenge window of a fraud verdict closes: as without pauses, or one window after the
+    ///         pause that met it.
+    /// @dev What is final stays final: pauses are further apart than a window.
+    /// @param closesAt Unix seconds at which it closes without pauses.
+    /// @param window Seconds that it is open.
+    function fraudClosesAt(uint64 runId, uint256 closesAt, uint256 window) external view returns (uint256);
 
     /// @notice Returns the announced terms and when they take effect; zero when none are.
     function proposedChange(uint64 runId) external view returns (Terms memory terms, uint256 effectiveAt);
@@ -202,6 +246,12 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
 
     /// @notice Returns the seconds between announcing terms and their effect.
     function changeDelay() external view returns (uint256);
+
+    /// @notice Returns the seconds that a pause of slashing lasts.
+    function slashPause() external view returns (uint256);
+
+    /// @notice Returns the seconds after a pause of slashing before which there is no other.
+    function slashCooldown() external view returns (uint256);
 
     /// @notice Returns the active stake a validator must hold, in token wei.
     function requiredValidatorStake() external view returns (uint256);

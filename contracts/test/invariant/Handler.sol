@@ -17,6 +17,12 @@ contract Handler is Stage {
     bytes32 private constant RESULT = keccak256("what the juror recomputed");
     bytes32 private constant SALT = keccak256("salt");
 
+    /// @dev When a jury found fraud in an outcome.
+    mapping(bytes32 leaf => uint256) private _foundAt;
+
+    /// @dev Outcomes that were seen to be final.
+    mapping(bytes32 leaf => bool) private _wasFinal;
+
     // -------------------------------------------------------------------- stake
 
     function deposit(uint256 who, uint256 amount) external recorded {
@@ -50,6 +56,7 @@ contract Handler is Stage {
         try vault.withdraw() {
             _sin("withdrew before the time", !due || !(free || longAgo));
             _sin("withdrew stake behind unfinalised work", _isBehindWork(account, held.withdrawableAt));
+            _sin("withdrew what a pause alone kept from a slash", _isSavedByPause(account, held.withdrawableAt));
             ++reached["withdraw"];
         } catch {
             _forgetLogs();
@@ -64,6 +71,24 @@ contract Handler is Stage {
             if (_pieces[i].worker != account) continue;
             uint256 committedAt = batches[_pieces[i].batchId].committedAt;
             if (committedAt <= requestedAt && block.timestamp < committedAt + JUDGED) return true;
+        }
+        return false;
+    }
+
+    /// @dev Whether a fraud in work that the stake stood behind became known in the pause that lasts, so that nobody
+    ///      could execute it yet.
+    function _isSavedByPause(address account, uint256 withdrawableAt) private view returns (bool) {
+        (,, uint256 until) = runs.slashesOf(runId);
+        if (block.timestamp >= until) return false;
+        for (uint256 i = 0; i < _pieces.length; ++i) {
+            Piece storage piece = _pieces[i];
+            if (piece.worker != account || !_isJudged(piece)) continue;
+            if (batches[piece.batchId].committedAt > withdrawableAt - UNBONDING_PERIOD) continue;
+            IContributionLedger.Standing memory standing = _standingOf(piece);
+            bool found = standing.outcome.verdict == FRAUD;
+            uint256 knownAt = found ? batches[piece.batchId].postedAt : _foundAt[standing.leaf];
+            bool waits = _escrowStatus(standing.offence) == IStakeVault.EscrowStatus.None;
+            if (standing.verdict == FRAUD && waits && knownAt + SLASH_PAUSE >= until) return true;
         }
         return false;
     }
@@ -175,6 +200,9 @@ contract Handler is Stage {
         if (!_isJudged(piece)) return;
         IContributionLedger.Standing memory standing = _standingOf(piece);
         bool possible = standing.verdict == FRAUD && _escrowStatus(standing.offence) == IStakeVault.EscrowStatus.None;
+        (,, uint256 pausedUntil) = runs.slashesOf(runId);
+        _sin("slashing paused for too long", pausedUntil > block.timestamp + SLASH_PAUSE);
+        bool paused = block.timestamp < pausedUntil;
         uint256 before = _othersStake(piece.worker);
         (uint256 active, uint256 unbonding) = _stake(piece.worker);
         IContributionLedger.Submission memory s = _submission(piece.worker, piece.step, piece.index);
@@ -182,13 +210,37 @@ contract Handler is Stage {
             uint256 amount
         ) {
             _sin("slashed what is no fraud, or twice", !possible);
+            _sin("slashed while slashing was paused", paused);
             _sin("slashed more than there is", amount > active + unbonding);
             ++reached["executeFraud"];
         } catch {
             _forgetLogs();
-            _sin("could not execute a fraud", possible);
+            _sin("could not execute a fraud", possible && !paused);
+            if (possible) ++reached["wait"];
         }
         _sin("touched another's stake", _othersStake(piece.worker) != before);
+    }
+
+    /// @dev Whoever may pause slashing does; succeeds exactly when no pause lasts, nor ended a short time ago.
+    function pauseSlashing(uint256 who, uint8 cause, uint8 reason) external recorded {
+        if (who % 4 != 0) return;
+        (,, uint256 until) = runs.slashesOf(runId);
+        bool possible = until == 0 || block.timestamp >= until + SLASH_COOLDOWN;
+        uint256 place = (who >> 2) % 7;
+        vm.prank(place == 5 ? owner : place == 6 ? orchestrator : validators[place]);
+        try runs.pauseSlashing(runId, IRunRegistry.PauseCause(cause % 3), reason, "evidence") {
+            _sin("paused slashing too soon again", !possible);
+            ++reached["pauseSlashing"];
+        } catch {
+            _forgetLogs();
+            _sin("could not pause slashing", possible);
+        }
+    }
+
+    /// @dev Notes whether an outcome that was final is not any more.
+    function _watchFinality(IContributionLedger.Standing memory standing) private {
+        _sin("what was final is open again", _wasFinal[standing.leaf] && !standing.isFinal);
+        _wasFinal[standing.leaf] = standing.isFinal;
     }
 
     function finaliseFraud(uint256 which) external recorded {
@@ -196,6 +248,7 @@ contract Handler is Stage {
         Piece storage piece = _pickHeld(which);
         if (!_isJudged(piece)) return;
         IContributionLedger.Standing memory standing = _standingOf(piece);
+        _watchFinality(standing);
         bool possible = standing.verdict == FRAUD && standing.isFinal
             && _escrowStatus(standing.offence) == IStakeVault.EscrowStatus.Held;
         try ledger.finaliseFraud(_proofOf(piece)) {
@@ -224,6 +277,7 @@ contract Handler is Stage {
         Piece storage piece = _pick(which);
         if (!_isJudged(piece) || token.balanceOf(challenger) < CHALLENGE_BOND) return;
         IContributionLedger.Standing memory standing = _standingOf(piece);
+        _watchFinality(standing);
         claimed = uint8(bound(claimed, ACCEPTED, FRAUD));
         if (claimed == standing.outcome.verdict || block.timestamp >= standing.closesAt) return;
         if (court.challengerOf(standing.leaf) != address(0)) return;
@@ -244,6 +298,7 @@ contract Handler is Stage {
         if (block.timestamp < heard.openedAt + JURY_TIME) vm.warp(heard.openedAt + JURY_TIME);
         court.close(outcome);
         heard = court.caseOf(leaf);
+        if (heard.status == IDisputeCourt.CaseStatus.Overturned) _foundAt[leaf] = block.timestamp;
         ++reached[heard.status == IDisputeCourt.CaseStatus.Overturned ? bytes32("overturn") : bytes32("uphold")];
     }
 
@@ -357,6 +412,7 @@ contract Handler is Stage {
         bool possible = false;
         if (_isPosted(piece.batchId)) {
             IContributionLedger.Standing memory standing = _standingOf(piece);
+            _watchFinality(standing);
             possible = standing.isFinal && standing.verdict != ACCEPTED;
         }
         try escrow.recover(_claimsOf(piece)) {

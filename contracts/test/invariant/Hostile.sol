@@ -9,7 +9,7 @@ import {Handler} from "./Handler.sol";
 
 /// @title An attacker beside the random life: everything it tries must fail
 contract Hostile is Handler {
-    uint256 private constant MOVES = 26;
+    uint256 private constant MOVES = 27;
 
     /// @notice Tries one of the moves as a stranger, a worker or a validator that lacks the power for it.
     function attack(uint256 move, uint256 who, uint256 which) external recorded {
@@ -26,7 +26,7 @@ contract Hostile is Handler {
     function _move(uint256 move, address attacker, uint256 which) private view returns (address, bytes memory) {
         if (move < 7) return (address(vault), _vaultMove(move, attacker));
         if (move < 13) return _registryMove(move, attacker);
-        if (move < 20) return (address(runs), _ownerMove(move, attacker));
+        if (move < 20 || move == 26) return (address(runs), _ownerMove(move, attacker));
         if (_pieces.length == 0) return (address(0), "");
         return _workMove(move, attacker, _pick(which));
     }
@@ -61,6 +61,11 @@ contract Hostile is Handler {
         if (move == 16) return abi.encodeCall(runs.seatValidator, (runId, attacker));
         if (move == 17) return abi.encodeCall(runs.rotateTrainer, (runId, trainer, attacker));
         if (move == 18) return abi.encodeCall(runs.publishCheckpoint, (runId, type(uint32).max, "root"));
+        if (move == 26) {
+            // Validators may pause, but not a run that is not theirs.
+            uint64 paused = runs.isValidator(runId, attacker) ? runId + 1 : runId;
+            return abi.encodeCall(runs.pauseSlashing, (paused, IRunRegistry.PauseCause.Other, 0, "evidence"));
+        }
         return abi.encodeCall(runs.rotateOrchestrator, (runId, orchestrator, attacker));
     }
 
@@ -126,6 +131,8 @@ contract Hostile is Handler {
             if (ledger.commitmentOf(batchId) != replica.commitmentOf(batchId)) ++count;
         }
         if (_differ(abi.encode(escrow.fundsOf(runId)), abi.encode(replica.fundsOf(runId)))) ++count;
+        (,, uint256 pausedUntil) = runs.slashesOf(runId);
+        if (pausedUntil != replica.slashPausedUntil(runId)) ++count;
     }
 
     function _differ(bytes memory a, bytes memory b) private pure returns (bool) {

@@ -19,7 +19,7 @@ contract NetworkInvariants is Test {
     function setUp() public {
         _life = new Hostile();
         _replica = _life.replica();
-        bytes4[] memory selectors = new bytes4[](20);
+        bytes4[] memory selectors = new bytes4[](21);
         selectors[0] = Handler.deposit.selector;
         selectors[1] = Handler.requestUnbond.selector;
         selectors[2] = Handler.withdraw.selector;
@@ -40,6 +40,7 @@ contract NetworkInvariants is Test {
         selectors[17] = Handler.publish.selector;
         selectors[18] = Handler.pass.selector;
         selectors[19] = Hostile.attack.selector;
+        selectors[20] = Handler.pauseSlashing.selector;
         targetSelector(FuzzSelector({addr: address(_life), selectors: selectors}));
         targetContract(address(_life));
     }
@@ -110,6 +111,20 @@ contract NetworkInvariants is Test {
         _assertNever("could not withdraw");
     }
 
+    /// @dev A pause of slashing delays an execution and saves nobody: the stake is still there afterwards.
+    function invariant_pausesSaveNobody() public view {
+        _assertNever("withdrew what a pause alone kept from a slash");
+        _assertNever("slashed while slashing was paused");
+    }
+
+    /// @dev Pauses last as long as they may, with breaks between them, and open nothing that was final.
+    function invariant_pausesAreBounded() public view {
+        _assertNever("slashing paused for too long");
+        _assertNever("paused slashing too soon again");
+        _assertNever("could not pause slashing");
+        _assertNever("what was final is open again");
+    }
+
     /// @dev Only active workers submit directly, and active workers hold the required stake.
     function invariant_onlyStakedWorkersSubmit() public view {
         _assertNever("submitted though not active");
@@ -142,7 +157,7 @@ contract NetworkInvariants is Test {
         for (uint256 i = 0; i < 1500; ++i) {
             _act(uint256(keccak256(abi.encode("life", i))));
         }
-        bytes32[17] memory actions = [
+        bytes32[19] memory actions = [
             bytes32("withdraw"),
             "exit",
             "unjail",
@@ -159,7 +174,9 @@ contract NetworkInvariants is Test {
             "claim",
             "recover",
             "applyChange",
-            "attack"
+            "attack",
+            "pauseSlashing",
+            "wait"
         ];
         for (uint256 i = 0; i < actions.length; ++i) {
             assertGt(_life.reached(actions[i]), 0, string(abi.encodePacked(actions[i])));
@@ -176,6 +193,8 @@ contract NetworkInvariants is Test {
         invariant_slashesFollowTheRules();
         invariant_escrowsSettleOnce();
         invariant_stakeStaysBehindUnfinalisedWork();
+        invariant_pausesSaveNobody();
+        invariant_pausesAreBounded();
         invariant_onlyStakedWorkersSubmit();
         invariant_convictionsAreCounted();
         invariant_eventsAreConsistent();
@@ -186,7 +205,7 @@ contract NetworkInvariants is Test {
     function _act(uint256 seed) private {
         uint256 a = seed >> 16;
         uint256 b = seed >> 128;
-        uint256 action = seed % 30;
+        uint256 action = seed % 31;
         if (action < 2) _life.commit(a);
         else if (action < 3) _life.post(a, b);
         else if (action < 6) _life.executeFraud(a);
@@ -205,6 +224,7 @@ contract NetworkInvariants is Test {
         else if (action < 27) _life.exit(a);
         else if (action < 28) _life.submitDirect(a);
         else if (action < 29) _life.changeTerms(a);
-        else _life.attack(a, b, seed >> 200);
+        else if (action < 30) _life.attack(a, b, seed >> 200);
+        else _life.pauseSlashing(a, uint8(b), uint8(b >> 8));
     }
 }

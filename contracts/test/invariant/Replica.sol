@@ -7,6 +7,7 @@ import {IContributionLedger, IContributionLedgerEvents} from "../../src/interfac
 import {IDisputeCourt, IDisputeCourtEvents} from "../../src/interfaces/IDisputeCourt.sol";
 import {IFaultCourtEvents} from "../../src/interfaces/IFaultCourt.sol";
 import {IRewardEscrow, IRewardEscrowEvents} from "../../src/interfaces/IRewardEscrow.sol";
+import {IRunRegistryEvents} from "../../src/interfaces/IRunRegistry.sol";
 import {IStakeVault, IStakeVaultEvents} from "../../src/interfaces/IStakeVault.sol";
 import {IWorkerRegistry, IWorkerRegistryEvents} from "../../src/interfaces/IWorkerRegistry.sol";
 
@@ -27,6 +28,9 @@ contract Replica {
     bytes32[] public leaves;
     uint64 public batchCount;
 
+    /// @notice When the last pause of a run's slashing ends.
+    mapping(uint64 runId => uint256) public slashPausedUntil;
+
     uint256 public funded;
     uint256 public everReserved;
     uint256 public paid;
@@ -44,6 +48,7 @@ contract Replica {
             Vm.Log calldata log = logs[i];
             if (log.topics.length == 0) continue;
             bool known = _replayVault(log) || _replayRegistry(log) || _replayEscrow(log) || _replayCourt(log);
+            if (!known) known = _replayPause(log);
             if (!known) _replayLedger(log);
         }
     }
@@ -177,6 +182,18 @@ contract Replica {
         } else {
             return false;
         }
+        return true;
+    }
+
+    // ---------------------------------------------------------------------- runs
+
+    function _replayPause(Vm.Log calldata log) private returns (bool) {
+        if (log.topics[0] != IRunRegistryEvents.SlashingPaused.selector) return false;
+        uint64 runId = uint64(uint256(log.topics[1]));
+        (,,, uint256 until) = abi.decode(log.data, (uint8, uint8, bytes32, uint256));
+        _require(until > block.timestamp, "SlashingPaused: over already");
+        _require(block.timestamp > slashPausedUntil[runId], "SlashingPaused: without a break");
+        slashPausedUntil[runId] = until;
         return true;
     }
 

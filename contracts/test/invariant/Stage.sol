@@ -22,7 +22,6 @@ abstract contract Stage is BaseTest {
     uint256 internal constant WORKERS = 5;
     uint256 internal constant PEOPLE = WORKERS + 5;
     uint256 internal constant BATCH = 3;
-    uint256 internal constant JUDGED = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
 
     Replica public replica;
 

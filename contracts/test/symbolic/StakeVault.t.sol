@@ -12,9 +12,7 @@ import {IWorkerRegistry} from "../../src/interfaces/IWorkerRegistry.sol";
 
 /// @dev All that the vault asks its neighbours; whoever they are, its arithmetic must hold.
 contract Neighbours {
-    uint256 public constant outcomeDeadline = 1;
-    uint256 public constant challengeWindow = 1;
-    uint256 public constant juryTime = 1;
+    uint256 public constant judgementTime = 1;
 
     function jailForLowStake(address) external {}
 }

@@ -443,7 +443,7 @@ contract AttacksTest is LedgerTest {
             vm.prank(alice);
             ledger.submitDirect(submission, signature);
         }
-        uint256 until = block.timestamp + OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
+        uint256 until = block.timestamp + JUDGED;
         vm.warp(bound(waited, block.timestamp, until - 1));
         vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultStakeHeld.selector, alice, 0, until));
         vm.prank(alice);

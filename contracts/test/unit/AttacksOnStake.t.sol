@@ -314,7 +314,7 @@ contract AttacksOnStakeTest is CourtTest {
         bytes[] memory calls = new bytes[](2);
         (targets[0], calls[0]) = (address(court), abi.encodeCall(court.close, (_outcomeAt(0))));
         (targets[1], calls[1]) = (address(vault), abi.encodeCall(vault.withdraw, ()));
-        uint256 heldUntil = block.timestamp + CHALLENGE_WINDOW;
+        uint256 heldUntil = block.timestamp + CHALLENGE_WINDOW + SLASH_PAUSE;
         vm.expectRevert(
             abi.encodeWithSelector(IStakeVaultErrors.VaultStakeHeld.selector, address(worker), 0, heldUntil)
         );

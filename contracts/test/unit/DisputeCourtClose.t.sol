@@ -253,7 +253,7 @@ contract DisputeCourtCloseTest is CourtTest {
 
         _voteAll(_acceptedLeaf, true, true, true);
         vm.expectEmit(address(vault));
-        emit IStakeVaultEvents.StakeHeld(bob, block.timestamp + CHALLENGE_WINDOW, 0);
+        emit IStakeVaultEvents.StakeHeld(bob, block.timestamp + CHALLENGE_WINDOW + SLASH_PAUSE, 0);
         court.close(outcome);
         uint256 amount = ledger.executeFraud(outcome, submission, signature);
         assertEq(vault.escrowOf(_offence(BOB_ACCEPTED)).reporter, challenger, "the challenger reported it");

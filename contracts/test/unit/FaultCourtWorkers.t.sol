@@ -289,7 +289,7 @@ contract FaultCourtWorkersTest is BaseTest {
 
     function testFuzz_holdStake_holdsUntilPendingWorkCanBeFinal(address caller, uint256 waited) public {
         IFaultCourt.Work[] memory works = _inFlight(2, 1000);
-        uint256 until = block.timestamp + OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
+        uint256 until = block.timestamp + JUDGED;
         vm.warp(block.timestamp + bound(waited, 0, OUTCOME_DEADLINE + CHALLENGE_WINDOW - 1));
         vm.expectEmit(address(vault));
         emit IStakeVaultEvents.StakeHeld(alice, until, 0);
@@ -307,7 +307,7 @@ contract FaultCourtWorkersTest is BaseTest {
         uint256 closesAt = block.timestamp + CHALLENGE_WINDOW;
         vm.warp(block.timestamp + bound(waited, 0, CHALLENGE_WINDOW - 1));
         faults.holdStake(work);
-        assertEq(vault.accountOf(alice).heldUntil, closesAt + JURY_TIME, "until");
+        assertEq(vault.accountOf(alice).heldUntil, closesAt + JURY_TIME + SLASH_PAUSE, "until");
         vm.warp(closesAt);
         vm.expectRevert(
             abi.encodeWithSelector(IContributionLedgerErrors.LedgerFinal.selector, work.outcome.batch.batchId, 0)

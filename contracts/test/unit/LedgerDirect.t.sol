@@ -14,7 +14,6 @@ import {LedgerTest} from "../LedgerTest.sol";
 /// forge-config: default.fuzz.runs = 128
 contract LedgerDirectTest is LedgerTest {
     uint256 private constant CAP = REQUIRED_STAKE / STAKE_PER_UNIT;
-    uint256 private constant IN_FLIGHT = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
 
     function setUp() public override {
         super.setUp();
@@ -168,7 +167,7 @@ contract LedgerDirectTest is LedgerTest {
         (IContributionLedger.Submission memory submission, bytes memory signature) = _signed(index, 1000);
         vm.startPrank(aliceNode);
         ledger.submitDirect(submission, signature);
-        vm.warp(block.timestamp + bound(waited, 0, 2 * IN_FLIGHT));
+        vm.warp(block.timestamp + bound(waited, 0, 2 * JUDGED));
         submission.fileHash = otherFile;
         signature = _signSubmission(submission, aliceNodeKey);
         vm.expectRevert(
@@ -212,23 +211,23 @@ contract LedgerDirectTest is LedgerTest {
 
     function testFuzz_submitDirect_countsUntilFinal(uint256 units, uint256 waited) public {
         units = bound(units, 1, CAP);
-        waited = bound(waited, 0, IN_FLIGHT - 1);
+        waited = bound(waited, 0, JUDGED - 1);
         _submit(0, CAP);
         uint256 start = block.timestamp;
         vm.warp(start + waited);
         _expectUnitCap(1, units, CAP);
-        vm.warp(start + IN_FLIGHT);
+        vm.warp(start + JUDGED);
         assertEq(_submit(1, units), 2, "all before is final");
         _expectUnitCap(2, CAP - units + 1, units);
     }
 
     function testFuzz_submitDirect_countsAllWork_untilTheLastIsFinal(uint256 first, uint256 gap) public {
         first = bound(first, 1, CAP - 1);
-        gap = bound(gap, 1, IN_FLIGHT - 1);
+        gap = bound(gap, 1, JUDGED - 1);
         _submit(0, first);
         vm.warp(block.timestamp + gap);
         _submit(1, CAP - first);
-        vm.warp(block.timestamp + IN_FLIGHT - 1);
+        vm.warp(block.timestamp + JUDGED - 1);
         _expectUnitCap(2, 1, CAP);
         vm.warp(block.timestamp + 1);
         assertEq(_submit(2, CAP), 3, "one clock for all of it: it errs on the side of stake");
@@ -252,7 +251,7 @@ contract LedgerDirectTest is LedgerTest {
         bytes32 leaf = _submissionLeaf(submission);
 
         vm.expectEmit(address(vault));
-        emit IStakeVaultEvents.StakeHeld(alice, block.timestamp + IN_FLIGHT, 0);
+        emit IStakeVaultEvents.StakeHeld(alice, block.timestamp + JUDGED, 0);
         vm.expectEmit(address(ledger));
         emit IContributionLedgerEvents.BatchCommitted(
             1, runId, leaf, 1, submission.units, PRICE, uint40(block.timestamp)
@@ -264,7 +263,7 @@ contract LedgerDirectTest is LedgerTest {
 
         _remember(batchId, leaf, 1, submission.units);
         assertFalse(ledger.isDisputed(batches[batchId]), "the leaf is the root of a batch of one");
-        assertEq(vault.accountOf(alice).heldUntil, block.timestamp + IN_FLIGHT, "the stake stays");
+        assertEq(vault.accountOf(alice).heldUntil, block.timestamp + JUDGED, "the stake stays");
         assertEq(escrow.fundsOf(runId).reserved, uint256(submission.units) * PRICE, "set aside");
     }
 }

@@ -12,7 +12,8 @@ import {LedgerTest} from "../LedgerTest.sol";
 /// forge-config: default.fuzz.runs = 128
 contract RewardEscrowTest is LedgerTest {
     uint256 private constant FUNDS = 50_000 ether;
-    uint256 private constant JUDGED = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
+    /// @dev A fraud verdict that a pause met can be overturned a challenge window later.
+    uint256 private constant SETTLED = JUDGED + CHALLENGE_WINDOW;
 
     function setUp() public override {
         super.setUp();
@@ -51,8 +52,8 @@ contract RewardEscrowTest is LedgerTest {
     // ---------------------------------------------------------------- construct
 
     function testFuzz_constructor_reverts_whenClaimsAreTooShort(uint256 period) public {
-        period = bound(period, 0, JUDGED);
-        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowPeriodTooShort.selector, period, JUDGED));
+        period = bound(period, 0, SETTLED);
+        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowPeriodTooShort.selector, period, SETTLED));
         new RewardEscrow(token, runs, workers, ledger, court, period);
     }
 
@@ -65,8 +66,8 @@ contract RewardEscrowTest is LedgerTest {
 
     function test_constructor_takesTheShortestPeriods() public {
         vm.mockCall(address(runs), abi.encodeCall(runs.changeDelay, ()), abi.encode(JUDGED));
-        RewardEscrow shortest = new RewardEscrow(token, runs, workers, ledger, court, JUDGED + 1);
-        assertEq(shortest.claimPeriod(), JUDGED + 1, "claim period");
+        RewardEscrow shortest = new RewardEscrow(token, runs, workers, ledger, court, SETTLED + 1);
+        assertEq(shortest.claimPeriod(), SETTLED + 1, "claim period");
     }
 
     // --------------------------------------------------------------------- fund

@@ -178,9 +178,10 @@ contract RunRegistryTest is BaseTest {
         assertEq(orchestrator_, config.orchestrator, "orchestrator");
         assertEq(price, config.terms.pricePerUnit, "price");
         assertTrue(open, "open");
-        (uint256 fraudPpm, uint256 exactFraudPpm) = runs.slashesOf(created);
+        (uint256 fraudPpm, uint256 exactFraudPpm, uint256 pausedUntil) = runs.slashesOf(created);
         assertEq(fraudPpm, config.terms.fraudPpm, "statistical fraud");
         assertEq(exactFraudPpm, config.terms.exactFraudPpm, "exact fraud");
+        assertEq(pausedUntil, 0, "slashing was never paused");
         assertEq(runs.closedAt(created), 0, "not closed");
         assertFalse(runs.isPaused(created), "not paused");
     }
@@ -226,6 +227,8 @@ contract RunRegistryTest is BaseTest {
         assertEq(runs.faults(), address(faults), "fault court");
         assertEq(runs.requiredValidatorStake(), REQUIRED_VALIDATOR_STAKE, "required stake");
         assertEq(runs.changeDelay(), CHANGE_DELAY, "delay");
+        assertEq(runs.slashPause(), SLASH_PAUSE, "pause of slashing");
+        assertEq(runs.slashCooldown(), SLASH_COOLDOWN, "time between pauses");
     }
 
     // --------------------------------------------------------------- checkpoints

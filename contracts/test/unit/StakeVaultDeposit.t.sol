@@ -18,10 +18,9 @@ contract StakeVaultDepositTest is BaseTest {
     }
 
     function testFuzz_constructor_reverts_whenStakeCouldLeaveUnjudged(uint256 unbonding) public {
-        uint256 judged = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME;
         // Often the longest period that is too short.
-        unbonding = unbonding % 2 == 0 ? judged : bound(unbonding, 0, judged);
-        vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultUnbondingTooShort.selector, unbonding, judged));
+        unbonding = unbonding % 2 == 0 ? JUDGED : bound(unbonding, 0, JUDGED);
+        vm.expectRevert(abi.encodeWithSelector(IStakeVaultErrors.VaultUnbondingTooShort.selector, unbonding, JUDGED));
         _newVault(insurance, unbonding, INSURANCE_PPM, REPORTER_PPM);
     }
 
@@ -39,7 +38,7 @@ contract StakeVaultDepositTest is BaseTest {
     }
 
     function test_constructor_allowsNoInsurance_andTheShortestPeriod() public {
-        _newVault(address(0), OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME + 1, 0, PPM);
+        _newVault(address(0), JUDGED + 1, 0, PPM);
     }
 
     function test_constructor_keepsItsParameters() public view {

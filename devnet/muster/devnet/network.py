@@ -54,6 +54,7 @@ PARAMETERS = DeployParameters(
     challenge_window_s=3,
     vote_commit_s=20,
     vote_reveal_s=10,
+    slash_pause_s=20,
     unbonding_s=120,
     change_delay_s=120,
 )

@@ -14,6 +14,7 @@ from muster.chain.events import Event
 from muster.chain.structs import (
     CASE_STATUSES,
     ESCROW_STATUSES,
+    PAUSE_CAUSES,
     STATUSES,
     ZERO_ADDRESS,
     Admission,
@@ -25,6 +26,7 @@ from muster.chain.structs import (
     Escrow,
     Funds,
     OutcomeProof,
+    PauseCause,
     PolicyCheckpoint,
     Quorum,
     RunConfig,
@@ -344,6 +346,17 @@ class RunRegistry(_Client):
         """Pause or resume submissions; only the owner."""
         return await self._write("setSubmissionsPaused", run_id, paused)
 
+    async def pause_slashing(
+        self, run_id: RunId, cause: PauseCause, reason: int, evidence_hash: Hash32
+    ) -> Receipt:
+        """Stop a run's fraud executions for a while; a validator, the orchestrator or the owner.
+
+        `reason` is that of the check that failed, zero when there is none. Raises ContractRevert
+        RunPauseTooSoon while a pause lasts, and for `slash_cooldown` after it.
+        """
+        index = PAUSE_CAUSES.index(cause)
+        return await self._write("pauseSlashing", run_id, index, reason, evidence_hash)
+
     async def close_run(self, run_id: RunId) -> Receipt:
         """End a run for good; only the owner."""
         return await self._write("closeRun", run_id)
@@ -390,10 +403,24 @@ class RunRegistry(_Client):
         """Return what a run pays and punishes."""
         return RunTerms(*await self._one("termsOf", run_id))
 
-    async def slashes_of(self, run_id: RunId) -> tuple[int, int]:
-        """Return the millionths of stake that a first statistical and an exact fraud cost."""
-        first, exact = await self._read("slashesOf", run_id)
-        return int(first), int(exact)
+    async def slashes_of(self, run_id: RunId) -> tuple[int, int, int]:
+        """Return the millionths of stake that a first statistical and an exact fraud cost, and when
+        the last pause of slashing ends; 0 when there was none."""
+        first, exact, paused_until = await self._read("slashesOf", run_id)
+        return int(first), int(exact), int(paused_until)
+
+    async def fraud_closes_at(self, run_id: RunId, closes_at: int, window: int) -> int:
+        """Return when the challenge window of a fraud verdict closes, given when it does without
+        pauses."""
+        return int(await self._one("fraudClosesAt", run_id, closes_at, window))
+
+    async def slash_pause(self) -> int:
+        """Return the seconds that a pause of slashing lasts."""
+        return int(await self._one("slashPause"))
+
+    async def slash_cooldown(self) -> int:
+        """Return the seconds after a pause of slashing before which there is no other."""
+        return int(await self._one("slashCooldown"))
 
     async def proposed_change(self, run_id: RunId) -> tuple[RunTerms, int] | None:
         """Return announced terms and when they take effect, or None."""
@@ -550,6 +577,10 @@ class ContributionLedger(_Client):
     async def outcome_deadline(self) -> int:
         """Return the seconds after the commitment by which outcomes are due."""
         return int(await self._one("outcomeDeadline"))
+
+    async def judgement_time(self) -> int:
+        """Return the seconds from a commitment until its fraud can be executed at the latest."""
+        return int(await self._one("judgementTime"))
 
     async def stake_per_unit(self) -> int:
         """Return the wei of stake behind one unit in flight."""

@@ -78,10 +78,15 @@ class DeployParameters(BaseModel):
     """Stake behind one unit in flight."""
     change_delay_s: Annotated[int, Field(ge=0)] = 3600
     """Seconds between announcing a run's terms and their effect; must outlast judgement."""
+    slash_pause_s: Annotated[int, Field(ge=1)] = 30
+    """Seconds that a pause of a run's slashing lasts."""
+    slash_cooldown_s: Annotated[int, Field(ge=0)] | None = None
+    """Seconds after a pause before which there is no other; at least the challenge window. When not
+    given, the longer of challenge window and pause."""
     claim_period_s: Annotated[int, Field(ge=1)] = 90 * 24 * 3600
-    """Seconds that workers of a closed run have to claim; must outlast judgement."""
+    """Seconds that workers of a closed run have to claim; must outlast judgement and a window."""
     unbonding_s: Annotated[int, Field(ge=1)] = 3600
-    """Seconds from an unbond request to its withdrawal; must exceed the three before together."""
+    """Seconds from an unbond request to its withdrawal; must outlast judgement."""
     challenge_bond: Annotated[int, Field(ge=0)] = 10 * TOKEN
     """What a challenger puts up."""
     insurance: Annotated[Address, BeforeValidator(to_address)] | None = None
@@ -93,17 +98,37 @@ class DeployParameters(BaseModel):
     reporter_cap: Annotated[int, Field(ge=0)] = 50 * TOKEN
     """The most a reporter gets for one offence."""
 
+    @property
+    def judgement_s(self) -> int:
+        """Seconds from a commitment until its fraud can be executed at the latest."""
+        judged = self.outcome_deadline_s + self.challenge_window_s
+        return judged + self.vote_commit_s + self.vote_reveal_s + self.slash_pause_s
+
+    @property
+    def pause_distance_s(self) -> int:
+        """Seconds from the end of a pause of slashing to the earliest next one."""
+        if self.slash_cooldown_s is None:
+            return max(self.challenge_window_s, self.slash_pause_s)
+        return self.slash_cooldown_s
+
     @model_validator(mode="after")
     def _judgement_is_outlasted(self) -> Self:
-        judged = self.outcome_deadline_s + self.challenge_window_s
-        judged += self.vote_commit_s + self.vote_reveal_s
-        least = {"unbonding_s": judged + 1, "claim_period_s": judged + 1, "change_delay_s": judged}
+        judged = self.judgement_s
+        # A fraud verdict that a pause met can be overturned, and its work paid, a window later.
+        settled = judged + self.challenge_window_s
+        least = {"unbonding_s": judged + 1, "claim_period_s": settled + 1, "change_delay_s": judged}
         for name, seconds in least.items():
             if getattr(self, name) < seconds:
                 raise ValueError(
                     f"{name} {getattr(self, name)} is below {seconds}: it must outlast "
-                    "outcome_deadline_s + challenge_window_s + vote_commit_s + vote_reveal_s"
+                    "outcome_deadline_s + challenge_window_s + vote_commit_s + vote_reveal_s "
+                    "+ slash_pause_s"
                 )
+        if self.pause_distance_s < self.challenge_window_s:
+            raise ValueError(
+                f"slash_cooldown_s {self.slash_cooldown_s} is below the challenge window of "
+                f"{self.challenge_window_s} s: pauses would reopen what is final"
+            )
         if self.insurance_ppm + self.reporter_ppm > PPM:
             raise ValueError("insurance_ppm and reporter_ppm add up to more than the whole")
         return self
@@ -171,7 +196,10 @@ def constructor_arguments(
     )
     return {
         "MusterToken": (p.initial_supply,),
-        "RunRegistry": (vault, faults, p.required_validator_stake, p.change_delay_s),
+        "RunRegistry": (
+            *(vault, faults, p.required_validator_stake, p.change_delay_s),
+            *(p.slash_pause_s, p.pause_distance_s),
+        ),
         "WorkerRegistry": (
             *(token, vault, ledger, court, faults),
             *(p.required_worker_stake, p.activation_delay_blocks, p.jail_time_s),
@@ -209,6 +237,7 @@ async def _deploy(
 
 def _shown(parameters: DeployParameters, deployer: Address) -> dict[str, int | str]:
     shown: dict[str, int | str] = parameters.model_dump(exclude={"insurance"})
+    shown["slash_cooldown_s"] = parameters.pause_distance_s
     # JSON's integers are exact below 2^53 only in many readers, so wei are decimal text.
     shown = {k: str(v) if isinstance(v, int) and v >= 1 << 53 else v for k, v in shown.items()}
     return {**shown, "insurance": parameters.insurance or deployer}

@@ -332,6 +332,21 @@ class Case:
     """Votes revealed for the recorded verdict."""
 
 
+class PauseCause(StrEnum):
+    """Why the slashing of a run pauses."""
+
+    CORRELATED_FAILURES = "CorrelatedFailures"
+    """Too many independent workers failed one check."""
+    KNOWN_GOOD_ITEM = "KnownGoodItem"
+    """A validator failed an item that it knows to be good."""
+    OTHER = "Other"
+    """Anything else, which the evidence says."""
+
+
+PAUSE_CAUSES = tuple(PauseCause)
+"""By their number in Solidity."""
+
+
 class Fault(StrEnum):
     """What a validator is punished for."""
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from muster.chain.events import Event
-from muster.chain.structs import FAULTS, STATUSES, BlockId, WorkerStatus
+from muster.chain.structs import FAULTS, PAUSE_CAUSES, STATUSES, BlockId, WorkerStatus
 from muster.chain.view_parts import (
     BatchView,
     CaseView,
     CheckpointView,
+    PauseView,
     PaymentView,
     RunView,
     SlashState,
@@ -301,6 +302,25 @@ class ChainView:
     def _submissions_paused(self, _event: Event, args: dict[str, Any]) -> None:
         self.runs[args["run_id"]].paused = args["paused"]
 
+    def _slashing_paused(self, event: Event, args: dict[str, Any]) -> None:
+        run, began_at = self.runs[args["run_id"]], event.block_timestamp
+        if run.is_slashing_paused(began_at):
+            self._contradict(event, f"slashing is paused until {run.slashing_paused_until}")
+        run.pauses.append(
+            PauseView(
+                by=args["by"],
+                cause=PAUSE_CAUSES[args["cause"]],
+                reason=args["reason"],
+                evidence_hash=args["evidence_hash"],
+                began_at=began_at,
+                until=args["until"],
+                tx_hash=event.tx_hash,
+            )
+        )
+        entitled = {run.owner, run.config.orchestrator, *run.validators}
+        if args["by"] not in entitled:
+            self._contradict(event, f"{args['by']} may not pause slashing")
+
     def _run_closed(self, event: Event, args: dict[str, Any]) -> None:
         self.runs[args["run_id"]].closed_at = event.block_timestamp
 
@@ -394,6 +414,9 @@ class ChainView:
         slash.priors = self.workers[slash.owner].convictions - 1
         self._expect(event, "the slashed worker", slash.owner, args["worker"])
         self._expect(event, "the slashed amount", slash.amount_wei, args["amount"])
+        run = self.runs[self.batches[args["batch_id"]].run_id]
+        if run.is_slashing_paused(event.block_timestamp):
+            self._contradict(event, f"slashing is paused until {run.slashing_paused_until}")
 
     def _fraud_finalised(self, event: Event, args: dict[str, Any]) -> None:
         slash = self._slash_by_offence[args["offence"]]
@@ -504,6 +527,7 @@ _HANDLERS: dict[tuple[str, str], Callable[[ChainView, Event, dict[str, Any]], No
     ("RunRegistry", "CheckpointPublished"): ChainView._checkpoint_published,
     ("RunRegistry", "BeaconRecorded"): ChainView._beacon_recorded,
     ("RunRegistry", "SubmissionsPaused"): ChainView._submissions_paused,
+    ("RunRegistry", "SlashingPaused"): ChainView._slashing_paused,
     ("RunRegistry", "RunClosed"): ChainView._run_closed,
     ("RunRegistry", "ValidatorSeated"): ChainView._validator_seated,
     ("RunRegistry", "ValidatorUnseated"): ChainView._validator_unseated,

@@ -14,6 +14,7 @@ from muster.chain.structs import (
     Claim,
     Fault,
     OutcomeProof,
+    PauseCause,
     RunConfig,
     RunTerms,
     WorkerStatus,
@@ -135,6 +136,30 @@ class CheckpointView:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseView:
+    """A pause of a run's slashing."""
+
+    by: Address
+    """Who called it: a validator, the orchestrator or the owner."""
+    cause: PauseCause
+    """Why."""
+    reason: int
+    """Reason code of the check that failed; 0 when there is none."""
+    evidence_hash: Hash32
+    """Keccak-256 of the document that says why."""
+    began_at: int
+    """First second of the pause."""
+    until: int
+    """First second after it."""
+    tx_hash: str
+    """The transaction."""
+
+    def meets(self, opens_at: int, closes_at: int) -> bool:
+        """Return whether the pause shares a second with [opens_at, closes_at)."""
+        return opens_at < self.until and self.began_at < closes_at
+
+
+@dataclass(frozen=True, slots=True)
 class StreamItem:
     """An accepted record's place in a run's training stream."""
 
@@ -186,6 +211,26 @@ class RunView:
     """The newest of them."""
     stream: list[StreamItem] = field(default_factory=list)
     """The training stream."""
+    pauses: list[PauseView] = field(default_factory=list)
+    """Every pause of slashing, oldest first."""
+
+    @property
+    def slashing_paused_until(self) -> int:
+        """First second after the last pause of slashing; 0 when there was none."""
+        return self.pauses[-1].until if self.pauses else 0
+
+    def is_slashing_paused(self, now: int) -> bool:
+        """Return whether no fraud of the run can be executed."""
+        return now < self.slashing_paused_until
+
+    def fraud_closes_at(self, posted_at: int, window_s: int) -> int:
+        """Return when the challenge window of a fraud verdict closes, as RunRegistry has it.
+
+        A window that a pause met is counted from the pause's end; one pause at most meets it.
+        """
+        closes_at = posted_at + window_s
+        met = [pause for pause in self.pauses if pause.meets(posted_at, closes_at)]
+        return met[-1].until + window_s if met else closes_at
 
     @property
     def available_wei(self) -> int:

@@ -79,9 +79,23 @@ def test_parameters_may_be_demo_friendly() -> None:
         outcome_deadline_s=60,
         vote_commit_s=6,
         vote_reveal_s=4,
-        unbonding_s=74,
+        slash_pause_s=7,
+        unbonding_s=81,
     )
-    assert parameters.challenge_window_s == 3
+    assert parameters.judgement_s == 80
+
+
+@pytest.mark.parametrize(
+    ("window", "cooldown", "expected"), [(3, None, 7), (9, None, 9), (3, 3, 3), (3, 50, 50)]
+)
+def test_pauses_are_a_challenge_window_apart_at_least(
+    window: int, cooldown: int | None, expected: int
+) -> None:
+    parameters = DeployParameters(
+        challenge_window_s=window, slash_pause_s=7, slash_cooldown_s=cooldown
+    )
+    arguments = constructor_arguments(DEPLOYMENT.contracts, parameters, address(1))
+    assert arguments["RunRegistry"][4:] == (7, expected)
 
 
 SHORT = {
@@ -89,15 +103,18 @@ SHORT = {
     "challenge_window_s": 3,
     "vote_commit_s": 6,
     "vote_reveal_s": 4,
+    "slash_pause_s": 7,
 }
 
 
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({**SHORT, "unbonding_s": 73}, "unbonding_s 73 is below 74: it must outlast"),
-        ({**SHORT, "claim_period_s": 73}, "claim_period_s 73 is below 74: it must outlast"),
-        ({**SHORT, "change_delay_s": 72}, "change_delay_s 72 is below 73: it must outlast"),
+        ({**SHORT, "unbonding_s": 80}, "unbonding_s 80 is below 81: it must outlast"),
+        ({**SHORT, "claim_period_s": 83}, "claim_period_s 83 is below 84: it must outlast"),
+        ({**SHORT, "change_delay_s": 79}, "change_delay_s 79 is below 80: it must outlast"),
+        ({**SHORT, "slash_cooldown_s": 2}, "pauses would reopen what is final"),
+        ({"slash_pause_s": 0}, "greater than or equal"),
         ({"insurance_ppm": 600_000, "reporter_ppm": 500_000}, "more than the whole"),
         ({"insurance_ppm": 1_000_001}, "less than or equal"),
         ({"required_worker_stake": -1}, "greater than or equal"),

@@ -9,7 +9,17 @@ from chain_fakes import History, address
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain import Batch, ChainView, Fault, RunConfig, RunTerms, SlashState, WorkerStatus
+from muster.chain import (
+    Batch,
+    ChainView,
+    Fault,
+    PauseCause,
+    PauseView,
+    RunConfig,
+    RunTerms,
+    SlashState,
+    WorkerStatus,
+)
 from muster.chain.view_parts import lenient_reason, parse_records
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
@@ -358,6 +368,81 @@ def test_pause_is_followed() -> None:
     for paused in (True, False):
         history.add("RunRegistry", "SubmissionsPaused", run_id=RUN, paused=paused)
         assert viewed(history).runs[RUN].paused is paused
+
+
+def pause(history: History, by: str = VALIDATORS[1], lasts: int = 5) -> None:
+    history.add(
+        "RunRegistry",
+        "SlashingPaused",
+        run_id=RUN,
+        by=by,
+        cause=1,
+        reason=60,
+        evidence_hash=keccak(b"evidence"),
+        until=1001 + history.block + lasts,
+    )
+
+
+@pytest.mark.parametrize("by", [OWNER, ORCHESTRATOR, *VALIDATORS])
+def test_pause_of_slashing_is_known_with_who_and_why(by: str) -> None:
+    history = begun()
+    pause(history, by)
+    view = viewed(history)
+    run, event = view.runs[RUN], history.events[-1]
+    (found,) = run.pauses
+    assert (found.by, found.cause, found.reason) == (by, PauseCause.KNOWN_GOOD_ITEM, 60)
+    assert (found.evidence_hash, found.tx_hash) == (keccak(b"evidence"), event.tx_hash)
+    began = event.block_timestamp
+    assert (found.began_at, found.until) == (began, began + 5) == (began, run.slashing_paused_until)
+    assert [run.is_slashing_paused(began + s) for s in (0, 4, 5)] == [True, True, False]
+    assert view.contradictions == []
+
+
+def test_run_without_pauses_never_stopped_slashing() -> None:
+    run = viewed(begun()).runs[RUN]
+    assert (run.pauses, run.slashing_paused_until) == ([], 0)
+    assert not run.is_slashing_paused(0)
+
+
+@given(posted=st.integers(0, 60), window=st.integers(1, 20))
+def test_frauds_close_a_window_after_the_pause_that_met_theirs(posted: int, window: int) -> None:
+    run = viewed(begun()).runs[RUN]
+    run.pauses = [
+        PauseView(OWNER, PauseCause.OTHER, 0, keccak(b""), began, began + 7, "")
+        for began in (10, 10 + 7 + window)
+    ]
+    ends = [
+        pause.until
+        for pause in run.pauses
+        if set(range(posted, posted + window)) & set(range(pause.began_at, pause.until))
+    ]
+    expected = (ends[-1] if ends else posted) + window
+    assert run.fraud_closes_at(posted, window) == expected
+
+
+def test_a_pause_that_nobody_may_call_is_a_contradiction() -> None:
+    history = begun()
+    pause(history, WORKER)
+    (problem,) = viewed(history).contradictions
+    assert f"{WORKER} may not pause slashing" in problem
+
+
+def test_a_pause_in_a_pause_is_a_contradiction() -> None:
+    history = begun()
+    pause(history, lasts=10**6)
+    pause(history)
+    (problem,) = viewed(history).contradictions
+    assert "slashing is paused until" in problem
+
+
+def test_a_fraud_executed_in_a_pause_is_a_contradiction() -> None:
+    history = begun()
+    post(history, 1, RECORDS)
+    pause(history, lasts=10**6)
+    slash(history)
+    (problem,) = viewed(history).contradictions
+    assert "FraudExecuted" in problem
+    assert "slashing is paused until" in problem
 
 
 def test_replaced_validator_keeps_its_seat_and_signs_no_more() -> None:

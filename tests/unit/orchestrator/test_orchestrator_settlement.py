@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from orchestrator_bench import Bench
+from orchestrator_fakes import RUN
 
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -74,6 +75,39 @@ async def test_execution_is_tried_again_when_it_fails(bench: Bench, error: Excep
     assert bench.network.chain.ledger.executed == []
     await bench.settle()
     assert len(bench.network.chain.ledger.executed) == 1
+
+
+def pause(bench: Bench, lasts: int) -> int:
+    until = bench.network.chain.time + 1 + lasts
+    bench.network.apply(
+        "RunRegistry", "SlashingPaused",
+        run_id=RUN, by=bench.services.projection.run.owner, cause=0, reason=60,
+        evidence_hash=keccak(b"evidence"), until=until,
+    )  # fmt: skip
+    return until
+
+
+async def test_nothing_is_executed_in_a_pause_and_everything_after_it(bench: Bench) -> None:
+    await judged(bench, Verdict.FRAUD)
+    until = pause(bench, 10**6)
+    await bench.settle()
+    assert bench.network.chain.ledger.executed == []
+    bench.set_chain_time(until)
+    await bench.settle()
+    assert len(bench.network.chain.ledger.executed) == 1
+
+
+async def test_escrow_waits_for_the_window_that_a_pause_prolonged(bench: Bench) -> None:
+    await judged(bench, Verdict.FRAUD)
+    await bench.settle()
+    until = pause(bench, 10)
+    window = await bench.network.chain.ledger.challenge_window()
+    bench.set_chain_time(until + window - 1)
+    await bench.settle()
+    assert bench.network.chain.ledger.finalised == []
+    bench.set_chain_time(until + window)
+    await bench.settle()
+    assert len(bench.network.chain.ledger.finalised) == 1
 
 
 async def test_overturned_fraud_is_not_executed(bench: Bench) -> None:

@@ -184,7 +184,7 @@ async def find_submission(services: Services, file_hash: Hash32) -> Detail | Non
         batch=batch,
         recorded=outcome.verdict if outcome else None,
         signers=_signers(services, batch),
-        final_at=_final_at(services, batch),
+        final_at=_final_at(services, batch, line.verdict),
         price_wei=line.units * batch.price_per_unit if batch else 0,
         is_paid=await _is_paid(services, line),
     )
@@ -195,10 +195,13 @@ def _signers(services: Services, batch: BatchView | None) -> list[Address]:
     return [v for v, bit in seats.items() if batch is not None and batch.signers & bit]
 
 
-def _final_at(services: Services, batch: BatchView | None) -> int | None:
+def _final_at(services: Services, batch: BatchView | None, verdict: Verdict | None) -> int | None:
     if batch is None or batch.posted_at is None:
         return None
-    return batch.posted_at + services.settlement.challenge_window_s
+    window_s = services.settlement.challenge_window_s
+    if verdict is Verdict.FRAUD:
+        return services.projection.run.fraud_closes_at(batch.posted_at, window_s)
+    return batch.posted_at + window_s
 
 
 async def _is_paid(services: Services, line: Line) -> bool | None:

@@ -67,10 +67,15 @@ class Retention:
         judged = self._projection.judged(file_hash)
         if judged is None:
             return False
-        posted_at = self._projection.view.batches[judged.batch_id].posted_at or 0
-        if self._now() < posted_at + self._challenge_window_s + self._keep_s:
+        if self._now() < self._final_at(judged) + self._keep_s:
             return False
         return not (self._is_disputed(judged) or self._may_be_trained_on(judged))
+
+    def _final_at(self, judged: Judged) -> int:
+        posted_at = self._projection.view.batches[judged.batch_id].posted_at or 0
+        if judged.verdict is Verdict.FRAUD:
+            return self._projection.run.fraud_closes_at(posted_at, self._challenge_window_s)
+        return posted_at + self._challenge_window_s
 
     def _is_disputed(self, judged: Judged) -> bool:
         view, place = self._projection.view, (judged.batch_id, judged.position)

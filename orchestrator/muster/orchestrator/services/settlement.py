@@ -28,8 +28,13 @@ class Settlement:
         self._now = now
 
     def to_execute(self) -> list[Place]:
-        """Return the outcomes whose standing verdict is fraud and that were not executed."""
+        """Return the outcomes whose standing verdict is fraud and that were not executed.
+
+        None while slashing is paused: the ledger would refuse.
+        """
         view = self._projection.view
+        if self._projection.run.is_slashing_paused(self._now()):
+            return []
         executed = {slash.offence for slash in view.slashes}
         overturned = [
             (case.batch_id, case.position) for case in view.cases.values() if case.overturned
@@ -70,4 +75,5 @@ class Settlement:
         batch = self._projection.batch(batch_id)
         if batch is None or batch.posted_at is None:
             return False
-        return self._now() >= batch.posted_at + self.challenge_window_s
+        window_s = self.challenge_window_s
+        return self._now() >= self._projection.run.fraud_closes_at(batch.posted_at, window_s)
