@@ -22,6 +22,7 @@ from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, file_hash, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
 from muster.protocol.jury import draw_delay, draw_jury, jury_seed, vote_commitment
+from muster.protocol.schedule import batch_seed, draw_order, is_reaudited
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof, merkle_root
 from muster.protocol.messages import (
     ApiRequest,
@@ -83,6 +84,7 @@ def documents() -> dict[str, Any]:
         "batch": batch(),
         "sampling": {"cases": [sampling_case(*case) for case in SAMPLING_CASES]},
         "jury": {"cases": [jury_case(**case) for case in JURY_CASES], "vote": vote()},
+        "schedule": {"cases": [schedule_case(*case) for case in SCHEDULE_CASES]},
         "merkle": {"trees": [tree(size) for size in TREE_SIZES]},
     }
 
@@ -402,6 +404,32 @@ def jury_case(*, name: str, weights: tuple[int, ...], size: int) -> dict[str, An
         "delays": [uint(draw_delay(seed, place)) for place in range(len(weights))],
         "size": size,
         "places": draw_jury(weights, size, seed),
+    }
+
+
+# -------------------------------------------------------------------------- schedule
+
+SCHEDULE_CASES = ((1, 1), (2, 3), (3, 12), (4, 88))
+"""Batch ids, and how many validators are seated at the commitment."""
+REAUDITS_SHOWN = 256
+"""Batches of which the vectors say whether they are checked once more."""
+
+
+def schedule_case(batch_id: int, validators: int) -> dict[str, Any]:
+    """Return the order of a batch's validators, and which of many batches are re-audited."""
+    beacon, root = keccak(b"block of batch %d" % batch_id), keccak(b"root %d" % batch_id)
+    seed = batch_seed(beacon, RunId(7), batch_id, root)
+    seated = [to_address(keccak(b"validator %d" % i)[12:]) for i in range(validators)]
+    many = [(i, batch_seed(beacon, RunId(7), i, root)) for i in range(REAUDITS_SHOWN)]
+    return {
+        "run_id": 7,
+        "batch_id": batch_id,
+        "beacon": hex0x(beacon),
+        "root": hex0x(root),
+        "seed": hex0x(seed),
+        "seated": seated,
+        "order": list(draw_order(seed, seated)),
+        "reaudited": [i for i, each in many if is_reaudited(each)],
     }
 
 

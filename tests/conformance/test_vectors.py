@@ -8,7 +8,9 @@ from typing import Any
 import generate
 import pytest
 from eth_account import Account
+from eth_abi import encode
 from eth_account.messages import encode_typed_data
+from eth_utils import keccak as foreign_keccak
 
 from muster.protocol.eip712 import recover
 from muster.protocol.ids import to_hash32
@@ -18,6 +20,7 @@ from muster.protocol.messages import unpack_records
 EIP712 = json.loads((generate.VECTORS / "eip712.json").read_text())
 BATCH = json.loads((generate.VECTORS / "batch.json").read_text())
 JURY = json.loads((generate.VECTORS / "jury.json").read_text())
+SCHEDULE = json.loads((generate.VECTORS / "schedule.json").read_text())
 MERKLE = json.loads((generate.VECTORS / "merkle.json").read_text())
 FOREIGN = {"trl_losses"}
 """Made by other programs: `generate_trl.py`."""
@@ -121,3 +124,28 @@ def test_jury_has_different_jurors_with_stake(case: dict[str, Any]) -> None:
     staked = {place for place, weight in enumerate(case["weights"]) if int(weight, 16)}
     assert len(set(case["places"])) == len(case["places"]) == min(case["size"], len(staked))
     assert set(case["places"]) <= staked
+
+
+def foreign_hash(types: list[str], values: list[Any]) -> bytes:
+    """Keccak of the ABI encoding, by libraries that are not ours."""
+    return bytes(foreign_keccak(encode(types, values)))
+
+
+@pytest.mark.parametrize("case", SCHEDULE["cases"], ids=lambda c: f"{len(c['seated'])} seats")
+def test_schedule_is_what_other_libraries_draw(case: dict[str, Any]) -> None:
+    beacon, root = bytes.fromhex(case["beacon"][2:]), bytes.fromhex(case["root"][2:])
+
+    def seed_of(batch_id: int) -> bytes:
+        types = ["bytes32", "uint64", "uint64", "bytes32"]
+        return foreign_hash(types, [beacon, case["run_id"], batch_id, root])
+
+    seed = seed_of(case["batch_id"])
+    assert seed.hex() == case["seed"][2:]
+    drawn = {
+        foreign_hash(["bytes32", "uint256", "address"], [seed, 1, validator]): validator
+        for validator in case["seated"]
+    }
+    assert [drawn[name] for name in sorted(drawn)] == case["order"]
+    shares = (foreign_hash(["bytes32", "uint256"], [seed_of(i), 0])[:8] for i in range(256))
+    below = [i for i, share in enumerate(shares) if int.from_bytes(share, "big") < 0.05 * 2**64]
+    assert below == case["reaudited"]

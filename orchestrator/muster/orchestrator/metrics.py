@@ -37,6 +37,12 @@ UPLOAD_BYTES = Counter(
 OUTCOMES = Counter(
     "muster_orchestrator_outcomes_total", "Outcomes received from validators.", registry=REGISTRY
 )
+REAUDITS = Counter(
+    "muster_orchestrator_reaudits_total",
+    "Outcomes received for batches whose outcomes were posted: agreed or differed.",
+    ("result",),
+    registry=REGISTRY,
+)
 TRANSACTIONS = Counter(
     "muster_orchestrator_transactions_total",
     "Transactions by kind and result: mined, refused or lost.",
@@ -88,6 +94,12 @@ UNJUDGED_BATCHES = Gauge(
     "Committed batches without outcomes.",
     registry=REGISTRY,
 )
+CALLED_BATCHES = Gauge(
+    "muster_orchestrator_called_batches",
+    "Batches for which outcomes are due, by how many validators they need: quorum, escalated, all.",
+    ("stage",),
+    registry=REGISTRY,
+)
 OLDEST_UNJUDGED_SECONDS = Gauge(
     "muster_orchestrator_oldest_unjudged_seconds",
     "Time since the oldest batch without outcomes was committed; 0 without one.",
@@ -107,6 +119,12 @@ PENDING_TRANSACTIONS = Gauge(
 VALIDATOR_SIGNED_SECONDS = Gauge(
     "muster_orchestrator_validator_signed_seconds",
     "Time since outcomes with a seated validator's signature were received.",
+    ("validator",),
+    registry=REGISTRY,
+)
+VALIDATOR_ABSENT = Gauge(
+    "muster_orchestrator_validator_absent",
+    "Whether a seated validator let the time of a call pass and was not heard of since: 1, or 0.",
     ("validator",),
     registry=REGISTRY,
 )

@@ -52,6 +52,9 @@ class OrchestratorSettings(Settings):
     shows token ids."""
     lease_s: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Seconds from lease to deadline."""
+    call_timeout_s: Annotated[int, Field(ge=1)] | None = None
+    """Seconds after which a validator that was called for a batch and is silent is replaced; None
+    for an eighth of the chain's outcome deadline, which is the longest."""
     retry_after_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """What a node is told to wait when there is no work."""
     commit_interval_s: Annotated[float, Field(ge=0, le=3600)] = 1.0

@@ -250,14 +250,17 @@ class OrchestratorApi:
 
     # Validators and the trainer
 
-    async def committed_batches(self, *, after: int = 0) -> list[int]:
-        """Return the ids above `after` of batches without outcomes, ascending."""
+    async def called(self, *, after: int = 0) -> dict[int, int]:
+        """Return how many validators are called, by batch above `after` whose outcomes are due."""
         path = f"/v1/batches?state=committed&after={after}"
         answer = _json_object(await self._send("GET", path, signed=True))
-        ids = answer.get("batches")
-        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-            raise _lied("the list of batches is not a list of integers")
-        return ids
+        lists = answer.get("batches"), answer.get("called")
+        for numbers in lists:
+            if not isinstance(numbers, list) or not all(type(i) is int for i in numbers):
+                raise _lied("the list of batches is not a list of integers")
+        if len(lists[0]) != len(lists[1]):
+            raise _lied("the list of batches does not say how many are called for each")
+        return dict(zip(*lists, strict=True))
 
     async def file(self, submission_file_hash: Hash32) -> bytes:
         """Return a submission's file, checked against its SHA-256.

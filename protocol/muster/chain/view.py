@@ -366,7 +366,8 @@ class ChainView:
 
     def _batch_committed(self, event: Event, args: dict[str, Any]) -> None:
         self._expect(event, "batch id", len(self.batches) + 1, args["batch_id"])
-        if args["run_id"] not in self.runs:
+        run = self.runs.get(args["run_id"])
+        if run is None:
             self._contradict(event, f"run {args['run_id']} is unknown")
         self.batches[args["batch_id"]] = BatchView(
             batch_id=args["batch_id"],
@@ -378,6 +379,8 @@ class ChainView:
             committed_at=args["committed_at"],
             block_number=event.block_number,
             tx_hash=event.tx_hash,
+            beacon=event.block_hash,
+            seated=tuple(run.validators) if run else (),
         )
 
     def _directly_submitted(self, _event: Event, args: dict[str, Any]) -> None:
@@ -398,6 +401,7 @@ class ChainView:
         batch.outcomes_root = args["outcomes_root"]
         batch.posted_at = args["posted_at"]
         batch.posted_block = event.block_number
+        batch.posted_beacon = event.block_hash
         batch.posted_tx = event.tx_hash
         run = self.runs[batch.run_id]
         batch.validators = tuple(run.validators)

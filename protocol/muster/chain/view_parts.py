@@ -260,6 +260,10 @@ class BatchView:
     """Block of the commitment."""
     tx_hash: str
     """Transaction of the commitment."""
+    beacon: Hash32 = Hash32(bytes(32))
+    """Hash of the block of the commitment: of it the order of those who check is drawn."""
+    seated: tuple[Address, ...] = ()
+    """The run's validators at the commitment."""
     direct: Submission | None = None
     """The submission, when its worker committed it without the orchestrator."""
     direct_signature: bytes = b""
@@ -278,6 +282,8 @@ class BatchView:
     """Time of the outcomes."""
     posted_block: int | None = None
     """Block of the outcomes."""
+    posted_beacon: Hash32 | None = None
+    """Hash of that block: of it is drawn whether somebody checks once more, and who."""
     posted_tx: str | None = None
     """Transaction of the outcomes."""
     validators: tuple[Address, ...] = ()

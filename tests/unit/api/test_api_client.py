@@ -73,10 +73,10 @@ async def test_heartbeat_is_signed_over_what_is_sent() -> None:
 async def test_query_is_part_of_the_signed_path() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         assert verified(request).url.query == b"state=committed&after=7"
-        return httpx.Response(200, json={"batches": [8, 9]})
+        return httpx.Response(200, json={"batches": [8, 9], "called": [2, 3]})
 
     async with client(handler) as api:
-        assert await api.committed_batches(after=7) == [8, 9]
+        assert await api.called(after=7) == {8: 2, 9: 3}
 
 
 async def test_submission_travels_in_headers_and_body() -> None:
@@ -180,11 +180,22 @@ async def test_answer_is_refused_when_it_is_not_the_documented_form(body: bytes)
     assert caught.value.code == "bad_answer"
 
 
-@pytest.mark.parametrize("value", [{}, {"batches": 1}, {"batches": ["1"]}, {"batches": [True]}])
-async def test_batch_list_is_refused_when_it_is_not_integers(value: object) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"batches": [1]},
+        {"called": [1]},
+        {"batches": 1, "called": 1},
+        {"batches": ["1"], "called": [1]},
+        {"batches": [1], "called": [True]},
+        {"batches": [1, 2], "called": [1]},
+    ],
+)
+async def test_batch_list_is_refused_when_it_is_not_two_lists_of_integers(value: object) -> None:
     async with client(answer(value)) as api:
         with pytest.raises(ApiError, match="list of batches"):
-            await api.committed_batches()
+            await api.called()
 
 
 async def test_file_and_document_are_returned_when_they_match_their_hash() -> None:

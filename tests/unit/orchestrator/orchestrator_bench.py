@@ -21,7 +21,9 @@ from muster.orchestrator.loop import commit_once, follow_once, record_once, sett
 from muster.orchestrator.services.clock import Backoff, ChainClock
 from muster.orchestrator.services.context import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
+from muster.protocol.eip712 import address_of
 from muster.protocol.messages import Reason, Submission, Verdict
+from muster.protocol.schedule import batch_seed, order_of_batch
 
 
 class Wall:
@@ -93,14 +95,24 @@ class Bench:
         reason: Reason = Reason.NONE,
         validators: tuple[int, ...] = (0, 1),
     ) -> bytes:
-        """Hand in the same outcomes as several validators; returns the records."""
+        """Hand in the same outcomes as several validators, by their places in the batch's order;
+        returns the records.
+        """
         root = self.network.view.batches[batch_id].root
         records = self.network.judge(submissions, verdict, reason)
-        for number in validators:
+        for number in [self.order(batch_id)[place] for place in validators]:
             async with self.validator(number) as api:
                 signature = self.network.sign_outcomes(number, batch_id, root, records)
                 await api.post_outcomes(batch_id, records, signature)
         return records
+
+    def order(self, batch_id: int) -> list[int]:
+        """The validators' numbers in the order in which they are called for a batch."""
+        batch = self.network.view.batches[batch_id]
+        seed = batch_seed(batch.beacon, batch.run_id, batch_id, batch.root)
+        numbers = {address_of(key): n for n, key in enumerate(self.network.keys.validators)}
+        seated = [v for v in self.network.run.validators if v in numbers]
+        return [numbers[v] for v in order_of_batch(seed, batch.seated, seated)]
 
     async def run_through(self, number: int = 0, body: bytes = b"a file") -> Submission:
         """Take one submission from lease to an accepted outcome on chain."""

@@ -12,14 +12,14 @@ async def test_rollout_is_leased_committed_judged_when_all_are_honest(bench: Ben
     submission = await bench.upload()
     await bench.commit()
     async with bench.validator() as api:
-        (batch_id,) = await api.committed_batches()
+        (batch_id,) = await api.called()
         batch = await api.batch(batch_id)
         assert [e.submission for e in batch.submissions] == [submission]
         assert await api.file(submission.file_hash) == b"a file"
         await bench.judge(batch_id, [submission])
         await bench.record()
         state = await api.submission_state(submission.file_hash)
-        assert await api.committed_batches() == []
+        assert await api.called() == {}
     assert (state.state, state.verdict, state.reason) == ("judged", Verdict.ACCEPTED, Reason.NONE)
 
 

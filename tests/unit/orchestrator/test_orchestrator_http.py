@@ -136,7 +136,7 @@ async def test_file_is_unknown_when_nobody_submitted_it(bench: Bench) -> None:
 async def test_batch_list_is_for_validators_only(bench: Bench) -> None:
     async with bench.node() as api:
         with pytest.raises(ApiError) as caught:
-            await api.committed_batches()
+            await api.called()
     assert caught.value.code == "not_a_validator"
 
 

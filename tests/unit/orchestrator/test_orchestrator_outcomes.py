@@ -37,7 +37,7 @@ async def refusal(bench: Bench, *arguments: Any, **options: Any) -> tuple[int, s
     return caught.value.status, caught.value.code
 
 
-async def test_outcomes_are_posted_when_a_quorum_agrees(bench: Bench) -> None:
+async def test_outcomes_are_posted_when_those_called_agree(bench: Bench) -> None:
     submission, _, records = await committed(bench)
     await bench.judge(1, [submission], validators=(0,))
     await bench.record()
@@ -49,16 +49,24 @@ async def test_outcomes_are_posted_when_a_quorum_agrees(bench: Bench) -> None:
     assert (batch_id, posted, len(signatures)) == (1, records, 2)
 
 
-async def test_signatures_are_as_many_as_the_quorum_and_ascend_by_signer(bench: Bench) -> None:
+async def test_who_was_not_called_does_not_make_a_quorum(bench: Bench) -> None:
+    submission, _, _ = await committed(bench)
+    await bench.judge(1, [submission], validators=(0, 2))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+
+
+async def test_signatures_are_of_those_called_and_ascend_by_signer(bench: Bench) -> None:
     submission, root, records = await committed(bench)
     await bench.judge(1, [submission], validators=(2, 0, 1))
     await bench.record()
-    lowest = sorted(range(3), key=lambda n: int(address_of(bench.network.keys.validators[n]), 16))
-    expected = [bench.network.sign_outcomes(n, 1, root, records) for n in lowest[:2]]
+    keys = bench.network.keys.validators
+    called = sorted(bench.order(1)[:2], key=lambda n: int(address_of(keys[n]), 16))
+    expected = [bench.network.sign_outcomes(n, 1, root, records) for n in called]
     assert bench.network.chain.ledger.posted[0][2] == expected
 
 
-async def test_nothing_is_posted_when_validators_disagree(bench: Bench) -> None:
+async def test_nothing_is_posted_until_most_agree_when_validators_disagree(bench: Bench) -> None:
     submission, _, _ = await committed(bench)
     await bench.judge(1, [submission], Verdict.ACCEPTED, Reason.NONE, (0,))
     await bench.judge(1, [submission], Verdict.REJECTED, Reason.SCHEMA, (1,))
@@ -73,7 +81,8 @@ async def test_nothing_is_posted_when_validators_disagree(bench: Bench) -> None:
 async def test_signature_counts_no_more_when_its_validator_was_replaced(bench: Bench) -> None:
     submission, _, _ = await committed(bench)
     await bench.judge(1, [submission], validators=(0, 1))
-    bench.network.run.validators.remove(address_of(bench.network.keys.validators[0]))
+    gone = bench.network.keys.validators[bench.order(1)[0]]
+    bench.network.run.validators.remove(address_of(gone))
     await bench.record()
     assert bench.network.chain.ledger.posted == []
 
@@ -102,8 +111,10 @@ async def test_second_opinion_of_one_validator_is_refused(bench: Bench) -> None:
     submission, root, _ = await committed(bench)
     await bench.judge(1, [submission], validators=(0,))
     other = bench.network.judge([submission], Verdict.REJECTED, Reason.SCHEMA)
-    signature = bench.network.sign_outcomes(0, 1, root, other)
-    assert await refusal(bench, other, signature) == (409, "outcomes_conflict")
+    number = bench.order(1)[0]
+    signature = bench.network.sign_outcomes(number, 1, root, other)
+    refused = await refusal(bench, other, signature, validator=number)
+    assert refused == (409, "outcomes_conflict")
 
 
 async def test_outcomes_are_refused_when_another_validator_signed_them(bench: Bench) -> None:

@@ -35,13 +35,17 @@ async def committed(
     state: Literal["committed"],
     after: Annotated[int, Query(ge=0)] = 0,
 ) -> JSONResponse:
-    """Return the ids above `after` of batches without outcomes, ascending."""
+    """Return the ids above `after` of batches whose outcomes are due, ascending, and beside each
+    how many validators are called for it.
+    """
     assert state
     headers = verify(request, services)
     services.identities.require_validator(headers.address)
     await services.nonces.use(headers)
-    ids = [b.batch_id for b in services.projection.unjudged if b.batch_id > after]
-    return JSONResponse({"batches": ids[:MAX_LISTED]})
+    due = await services.outcomes.calls(after=after, limit=MAX_LISTED)
+    return JSONResponse(
+        {"batches": [i for i, _ in due], "called": [len(calls.called) for _, calls in due]}
+    )
 
 
 @router.get("/{batch_id}", response_model=BatchContents)

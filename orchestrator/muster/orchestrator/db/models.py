@@ -157,6 +157,8 @@ class OutcomesRow(Base):
     """The packed records."""
     signature: Mapped[bytes]
     """EIP-712 `Outcomes`."""
+    received_at: Mapped[int] = mapped_column(default=0)
+    """Chain time at which they were received; 0 when that was lost with a database."""
 
 
 class NonceRow(Base):

@@ -11,6 +11,7 @@ from muster.orchestrator.db.group import GroupCommit
 from muster.orchestrator.db.models import IdentityRow
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.batching import Batching
+from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.blobs import S3Blobs
 from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
@@ -213,7 +214,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         batching=batching,
         leases=leases,
         intake=_intake(ground),
-        outcomes=_outcomes(ground, batching),
+        outcomes=await _outcomes(ground, batching),
         retention=await _retention(ground),
         settlement=Settlement(
             ground.projection,
@@ -297,13 +298,21 @@ def _intake(ground: Ground) -> Intake:
     )
 
 
-def _outcomes(ground: Ground, batching: Batching) -> OutcomeDesk:
+async def _outcomes(ground: Ground, batching: Batching) -> OutcomeDesk:
+    caller = Caller(
+        ground.projection,
+        outcome_deadline_s=await ground.chain.ledger.outcome_deadline(),
+        timeout_s=ground.settings.call_timeout_s,
+        now=ground.chain_clock.now,
+    )
     return OutcomeDesk(
         database=ground.database,
         files=ground.files,
         projection=ground.projection,
         batching=batching,
+        caller=caller,
         domain=ground.domain,
         on_received=ground.wakes.record.set,
         clock=ground.clock,
+        now=ground.chain_clock.now,
     )

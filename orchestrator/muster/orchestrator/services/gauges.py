@@ -17,6 +17,7 @@ from muster.orchestrator.db.models import LeaseRow, SubmissionRow
 from muster.orchestrator.ports import ChainPort
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Reason
+from muster.protocol.schedule import Stage
 
 if TYPE_CHECKING:
     from muster.orchestrator.services.context import Services
@@ -25,6 +26,8 @@ ALIVE_S = 120
 """A node that was heard of within this time is alive."""
 FRESH_S = 1.0
 """Figures are used for this long."""
+MAX_PLANNED = 1000
+"""Batches whose calls are counted at most."""
 TRAINING_FIGURES = (
     *("reward", "eval_reward", "entropy", "grad_norm", "kl", "mismatch_kl", "age_mean", "tokens"),
     *("wall_s", "wait_s", "alarm_steps", "grad_growth", "entropy_rise", "reward_fall", "skipped"),
@@ -48,7 +51,7 @@ class Gauges:
             _set_run(services)
             _set_workers(services)
             _set_chain(services)
-            _set_validators(services)
+            await _set_validators(services)
             await _set_queues(services)
             self._read_at = self._monotonic()
 
@@ -126,15 +129,22 @@ def _set_chain(services: Services) -> None:
     )
 
 
-def _set_validators(services: Services) -> None:
+async def _set_validators(services: Services) -> None:
     seated, outcomes = services.projection.run.validators, services.outcomes
     # Who left its seat is not to be reported absent for ever.
     metrics.VALIDATOR_SIGNED_SECONDS.clear()
+    metrics.VALIDATOR_ABSENT.clear()
+    due = await outcomes.calls(limit=MAX_PLANNED)
+    stages = Counter(calls.stage for _, calls in due)
+    for stage in Stage:
+        metrics.CALLED_BATCHES.labels(stage=stage.name.lower()).set(stages[stage])
     for validator in seated:
         since = outcomes.heard_at.get(validator, outcomes.listening_since)
         metrics.VALIDATOR_SIGNED_SECONDS.labels(validator=validator).set(
             max(0.0, services.clock() - since)
         )
+        is_absent = validator in outcomes.caller.absent
+        metrics.VALIDATOR_ABSENT.labels(validator=validator).set(is_absent)
 
 
 async def _set_queues(services: Services) -> None:

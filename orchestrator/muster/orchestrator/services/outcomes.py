@@ -1,15 +1,17 @@
-"""Outcomes: validators' signed records, checked, kept, and posted once a quorum agrees.
+"""Outcomes: validators' signed records, checked, kept, and posted once those called agree.
 
 Steps 7 and 8 of one rollout. The orchestrator does not judge; it only refuses records that the
-contract would refuse, or that do not describe the batch.
+contract would refuse, or that do not describe the batch. Whose agreement is enough is decided by
+`muster.protocol.schedule`; fewer than the run's quorum never are.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlalchemy import select
 
@@ -17,22 +19,31 @@ from muster.api.answers import BatchContents
 from muster.chain import Batch, BatchView, ChainView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import OutcomesRow
+from muster.orchestrator.metrics import REAUDITS
 from muster.orchestrator.services.batching import Batching
+from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.files import FileStore, StoredOutcomes
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError, SignatureError
-from muster.protocol.ids import Address
-from muster.protocol.messages import OutcomeRecord, Outcomes, Submission, unpack_records
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.messages import (
+    OutcomeRecord,
+    Outcomes,
+    Submission,
+    Verdict,
+    unpack_records,
+)
+from muster.protocol.schedule import Calls, Statement
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """Outcomes that a quorum of current validators signed."""
+    """Outcomes of a batch that are to be posted."""
 
     header: Batch
     """The batch."""
@@ -52,17 +63,22 @@ class OutcomeDesk:
         files: FileStore,
         projection: Projection,
         batching: Batching,
+        caller: Caller,
         domain: Domain,
         on_received: Callable[[], None],
         clock: Callable[[], float],
+        now: Callable[[], int],
     ) -> None:
         self._database = database
         self._files = files
         self._projection = projection
         self._batching = batching
+        self.caller = caller
+        """Who is called for which batch."""
         self._domain = domain
         self._on_received = on_received
         self._clock = clock
+        self._now = now
         self.heard_at: dict[Address, float] = {}
         """Wall clock of the latest outcomes from each validator, since the process started."""
         self.listening_since = clock()
@@ -80,37 +96,66 @@ class OutcomeDesk:
         outcomes = Outcomes(batch_id, batch.root, keccak(records))
         self._check_signature(validator, outcomes, signature)
         self.heard_at[validator] = self._clock()
+        self.caller.heard(validator)
         if batch.records is not None:
+            self._note_late(batch, validator, records)
             return
         if await self._keep(validator, batch, records, signature):
             logger.info("outcomes received", extra={"batch": batch_id, "validator": validator})
             self._on_received()
 
+    def _note_late(self, batch: BatchView, validator: Address, records: bytes) -> None:
+        """Compare what a validator found that looked after the outcomes were posted."""
+        agrees = keccak(records) == batch.records_hash
+        REAUDITS.labels(result="agreed" if agrees else "differed").inc()
+        if not agrees:
+            logger.warning(
+                "a validator found other outcomes than those that were posted",
+                extra={"batch": batch.batch_id, "validator": validator},
+            )
+
     async def agreed(self) -> list[Agreed]:
-        """Return the unjudged batches on which a quorum of current validators agrees."""
-        ids = [batch.batch_id for batch in self._projection.unjudged]
-        found: list[Agreed] = []
+        """Return the outcomes that are to be posted now, ascending by batch."""
+        return [agreed async for agreed in self._agreed()]
+
+    async def _agreed(self) -> AsyncIterator[Agreed]:
+        quorum = self._projection.run.config.terms.quorum
+        for batch, rows in await self._handed_in():
+            calls = self._plan(batch, rows)
+            if calls.decision is None:
+                continue
+            agreeing = [row for row in rows if _summary(row.records)[0] == calls.decision]
+            # Those who were called answer for what is posted.
+            agreeing.sort(key=lambda row: row.validator not in calls.called)
+            signers = sorted(agreeing[:quorum], key=lambda row: row.validator.lower())
+            signatures = tuple(row.signature for row in signers)
+            yield Agreed(batch.header(), signers[0].records, signatures)
+
+    async def calls(self, *, after: int = 0, limit: int) -> list[tuple[int, Calls]]:
+        """Return the batches above an id for which outcomes are due, ascending, and their calls."""
+        due = await self._handed_in(after=after, limit=limit)
+        return [(batch.batch_id, self._plan(batch, rows)) for batch, rows in due]
+
+    def _plan(self, batch: BatchView, rows: Sequence[OutcomesRow]) -> Calls:
+        return self.caller.plan(batch, [_statement(row) for row in rows])
+
+    async def _handed_in(
+        self, *, after: int = 0, limit: int | None = None
+    ) -> list[tuple[BatchView, list[OutcomesRow]]]:
+        """Return the open batches with what their current validators signed, ascending."""
+        seated = self._projection.run.validators
+        due = [b for b in self.caller.open_batches() if b.batch_id > after][:limit]
+        found: dict[int, list[OutcomesRow]] = defaultdict(list)
         async with self._database.read() as session:
             # Chunked: SQLite limits the variables of a statement.
-            for start in range(0, len(ids), 500):
-                rows = await session.scalars(
-                    select(OutcomesRow).where(OutcomesRow.batch_id.in_(ids[start : start + 500]))
-                )
-                found += self._quorums(rows.all())
-        return sorted(found, key=lambda agreed: agreed.header.batch_id)
-
-    def _quorums(self, rows: Sequence[OutcomesRow]) -> Iterator[Agreed]:
-        run = self._projection.run
-        groups: dict[tuple[int, bytes], dict[str, bytes]] = defaultdict(dict)
-        for row in rows:
-            if row.validator in run.validators:
-                groups[row.batch_id, row.records][row.validator] = row.signature
-        for (batch_id, records), signatures in groups.items():
-            quorum = run.config.terms.quorum
-            if len(signatures) >= quorum:
-                signers = sorted(signatures, key=str.lower)[:quorum]
-                header = self._projection.view.batches[batch_id].header()
-                yield Agreed(header, records, tuple(signatures[s] for s in signers))
+            for start in range(0, len(due), 500):
+                ids = [batch.batch_id for batch in due[start : start + 500]]
+                for row in await session.scalars(
+                    select(OutcomesRow).where(OutcomesRow.batch_id.in_(ids))
+                ):
+                    if row.validator in seated:
+                        found[row.batch_id].append(row)
+        return [(batch, found[batch.batch_id]) for batch in due]
 
     def _check_records(self, contents: BatchContents, data: bytes) -> None:
         try:
@@ -159,9 +204,21 @@ class OutcomeDesk:
                     validator=validator,
                     records=records,
                     signature=signature,
+                    received_at=self._now(),
                 )
             )
         return True
+
+
+@lru_cache(maxsize=1024)
+def _summary(records: bytes) -> tuple[Hash32, bool]:
+    """Return the hash of checked records, and whether all are Accepted."""
+    return keccak(records), all(r.verdict is Verdict.ACCEPTED for r in unpack_records(records))
+
+
+def _statement(row: OutcomesRow) -> Statement:
+    records_hash, accepts = _summary(row.records)
+    return Statement(Address(row.validator), records_hash, accepts, row.received_at)
 
 
 def mismatch(record: OutcomeRecord, submission: Submission, view: ChainView) -> str | None:

@@ -1,0 +1,286 @@
+"""Who checks which batch, when more are called, and when their word counts.
+
+The rules of docs/protocol.md section 9. Pure: the chain's facts and clock come in, nobody is asked.
+
+A batch has an *order* of the run's validators, drawn of the hash of the block that committed it.
+The first `quorum` of the order are *called*. Each that is silent for a timeout calls the next one
+besides. An outcome other than Accepted, or two different sets of outcomes, is an *alarm*: it
+*escalates* the batch to 2 * quorum + 1 called validators, and where they do not settle it, to all.
+The quorum that the ledger asks for stays the law on chain; this decides who looks, and when the
+orchestrator posts.
+
+Both sides compute the same from the same facts. A validator that knows nothing but the chain goes
+by the batch's age alone (`called_by_age`), which calls nobody later than the rules above would.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.ids import Address, Hash32, RunId
+
+TIMEOUTS_PER_DEADLINE = 8
+"""A timeout is this part of the outcome deadline, unless an orchestrator has less patience."""
+STAGE_TIMEOUTS = 2
+"""Timeouts that a stage lasts before the next one begins by itself."""
+REAUDIT_PPM = 50_000
+"""Millionths of the accepted batches that one more validator checks."""
+PPM = 1_000_000
+_SHARE = 0
+_ORDER = 1
+
+
+class Stage(IntEnum):
+    """How many validators a batch needs."""
+
+    QUORUM = 0
+    """As many as the ledger asks for."""
+    ESCALATED = 1
+    """2 * quorum + 1: those who spoke first cannot decide against all who come now."""
+    ALL = 2
+    """Every validator of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a batch's calls time out; seconds of the chain's clock."""
+
+    committed_at: int
+    """Time of its commitment."""
+    deadline_s: int
+    """Seconds after the commitment by which outcomes are due on chain."""
+    timeout_s: int
+    """Seconds after which a called validator is silent; at most `timeout_of(deadline_s)`."""
+
+    @property
+    def last_call_at(self) -> int:
+        """From when on any quorum's outcomes are posted: later may be too late."""
+        return self.committed_at + self.deadline_s - timeout_of(self.deadline_s)
+
+    @property
+    def due_at(self) -> int:
+        """From when on the ledger takes no outcomes."""
+        return self.committed_at + self.deadline_s
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """That a validator signed outcomes of a batch."""
+
+    validator: Address
+    """Who."""
+    records_hash: Hash32
+    """Keccak-256 of the records."""
+    accepts: bool
+    """Whether every outcome is Accepted."""
+    at: int
+    """Chain time at which it was handed in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Where a batch stands."""
+
+    stage: Stage
+    """How many validators it needs."""
+    called: tuple[Address, ...]
+    """Who is to check it, in the order drawn."""
+    silent: tuple[Address, ...]
+    """Those of them that said nothing for a timeout, or are known to be absent."""
+    decision: Hash32 | None
+    """Hash of the records that are to be posted; None while more must be heard."""
+
+
+def timeout_of(deadline_s: int) -> int:
+    """Return the longest timeout of a call in seconds, at least 1."""
+    return max(1, deadline_s // TIMEOUTS_PER_DEADLINE)
+
+
+def batch_seed(beacon: Hash32, run_id: RunId, batch_id: int, root: Hash32) -> Hash32:
+    """Return the seed of a batch's draws: `keccak256(abi.encode(beacon, runId, batchId, root))`.
+
+    For the order, `beacon` is the hash of the block of the commitment; for the re-audit, that of
+    the block in which the outcomes were posted, so that nobody who judges knows whether it comes.
+    """
+    return keccak(abi_words(beacon, run_id, batch_id, root))
+
+
+def draw_order(seed: Hash32, validators: Iterable[Address]) -> tuple[Address, ...]:
+    """Return the validators by `keccak256(abi.encode(seed, 1, validator))`, the least first.
+
+    Who is left out changes nothing about the order of the others.
+    """
+    return tuple(
+        sorted(validators, key=lambda v: bytes(keccak(abi_words(seed, _ORDER, address_bytes(v)))))
+    )
+
+
+def order_of_batch(
+    seed: Hash32, seated_then: Sequence[Address], seated_now: Sequence[Address]
+) -> tuple[Address, ...]:
+    """Return the order of a batch: of those seated at its commitment the ones that still are, then
+    who came since, in the order of seating: its address may have been chosen to be drawn first.
+    """
+    drawn = tuple(v for v in draw_order(seed, seated_then) if v in seated_now)
+    return drawn + tuple(v for v in seated_now if v not in seated_then)
+
+
+def is_reaudited(seed: Hash32, share_ppm: int = REAUDIT_PPM) -> bool:
+    """Return whether an accepted batch is checked once more: the first 8 bytes of
+    `keccak256(abi.encode(seed, 0))` are below that share of 2^64.
+    """
+    drawn = int.from_bytes(keccak(abi_words(seed, _SHARE))[:8], "big")
+    return drawn * PPM < share_ppm << 64
+
+
+def size_of(stage: Stage, quorum: int, validators: int) -> int:
+    """Return how many are called in a stage while none is silent."""
+    wanted = (quorum, 2 * quorum + 1, validators)[stage]
+    return min(wanted, validators)
+
+
+def stage_by_age(timing: Timing, now: int) -> Stage:
+    """Return the stage that a batch without posted outcomes has reached by its age alone."""
+    stages = (now - timing.committed_at) // (STAGE_TIMEOUTS * timeout_of(timing.deadline_s))
+    return Stage(min(max(stages, Stage.QUORUM), Stage.ALL))
+
+
+def called_by_age(
+    order: Sequence[Address], quorum: int, timing: Timing, now: int
+) -> Sequence[Address]:
+    """Return who is called as far as the chain alone tells; nobody once outcomes are overdue."""
+    if now >= timing.due_at:
+        return ()
+    return order[: size_of(stage_by_age(timing, now), quorum, len(order))]
+
+
+def plan_calls(
+    order: Sequence[Address],
+    quorum: int,
+    timing: Timing,
+    now: int,
+    statements: Collection[Statement],
+    *,
+    absent: Collection[Address] = (),
+) -> Calls:
+    """Return who is called, and what is to be posted, given what was handed in until now.
+
+    Statements of validators outside the order count for nothing. Those that nobody asked for raise
+    the alarm like any other, but decide only once their validator is called. An `absent` validator
+    is silent from the moment of its call, unless it spoke.
+    """
+    heard = {s.validator: s for s in statements if s.validator in order and s.at <= now}
+    stages = _stage_starts(order, quorum, timing, now, heard, absent)
+    called, silent = _call(order, quorum, stages, now, heard, timing.timeout_s, absent)
+    stage = Stage(len(stages) - 1)
+    decision = _decide(order, quorum, timing, now, heard, called, stages)
+    return Calls(stage, called, silent, decision)
+
+
+def _stage_starts(
+    order: Sequence[Address],
+    quorum: int,
+    timing: Timing,
+    now: int,
+    heard: dict[Address, Statement],
+    absent: Collection[Address],
+) -> list[int]:
+    """Return when each stage that has begun did."""
+    begin, patience = timing.committed_at, STAGE_TIMEOUTS * timing.timeout_s
+    longest = STAGE_TIMEOUTS * timeout_of(timing.deadline_s)
+    alarm = _alarm(heard.values())
+    second = min(begin + longest, begin + longest if alarm is None else max(alarm, begin))
+    if second > now:
+        return [begin]
+    third = min(begin + 2 * longest, begin + 2 * longest if alarm is None else second + patience)
+    called, _ = _call(order, quorum, [begin, second], now, heard, timing.timeout_s, absent)
+    needed = _majority(size_of(Stage.ESCALATED, quorum, len(order)), quorum)
+    if alarm is not None and all(v in heard for v in called) and not _groups(heard, called, needed):
+        third = min(third, max(second, *(heard[v].at for v in called)))
+    return [begin, second] if third > now else [begin, second, third]
+
+
+def _alarm(statements: Iterable[Statement]) -> int | None:
+    """Return when the first statement came that calls for more: it does not accept, or differs."""
+    first: Statement | None = None
+    for statement in sorted(statements, key=lambda s: (s.at, s.validator)):
+        first = first or statement
+        if not statement.accepts or statement.records_hash != first.records_hash:
+            return statement.at
+    return None
+
+
+def _call(
+    order: Sequence[Address],
+    quorum: int,
+    stages: Sequence[int],
+    now: int,
+    heard: dict[Address, Statement],
+    timeout_s: int,
+    absent: Collection[Address],
+) -> tuple[tuple[Address, ...], tuple[Address, ...]]:
+    """Return who is called by now, and who of them is silent."""
+    places: list[int] = []
+    for stage, start in enumerate(stages):
+        places += [start] * (size_of(Stage(stage), quorum, len(order)) - len(places))
+    heapq.heapify(places)
+    called, silent = [], []
+    for validator in order:
+        if not places or places[0] > now:
+            break
+        since = heapq.heappop(places)
+        called.append(validator)
+        spoke = heard.get(validator)
+        gives_up = since if spoke is None and validator in absent else since + timeout_s
+        if spoke is None and gives_up <= now:
+            silent.append(validator)
+        # Whoever took its place in the meantime stays called.
+        if spoke is None or spoke.at > gives_up:
+            heapq.heappush(places, gives_up)
+    return tuple(called), tuple(silent)
+
+
+def _majority(size: int, quorum: int) -> int:
+    return max(quorum, size // 2 + 1)
+
+
+def _groups(
+    heard: dict[Address, Statement], among: Sequence[Address], needed: int
+) -> list[Statement]:
+    """Return one statement for each set of records that enough of them signed, the largest group
+    first, then by its first signer's place among them.
+    """
+    groups: dict[Hash32, list[Statement]] = {}
+    for validator in among:
+        if validator in heard:
+            groups.setdefault(heard[validator].records_hash, []).append(heard[validator])
+    enough = [group for group in groups.values() if len(group) >= needed]
+    # A stable sort: groups are in the order of their first signers.
+    return [group[0] for group in sorted(enough, key=len, reverse=True)]
+
+
+def _decide(
+    order: Sequence[Address],
+    quorum: int,
+    timing: Timing,
+    now: int,
+    heard: dict[Address, Statement],
+    called: Sequence[Address],
+    stages: Sequence[int],
+) -> Hash32 | None:
+    """Return the hash of the records to post, None while more must be heard."""
+    stage = Stage(len(stages) - 1)
+    among, needed = called, quorum
+    if now >= timing.last_call_at:
+        among = order
+    elif _alarm(heard.values()) is not None:
+        patience = STAGE_TIMEOUTS * timing.timeout_s
+        is_over = stage is Stage.ALL and now >= stages[-1] + patience
+        if not is_over and not all(v in heard for v in order):
+            needed = _majority(size_of(stage, quorum, len(order)), quorum)
+    groups = _groups(heard, among, needed)
+    return groups[0].records_hash if groups else None
