@@ -22,7 +22,6 @@ from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, file_hash, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
 from muster.protocol.jury import draw_delay, draw_jury, jury_seed, vote_commitment
-from muster.protocol.schedule import batch_seed, draw_order, is_reaudited
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof, merkle_root
 from muster.protocol.messages import (
     ApiRequest,
@@ -37,6 +36,7 @@ from muster.protocol.messages import (
     overdue_leaf,
     pack_records,
 )
+from muster.protocol.schedule import batch_seed, draw_order, is_reaudited
 from muster.protocol.seeds import (
     Purpose,
     draw,

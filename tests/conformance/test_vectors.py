@@ -7,8 +7,8 @@ from typing import Any
 
 import generate
 import pytest
-from eth_account import Account
 from eth_abi import encode
+from eth_account import Account
 from eth_account.messages import encode_typed_data
 from eth_utils import keccak as foreign_keccak
 

@@ -282,6 +282,9 @@ def validator() -> None:
 @validator.command("run")
 @node_options
 @click.option("--file-patience-s", type=float, help="Wait this long for a missing file.")
+@click.option(
+    "--checks-everything", is_flag=True, default=None, help="Judge uncalled batches as well."
+)
 def validator_run(
     config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
 ) -> None:

@@ -16,7 +16,7 @@ from muster.client.measured import Statistic, measure
 from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
-from muster.client.validator.slots import KnownBatch, SlotIndex
+from muster.client.validator.slots import KnownBatch, SlotIndex, slots_of_records
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import RunId

@@ -63,3 +63,5 @@ class ValidatorSettings(NodeSettings):
 
     file_patience_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
     """How long a file that nobody has is asked for before it counts as missing."""
+    checks_everything: bool = False
+    """Whether it also judges the batches that it is not called for, after the others."""

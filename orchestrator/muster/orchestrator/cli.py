@@ -32,6 +32,7 @@ def orchestrator() -> None:
 @click.option("--relay", "relays", metavar="URL", multiple=True, help="A mirror of them.")
 @click.option("--tokenizer", metavar="FILE", help="tokenizer.json, to show samples as text.")
 @click.option("--lease-s", type=int, help="Seconds from lease to deadline.")
+@click.option("--call-timeout-s", type=int, help="When a silent validator is replaced.")
 @click.option("--commit-interval-s", type=float, help="Least time between two batches.")
 @click.option("--poll-s", type=float, help="Time between two reads of the chain.")
 @click.option("--retry-after-s", type=float, help="What nodes wait when there is no work.")

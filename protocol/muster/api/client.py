@@ -254,13 +254,10 @@ class OrchestratorApi:
         """Return how many validators are called, by batch above `after` whose outcomes are due."""
         path = f"/v1/batches?state=committed&after={after}"
         answer = _json_object(await self._send("GET", path, signed=True))
-        lists = answer.get("batches"), answer.get("called")
-        for numbers in lists:
-            if not isinstance(numbers, list) or not all(type(i) is int for i in numbers):
-                raise _lied("the list of batches is not a list of integers")
-        if len(lists[0]) != len(lists[1]):
+        ids, called = _integers(answer.get("batches")), _integers(answer.get("called"))
+        if len(ids) != len(called):
             raise _lied("the list of batches does not say how many are called for each")
-        return dict(zip(*lists, strict=True))
+        return dict(zip(ids, called, strict=True))
 
     async def file(self, submission_file_hash: Hash32) -> bytes:
         """Return a submission's file, checked against its SHA-256.
@@ -386,6 +383,12 @@ def _range_of(answer: _Answered) -> tuple[int, int]:
     if stated is None:
         raise _lied("an answer does not say which part of the document it is")
     return int(stated[1]), int(stated[2])
+
+
+def _integers(value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(type(i) is int for i in value):
+        raise _lied("the list of batches is not a list of integers")
+    return value
 
 
 def _write_at(path: Path, start: int, data: bytes) -> None:

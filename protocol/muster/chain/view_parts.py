@@ -25,6 +25,9 @@ from muster.protocol.merkle import merkle_multi_proof, merkle_proof
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, unpack_records
 
 
+NO_HASH = Hash32(bytes(32))
+
+
 class SlashState(StrEnum):
     """What became of slashed stake."""
 
@@ -260,7 +263,7 @@ class BatchView:
     """Block of the commitment."""
     tx_hash: str
     """Transaction of the commitment."""
-    beacon: Hash32 = Hash32(bytes(32))
+    beacon: Hash32 = NO_HASH
     """Hash of the block of the commitment: of it the order of those who check is drawn."""
     seated: tuple[Address, ...] = ()
     """The run's validators at the commitment."""

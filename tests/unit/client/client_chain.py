@@ -47,6 +47,7 @@ def make_view() -> Any:
             terms=SimpleNamespace(price_per_unit=10, quorum=1),
         ),
         validators=[address_of(VALIDATOR_KEY)],
+        seats={address_of(VALIDATOR_KEY): 1},
         checkpoints={VERSION: checkpoint},
         latest_version=VERSION,
     )
@@ -88,6 +89,10 @@ def make_batch(
         count=len(leaves),
         committed_at=NOW + 30,
         block_number=50 + batch_id,
+        beacon=keccak(b"block %d" % batch_id),
+        seated=(address_of(VALIDATOR_KEY),),
+        posted_beacon=None,
+        signers=0,
         records=records,
         posted_at=NOW + 60,
         price_per_unit=10,
@@ -106,6 +111,7 @@ class FakeOrchestrator:
     batches: dict[int, list[BatchEntry]] = field(default_factory=dict)
     files: dict[Hash32, bytes] = field(default_factory=dict)
     outcomes: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    calls_told: dict[int, int] = field(default_factory=dict)
 
     def fail(self, call: str, *errors: ApiError) -> None:
         """Let the next calls of one kind raise."""
@@ -146,6 +152,10 @@ class FakeOrchestrator:
         if name not in self.files:
             raise ApiError("no such file", status=404, code="not_found")
         return self.files[name]
+
+    async def called(self, *, after: int = 0) -> dict[int, int]:
+        self._called("called")
+        return {i: n for i, n in self.calls_told.items() if i > after}
 
     async def post_outcomes(self, batch_id: int, records: bytes, signature: bytes) -> None:
         self._called("post_outcomes")

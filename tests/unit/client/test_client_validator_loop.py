@@ -25,6 +25,7 @@ from client_world import (
     CALIBRATION,
     DOMAIN,
     NODE_KEY,
+    NOW,
     OTHER_KEY,
     ROOT,
     RULES,
@@ -46,6 +47,7 @@ from muster.api import BatchEntry
 from muster.chain import WorkerStatus
 from muster.client.outage import Outages
 from muster.client.validator import loop as loops
+from muster.client.validator.calls import Windows
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
@@ -84,6 +86,7 @@ class Bench:
         self.journal = OutcomeJournal(state)
         self.evidence = state / "evidence"
         self.seconds = 0.0
+        self.chain_time = NOW + 30
         place = ValidatorPlace(
             run_id=RUN,
             key=VALIDATOR_KEY,
@@ -98,10 +101,15 @@ class Bench:
             evidence=EvidenceStore(self.evidence, CALIBRATION),
             poll_s=0.001,
             file_patience_s=60,
+            windows=Windows(outcome_deadline_s=800, challenge_window_s=400),
+            now=self.now,
             clock=lambda: self.seconds,
         )
         self.loop = ValidatorLoop(place)
         self.loop.outages = Outages(first_s=0.001, longest_s=0.002)
+
+    async def now(self) -> int:
+        return self.chain_time
 
     def commit(self, batch_id: int, entries: list[BatchEntry], *data: bytes) -> Any:
         batch = self.orchestrator.commit(batch_id, entries, *data)
@@ -194,7 +202,7 @@ async def test_batches_with_outcomes_and_of_other_runs_are_left_alone(bench: Ben
     for batch_id, change in ((1, {"records": []}), (2, {"run_id": RUN + 1})):
         bench.commit_honest(batch_id, 0)
         vars(bench.view.batches[batch_id]).update(change)
-    assert bench.loop.waiting() == []
+    assert await bench.loop.duty.due() == ([], False)
 
 
 async def test_batches_are_judged_in_the_order_of_the_chain(bench: Bench) -> None:

@@ -30,7 +30,7 @@ from muster.client.validator.judging import (
     unread,
     within_declared,
 )
-from muster.client.validator.slots import KnownBatch, SlotIndex
+from muster.client.validator.slots import KnownBatch, SlotIndex, slots_of_records
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion, Step
@@ -59,7 +59,7 @@ def make_record(worker_id: int = 1, step: int = 1, index: int = 0) -> OutcomeRec
 
 
 def make_batch(batch_id: int, *records: OutcomeRecord, root: bytes = b"r") -> KnownBatch:
-    return KnownBatch(batch_id, keccak(root), records)
+    return KnownBatch(batch_id, keccak(root), slots_of_records(records))
 
 
 # Outcomes

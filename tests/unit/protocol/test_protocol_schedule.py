@@ -44,15 +44,15 @@ def seed(number: int = 1) -> Hash32:
 def said(
     validator: Address, records: Hash32 = GOOD, *, at: int = 0, accepts: bool | None = None
 ) -> Statement:
-    return Statement(validator, records, records == GOOD if accepts is None else accepts, BEGIN + at)
+    return Statement(
+        validator, records, records == GOOD if accepts is None else accepts, BEGIN + at
+    )
 
 
 def plan(
     quorum: int, validators: int, *statements: Statement, at: int, absent: tuple[Address, ...] = ()
 ) -> Calls:
-    return plan_calls(
-        BENCH[:validators], quorum, TIMING, BEGIN + at, statements, absent=absent
-    )
+    return plan_calls(BENCH[:validators], quorum, TIMING, BEGIN + at, statements, absent=absent)
 
 
 # The draw
@@ -325,9 +325,7 @@ def test_chain_alone_never_calls_who_the_rules_do_not(
 
 
 @given(statements, st.integers(1, 5), st.integers(0, DEADLINE_S))
-def test_decision_is_what_a_quorum_said(
-    given_words: list[Statement], quorum: int, at: int
-) -> None:
+def test_decision_is_what_a_quorum_said(given_words: list[Statement], quorum: int, at: int) -> None:
     calls = plan(quorum, 12, *given_words, at=at)
     known = [s for s in given_words if s.at <= BEGIN + at]
     if calls.decision is not None:

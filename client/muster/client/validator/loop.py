@@ -6,6 +6,7 @@
 11. dispute    a drawn juror judges again, see muster.client.validator.jury
 
 Batches come from the chain, in order; the orchestrator only hands over what their roots commit to.
+Which of them are this validator's to judge is drawn, see muster.client.validator.calls.
 A batch is judged as a whole and signed once: the outcomes are durable before the signature exists.
 What cannot be obtained now (a file, a policy, the orchestrator) is waited for, never held against
 a worker; only a file that the orchestrator lastingly does not have counts as missing.
@@ -17,13 +18,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry, OrchestratorApi
 from muster.client.facts import HistoryView, ticket_terms
 from muster.client.outage import SURVIVED, Outages
+from muster.client.validator.calls import ASK_S, CallDuty, Windows
 from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
@@ -36,7 +38,13 @@ from muster.client.validator.judging import (
     unread,
     within_declared,
 )
-from muster.client.validator.slots import KnownBatch, SlotIndex, SlotOfWorker, slot_of_record
+from muster.client.validator.slots import (
+    KnownBatch,
+    SlotIndex,
+    SlotOfWorker,
+    slot_of_record,
+    slots_of_records,
+)
 from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain, address_of, digest, sign
@@ -91,6 +99,12 @@ class ValidatorPlace:
     """Shortest pause between two looks for batches."""
     file_patience_s: float
     """How long a file that the orchestrator does not have is asked for."""
+    windows: Windows
+    """How long the chain gives."""
+    now: Callable[[], Awaitable[int]]
+    """The chain's time."""
+    checks_everything: bool = False
+    """Whether it also judges what it is not called for."""
     clock: Callable[[], float] = time.monotonic
     """Seconds, for patience and pauses."""
 
@@ -117,6 +131,18 @@ class ValidatorLoop:
         sampling = place.rules.recipe.sampling
         self._max_rows = sampling.problems_per_submission * sampling.samples_per_problem
         self._slots = SlotIndex()
+        self._slots_shown: dict[tuple[int, Hash32], tuple[SlotOfWorker, ...]] = {}
+        self.duty = CallDuty(
+            run_id=place.run_id,
+            validator=self._address,
+            view=place.view,
+            api=place.api,
+            journal=place.journal,
+            windows=place.windows,
+            now=place.now,
+            clock=place.clock,
+            checks_everything=place.checks_everything,
+        )
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
         # Batches and cases are judged side by side, with one engine that holds one policy.
         self._engine_turn = asyncio.Lock()
@@ -149,21 +175,18 @@ class ValidatorLoop:
         require_seat(self.place.view.runs[self.place.run_id], self._address)
 
     async def _round(self) -> float:
-        """Judge every batch that waits; return how many seconds to wait before the next look."""
+        """Judge every batch that is due; return how many seconds to wait before the next look."""
         try:
-            for batch in self.waiting():
+            due, may_come = await self.duty.due()
+            for batch in due:
+                await self._judge_or_pass_over(batch)
+            for batch in await self.duty.reaudits():
                 await self._judge_or_pass_over(batch)
         except SURVIVED as error:
             await asyncio.sleep(self.outages.failed(error))
             return 0.0
         self.outages.recovered()
-        return max(self.place.poll_s, REPOST_S / 2)
-
-    def waiting(self) -> list[BatchView]:
-        """Return the run's batches without outcomes, oldest first."""
-        batches = self.place.view.batches.values()
-        mine = (b for b in batches if b.run_id == self.place.run_id and b.records is None)
-        return sorted(mine, key=lambda batch: batch.batch_id)
+        return max(self.place.poll_s, ASK_S if may_come else REPOST_S / 2)
 
     async def _judge_or_pass_over(self, batch: BatchView) -> None:
         """Judge and hand over a batch; one that has failed for long no longer stops the others."""
@@ -196,11 +219,12 @@ class ValidatorLoop:
             )
             return
         await self.hand_over(judged)
+        _compare(batch, judged)
 
     async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
         """Return the outcome of every submission of a batch, in batch order."""
         entries = await self.contents(batch)
-        self._slots.refresh(self._known_batches())
+        self._slots.refresh(await self._known_batches(before=batch.batch_id))
         # What is done stays done when a file or a policy is waited for in the middle of a batch.
         records = self._unfinished.setdefault((batch.batch_id, batch.root), [])
         for position, entry in enumerate(entries[len(records) :], len(records)):
@@ -217,7 +241,7 @@ class ValidatorLoop:
         self, batch: BatchView, entries: Sequence[BatchEntry], position: int
     ) -> tuple[Claim, Judgement, bytes | None]:
         """Return the judgement on one submission of a batch, as if nobody had judged it."""
-        self._slots.refresh(self._known_batches())
+        self._slots.refresh(await self._known_batches(before=batch.batch_id))
         earlier = [self._slot(batch, entry.submission) for entry in entries[:position]]
         claim = self._claim(batch, entries[position], earlier)
         return claim, *await self._judge_claim(claim)
@@ -226,17 +250,45 @@ class ValidatorLoop:
         standing = self.place.view.standing(submission.worker, before=batch.block_number)
         return (standing.worker_id if standing else 0, submission.step, submission.index)
 
-    def _known_batches(self) -> list[KnownBatch]:
-        """Return the run's batches whose records are known, from the chain or the journal."""
+    async def _known_batches(self, *, before: int) -> list[KnownBatch]:
+        """Return the run's batches whose slots are known: from the chain, the journal, and for
+        those before a batch that others judge, from what they are made of.
+        """
         known = []
-        for batch in self.place.view.batches.values():
-            if batch.run_id == self.place.run_id:
-                judged = self.place.journal.judged(batch.batch_id)
-                if batch.records is not None:
-                    known.append(KnownBatch(batch.batch_id, batch.root, tuple(batch.records)))
-                elif judged is not None and judged.root == batch.root:
-                    known.append(KnownBatch(batch.batch_id, batch.root, judged.records))
+        for batch in list(self.place.view.batches.values()):
+            if batch.run_id != self.place.run_id:
+                continue
+            judged = self.place.journal.judged(batch.batch_id)
+            slots = None
+            if batch.records is not None:
+                slots = slots_of_records(batch.records)
+            elif judged is not None and judged.root == batch.root:
+                slots = slots_of_records(judged.records)
+            elif batch.batch_id < before:
+                slots = await self._shown_slots(batch)
+            if slots is not None:
+                known.append(KnownBatch(batch.batch_id, batch.root, slots))
         return known
+
+    async def _shown_slots(self, batch: BatchView) -> tuple[SlotOfWorker, ...] | None:
+        """Return the slots of a batch that nobody judged yet; None once the orchestrator has not
+        shown it for long.
+        """
+        name = (batch.batch_id, batch.root)
+        if name in self._slots_shown:
+            return self._slots_shown[name]
+        try:
+            entries = await self.contents(batch)
+        except ApiError:
+            now = self.place.clock()
+            begun = self._failing_since.get(batch.batch_id, now)
+            if now - self._failing_since.setdefault(name, begun) < BATCH_PATIENCE_S:
+                raise
+            return None
+        self._failing_since.pop(name, None)
+        slots = tuple(self._slot(batch, entry.submission) for entry in entries)
+        self._slots_shown[name] = slots
+        return slots
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the batch's submissions, which reproduce the root on chain."""
@@ -332,6 +384,23 @@ class ValidatorLoop:
             fields = {"batch_id": judged.batch_id, "code": error.code, "error": str(error)}
             logger.warning("outcomes refused", extra=fields)
         self._handed_over[judged.batch_id] = now
+
+
+def _compare(batch: BatchView, judged: JudgedBatch) -> None:
+    """Say loudly when outcomes that were posted are not what this validator found."""
+    pairs = zip(batch.records or (), judged.records, strict=False)
+    for position, (theirs, ours) in enumerate(pairs):
+        if theirs != ours:
+            logger.error(
+                "posted outcome is wrong, it can be challenged: muster dispute open",
+                extra={
+                    "batch_id": batch.batch_id,
+                    "position": position,
+                    "posted": theirs.verdict.name,
+                    "found": ours.verdict.name,
+                    "reason": ours.reason.name,
+                },
+            )
 
 
 def _log(place: tuple[int, int], record: OutcomeRecord, judgement: Judgement) -> None:

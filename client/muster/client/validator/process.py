@@ -20,6 +20,7 @@ from muster.client.quantities import format_coins, format_tokens
 from muster.client.requirements import require_fit
 from muster.client.seat import EngineFactory, Seat, load_engine, make_engine, take_seat
 from muster.client.settings import ValidatorSettings
+from muster.client.validator.calls import Windows
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
@@ -69,6 +70,9 @@ async def run_validator(
                 evidence=EvidenceStore(settings.state_dir / "evidence", rules.calibration),
                 poll_s=settings.poll_s,
                 file_patience_s=settings.file_patience_s,
+                windows=await read_windows(seat.chain),
+                now=seat.chain.now,
+                checks_everything=settings.checks_everything,
             )
             loop = loop_class(place)
             following = follow(
@@ -76,6 +80,14 @@ async def run_validator(
             )
             duty = JuryDuty(await _jury_place(settings, account, seat, loop, votes))
             await run_together(loop.run(), duty.run(), following)
+
+
+async def read_windows(chain: Chain) -> Windows:
+    """Return how long the chain gives for outcomes and challenges."""
+    return Windows(
+        outcome_deadline_s=await chain.ledger.outcome_deadline(),
+        challenge_window_s=await chain.ledger.challenge_window(),
+    )
 
 
 async def warn_of_little(chain: Chain, account: Address) -> None:

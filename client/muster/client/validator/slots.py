@@ -17,13 +17,13 @@ SlotOfWorker = tuple[int, int, int]
 
 
 class KnownBatch(NamedTuple):
-    """A batch whose records are known, from the chain or from this validator's journal."""
+    """A batch whose slots are known: from the chain, this validator's journal or its contents."""
 
     batch_id: int
     """The batch."""
     root: Hash32
     """The root it was committed with."""
-    records: tuple[OutcomeRecord, ...]
+    slots: tuple[SlotOfWorker, ...]
     """In batch order."""
 
 
@@ -52,9 +52,13 @@ class SlotIndex:
 
     def _take_in(self, batch: KnownBatch) -> None:
         self._roots[batch.batch_id] = batch.root
-        for record in batch.records:
-            slot = slot_of_record(record)
+        for slot in batch.slots:
             self._first[slot] = min(self._first.get(slot, batch.batch_id), batch.batch_id)
+
+
+def slots_of_records(records: Iterable[OutcomeRecord]) -> tuple[SlotOfWorker, ...]:
+    """Return the slots outcome records are about, in their order."""
+    return tuple(slot_of_record(record) for record in records)
 
 
 def slot_of_record(record: OutcomeRecord) -> SlotOfWorker:

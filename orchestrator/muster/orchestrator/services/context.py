@@ -11,8 +11,8 @@ from muster.orchestrator.db.group import GroupCommit
 from muster.orchestrator.db.models import IdentityRow
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.batching import Batching
-from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.blobs import S3Blobs
+from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
 from muster.orchestrator.services.feed import StatusFeed

@@ -1,0 +1,158 @@
+"""What a validator is called for, from the chain: which batches it must judge now, which again.
+
+The order of a batch and its age follow from the chain; of silence and disagreement, which happen
+off chain, the orchestrator tells how many are called. It can so call more, never fewer: whoever is
+called by age alone judges, whatever the orchestrator says, and who was called once stays so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from muster.api import OrchestratorApi
+from muster.client.validator.journal import OutcomeJournal
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.messages import Verdict
+from muster.protocol.schedule import (
+    Timing,
+    batch_seed,
+    called_by_age,
+    draw_order,
+    is_reaudited,
+    order_of_batch,
+    timeout_of,
+)
+
+if TYPE_CHECKING:
+    from muster.chain import BatchView, ChainView, RunView
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 1.0
+"""Shortest time between two questions to the orchestrator about who is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How long the chain gives."""
+
+    outcome_deadline_s: int
+    """Seconds after a commitment by which outcomes are due."""
+    challenge_window_s: int
+    """Seconds after outcomes during which they may be challenged."""
+
+
+@dataclass(slots=True)
+class CallDuty:
+    """One validator's calls in one run."""
+
+    run_id: RunId
+    """The run."""
+    validator: Address
+    """Whose calls."""
+    view: ChainView
+    """The chain, kept current by someone else."""
+    api: OrchestratorApi
+    """Tells how many are called."""
+    journal: OutcomeJournal
+    """What was judged before."""
+    windows: Windows
+    """How long the chain gives."""
+    now: Callable[[], Awaitable[int]]
+    """The chain's time."""
+    clock: Callable[[], float]
+    """Seconds, for pauses."""
+    checks_everything: bool = False
+    """Whether it judges what it is not called for, after the rest."""
+    _called: set[tuple[int, Hash32]] = field(default_factory=set)
+    _asked_at: float = float("-inf")
+
+    @property
+    def run(self) -> RunView:
+        """The run as the chain has it."""
+        return self.view.runs[self.run_id]
+
+    async def due(self) -> tuple[list[BatchView], bool]:
+        """Return what to judge or to hand over now, oldest first, and whether there is more that
+        this validator may be called for later.
+        """
+        waiting = self._waiting()
+        if not waiting:
+            self._called.clear()
+            return [], False
+        now = await self.now()
+        open_batches = [b for b in waiting if now < self._timing(b).due_at]
+        self._called |= {_name(b) for b in open_batches if self._is_called(b, now)}
+        uncalled = [b for b in open_batches if _name(b) not in self._called]
+        if self.checks_everything:
+            mine = [b for b in open_batches if _name(b) in self._called]
+            return mine + uncalled, False
+        if uncalled and self.clock() >= self._asked_at + ASK_S:
+            self._called |= await self._ask(uncalled)
+        mine = [b for b in open_batches if _name(b) in self._called]
+        return mine, len(mine) < len(open_batches)
+
+    def _waiting(self) -> list[BatchView]:
+        """Return the run's batches without outcomes, oldest first."""
+        batches = self.view.batches.values()
+        mine = (b for b in batches if b.run_id == self.run_id and b.records is None)
+        return sorted(mine, key=lambda batch: batch.batch_id)
+
+    def _timing(self, batch: BatchView) -> Timing:
+        deadline_s = self.windows.outcome_deadline_s
+        return Timing(batch.committed_at, deadline_s, timeout_of(deadline_s))
+
+    def _order(self, batch: BatchView) -> tuple[Address, ...]:
+        seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
+        return order_of_batch(seed, batch.seated, self.run.validators)
+
+    def _is_called(self, batch: BatchView, now: int) -> bool:
+        # What was judged is handed over until it is posted.
+        if self.journal.judged(batch.batch_id) is not None or _name(batch) in self._called:
+            return True
+        quorum = self.run.config.terms.quorum
+        return self.validator in called_by_age(self._order(batch), quorum, self._timing(batch), now)
+
+    async def _ask(self, uncalled: list[BatchView]) -> set[tuple[int, Hash32]]:
+        """Return which of these the orchestrator calls this validator for."""
+        self._asked_at = self.clock()
+        try:
+            called = await self.api.called(after=uncalled[0].batch_id - 1)
+        except ApiError as error:
+            # The batch's age calls in the end.
+            logger.debug("no answer about who is called", extra={"error": str(error)})
+            return set()
+        return {
+            _name(batch)
+            for batch in uncalled
+            if self.validator in self._order(batch)[: called.get(batch.batch_id, 0)]
+        }
+
+    async def reaudits(self) -> list[BatchView]:
+        """Return the accepted batches that this validator checks once more, oldest first."""
+        found = [b for b in self.view.batches.values() if self._is_mine_to_reaudit(b)]
+        if not found:
+            return []
+        now = await self.now()
+        return [b for b in found if now < (b.posted_at or 0) + self.windows.challenge_window_s]
+
+    def _is_mine_to_reaudit(self, batch: BatchView) -> bool:
+        if batch.run_id != self.run_id or not batch.records or batch.posted_beacon is None:
+            return False
+        seed = batch_seed(batch.posted_beacon, batch.run_id, batch.batch_id, batch.root)
+        if not is_reaudited(seed) or self.journal.judged(batch.batch_id) is not None:
+            return False
+        if any(record.verdict is not Verdict.ACCEPTED for record in batch.records):
+            return False
+        seats = self.run.seats
+        fresh = [v for v in self.run.validators if not seats[v] & batch.signers]
+        return draw_order(seed, fresh)[:1] == (self.validator,)
+
+
+def _name(batch: BatchView) -> tuple[int, Hash32]:
+    """Return what tells a batch from another that has its number after a reorganisation."""
+    return batch.batch_id, batch.root
