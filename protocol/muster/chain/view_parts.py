@@ -24,7 +24,6 @@ from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, unpack_records
 
-
 NO_HASH = Hash32(bytes(32))
 
 
