@@ -11,7 +11,7 @@ One rollout, from task to payment (docs/architecture.md):
   >  7. validate    validators fetch the batch and sign outcomes    services/outcomes.py
   >  8. record      a quorum's outcomes are posted                  record
      9. train       the trainer consumes what was accepted
-  > 10. settle      fraud is executed, and finalised after its window    settle
+  > 10. settle      fraud is executed, and finalised after its window    settle, punish
     11. dispute     a jury decides about a challenged verdict
     12. audit       anyone rebuilds all of it from the chain
 
@@ -34,6 +34,7 @@ from muster.orchestrator.metrics import TRANSACTIONS
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.clock import Backoff, wait_for
 from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.faults import ValidatorFault
 from muster.orchestrator.services.leadership import Leadership
 from muster.orchestrator.services.outcomes import Agreed
 from muster.orchestrator.services.retention import Retention
@@ -54,6 +55,8 @@ IDLE_S = 1.0
 """A task looks for work at least this often, even if nothing woke it."""
 STATUS_INTERVAL_S = 0.25
 """Least time between two statuses sent to listeners."""
+PUNISH_INTERVAL_S = 5.0
+"""Time between two looks for validators to have punished."""
 COLLECT_INTERVAL_S = 600.0
 """Time between two looks for files to drop."""
 PURGE_INTERVAL_S = 60.0
@@ -83,6 +86,7 @@ async def write(services: Services) -> None:
         tasks.create_task(commit(services))
         tasks.create_task(record(services))
         tasks.create_task(settle(services))
+        tasks.create_task(punish(services))
         if services.retention is not None:
             tasks.create_task(collect(services.retention))
 
@@ -256,6 +260,29 @@ async def settle_once(services: Services, backoff: Backoff) -> None:
         await _transact(
             services, "finalise_fraud", place, partial(_finalise_fraud, services, place), backoff
         )
+
+
+async def punish(services: Services) -> NoReturn:
+    """Step 10, for validators: have those slashed whose faults prove themselves."""
+    backoff = Backoff(first_s=PUNISH_INTERVAL_S)
+    while True:
+        await punish_once(services, backoff)
+        await asyncio.sleep(PUNISH_INTERVAL_S)
+
+
+async def punish_once(services: Services, backoff: Backoff) -> None:
+    """Report every fault that is not punished."""
+    for fault in await services.faults.to_punish():
+        await _transact(services, "punish", fault, partial(_report, services, fault), backoff)
+
+
+async def _report(services: Services, fault: ValidatorFault) -> None:
+    court = services.chain.once(f"punish {hex0x(fault.offence())}").faults
+    await services.faults.report(fault, court)
+    logger.warning(
+        "validator punished",
+        extra={"validator": fault.validator, "fault": fault.fault, "batch": fault.batch_id},
+    )
 
 
 async def _execute_fraud(services: Services, place: Place) -> None:

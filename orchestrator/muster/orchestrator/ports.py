@@ -42,6 +42,19 @@ class LedgerPort(Protocol):
         """Return the wei of stake behind one unit in flight."""
 
 
+class FaultsPort(Protocol):
+    """Punishes faults of validators that prove themselves."""
+
+    async def slash_signer(self, outcome: OutcomeProof, validator: Address) -> object:
+        """Slash a validator that signed an outcome which a jury overturned."""
+
+    async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> object:
+        """Slash a juror that did not reveal a vote."""
+
+    async def slash_overdue(self, batch: Batch, validator: Address) -> object:
+        """Slash a validator of a batch that waited in vain for its outcomes."""
+
+
 class EscrowPort(Protocol):
     """One question to the reward escrow."""
 
@@ -62,6 +75,10 @@ class ChainPort(Protocol):
     @property
     def ledger(self) -> LedgerPort:
         """The contribution ledger."""
+
+    @property
+    def faults(self) -> FaultsPort:
+        """The court of faults."""
 
     @property
     def escrow(self) -> EscrowPort:

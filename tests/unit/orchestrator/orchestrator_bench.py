@@ -17,7 +17,13 @@ from orchestrator_fakes import NOW, RUN, Network, submission_for
 from muster.api import Lease, OrchestratorApi
 from muster.orchestrator.app import create_app
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.loop import commit_once, follow_once, record_once, settle_once
+from muster.orchestrator.loop import (
+    commit_once,
+    follow_once,
+    punish_once,
+    record_once,
+    settle_once,
+)
 from muster.orchestrator.services.clock import Backoff, ChainClock
 from muster.orchestrator.services.context import Services, build_services
 from muster.orchestrator.settings import OrchestratorSettings
@@ -76,6 +82,10 @@ class Bench:
 
     async def settle(self) -> None:
         await settle_once(self.services, self.backoff)
+        await self.follow()
+
+    async def punish(self) -> None:
+        await punish_once(self.services, self.backoff)
         await self.follow()
 
     async def upload(self, number: int = 0, body: bytes = b"a file") -> Submission:

@@ -12,6 +12,7 @@ from muster.chain import (
     Batch,
     ChainView,
     Event,
+    Fault,
     OutcomeProof,
     Poll,
     RunConfig,
@@ -19,6 +20,7 @@ from muster.chain import (
     RunView,
     WorkerView,
 )
+from muster.chain.structs import FAULTS
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
@@ -163,22 +165,67 @@ class FakeLedger:
         return STAKE_PER_UNIT
 
 
-class Named:
-    """The ledger for one write of a name: what has happened under it does not happen again."""
+class FakeFaults:
+    """The court of faults; `punished` is what it was told, in order."""
 
-    def __init__(self, chain: FakeChain, label: str) -> None:
+    def __init__(self, ledger: FakeLedger) -> None:
+        self._ledger = ledger
+        self.punished: list[tuple[Fault, Address]] = []
+
+    async def slash_signer(self, outcome: OutcomeProof, validator: Address) -> object:
+        leaf = OutcomeRecord.from_bytes(outcome.record).leaf(
+            outcome.batch.batch_id, outcome.position
+        )
+        return self._punish(Fault.WRONG_VERDICT, leaf, validator)
+
+    async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> object:
+        return self._punish(Fault.ABSENT_JUROR, leaf, juror)
+
+    async def slash_overdue(self, batch: Batch, validator: Address) -> object:
+        subject = Hash32(batch.batch_id.to_bytes(32, "big"))
+        return self._punish(Fault.MISSED_DEADLINE, subject, validator)
+
+    def _punish(self, fault: Fault, subject: Hash32, validator: Address) -> object:
+        self._ledger._maybe_fail()
+        self.punished.append((fault, validator))
+        number = FAULTS.index(fault)
+        offence = keccak(
+            number.to_bytes(32, "big") + subject + bytes(12) + bytes.fromhex(validator[2:])
+        )
+        self._ledger._emit(
+            "StakeVault", "Slashed",
+            owner=validator, offence=offence, from_active=5, from_unbonding=0,
+            reporter=ZERO_ADDRESS,
+        )  # fmt: skip
+        self._ledger._emit(
+            "FaultCourt", "ValidatorPunished",
+            validator=validator, offence=offence, fault=number, subject=subject, amount=5,
+        )  # fmt: skip
+        return object()
+
+
+class Named:
+    """The chain for one write of a name: what has happened under it does not happen again."""
+
+    def __init__(self, chain: FakeChain, label: str, contract: str = "ledger") -> None:
         self._chain = chain
         self._label = label
+        self._contract = contract
 
     @property
     def ledger(self) -> Named:
         return self
 
+    @property
+    def faults(self) -> Named:
+        return Named(self._chain, self._label, "faults")
+
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
         async def write(*args: Any) -> Any:
             done, ledger = self._chain.done, self._chain.ledger
             if self._label not in done:
-                result = await getattr(ledger, method)(*args)
+                contract = getattr(self._chain, self._contract)
+                result = await getattr(contract, method)(*args)
                 done[self._label] = (self._chain.emit.block, result)
             error, ledger.lose_next = ledger.lose_next, None
             if error is not None:
@@ -207,6 +254,7 @@ class FakeChain:
         self.time = NOW
         self.emit = Emitter(lambda: self.time)
         self.ledger = FakeLedger(self.emit)
+        self.faults = FakeFaults(self.ledger)
         self.escrow = FakeEscrow()
         self.rewind_next: int | None = None
         self.done: dict[str, tuple[int, Any]] = {}

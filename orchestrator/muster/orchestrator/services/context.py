@@ -15,6 +15,7 @@ from muster.orchestrator.services.blobs import S3Blobs
 from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
+from muster.orchestrator.services.faults import Faults
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.files import FileStore
 from muster.orchestrator.services.gauges import Gauges
@@ -111,6 +112,8 @@ class Services(Ground):
     """Files to drop; None when they are kept for ever."""
     settlement: Settlement
     """Fraud to execute and finalise."""
+    faults: Faults
+    """Validators to have punished."""
     payments: Payments
     """What was paid."""
     gauges: Gauges
@@ -219,6 +222,12 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         settlement=Settlement(
             ground.projection,
             challenge_window_s=await ground.chain.ledger.challenge_window(),
+            now=ground.chain_clock.now,
+        ),
+        faults=Faults(
+            ground.database,
+            ground.projection,
+            outcome_deadline_s=await ground.chain.ledger.outcome_deadline(),
             now=ground.chain_clock.now,
         ),
         payments=Payments(ground.chain, ground.run_id),
