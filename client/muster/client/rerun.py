@@ -99,7 +99,7 @@ def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
     """Return the slots that a run's judged batches fill."""
     slots = SlotIndex()
     slots.refresh(
-        KnownBatch(batch.batch_id, batch.root, tuple(batch.records))
+        KnownBatch(batch.batch_id, batch.root, slots_of_records(batch.records))
         for batch in view.batches.values()
         if batch.run_id == run_id and batch.records is not None
     )
