@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_scenario import HONEST, Scenario, accepted, network, play
+from chain_scenario import HONEST, OWNER, Scenario, accepted, network, play
 from lying_rpc import Lie, endpoint, honest
 
 from muster.chain.abi import contract_abi
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.history import History, Wanted, read
 from muster.client.audit.sources import Proof
-from muster.protocol.errors import ConfigError, EncodingError, MusterError
+from muster.protocol.errors import ChainInconsistent, ConfigError, EncodingError, MusterError
 from muster.protocol.ids import RunId
 
 CLAIMED = next(e.topic for e in contract_abi("RewardEscrow").events if e.name == "RewardClaimed")
@@ -74,8 +74,11 @@ def changed_receipts(method: str, params: list[Any], result: Any) -> Any:
 
 
 def changed_timestamps(method: str, _params: list[Any], result: Any) -> Any:
+    """Another time, in the logs and in the headers alike."""
     if method == "eth_getLogs":
         return [{**log, "blockTimestamp": "0x1"} for log in result]
+    if method == "eth_getBlockByNumber" and isinstance(result, dict):
+        return {**result, "timestamp": "0x1"}
     return result
 
 
@@ -89,7 +92,7 @@ LIES: list[tuple[Lie, Kind, str]] = [
     (changed_logs, Kind.SOURCE_LOGS, "the endpoint shows what no receipt has"),
     (dropped_logs, Kind.SOURCE_LOGS, "the endpoint leaves out"),
     (changed_receipts, Kind.SOURCE_RECEIPTS, "the receipts hash to"),
-    (changed_timestamps, Kind.SOURCE_LOGS, "its events are dated 1"),
+    (changed_timestamps, Kind.SOURCE_HEADER, "the header hashes to"),
     (changed_header, Kind.SOURCE_HEADER, "the header hashes to"),
 ]
 
@@ -115,12 +118,14 @@ async def test_an_honest_endpoint_proves_its_events() -> None:
                 assert history.report().passed
 
 
-def without_a_block(number: str) -> Lie:
-    """All logs of one block are kept back."""
+def without_a_block(number: str, **header: str) -> Lie:
+    """All logs of one block are kept back, and its header is changed."""
 
-    def lie(method: str, _params: list[Any], result: Any) -> Any:
+    def lie(method: str, params: list[Any], result: Any) -> Any:
         if method == "eth_getLogs":
             return [log for log in result if log["blockNumber"] != number]
+        if method == "eth_getBlockByNumber" and params[0] == number:
+            return {**result, **header}
         return result
 
     return lie
@@ -130,32 +135,42 @@ async def test_a_block_that_is_left_out_whole_is_seen_when_the_chain_is_proven()
     async with network() as net:
         await play(net)
         number = hex((await net.view()).payments[0].block_number)
+        # Its filter tells who reads.
         async with endpoint(net.anvil.rpc_url, without_a_block(number)) as rpc:
-            # Block by block nothing is wrong: only who looks at every header can know.
+            with pytest.raises(ChainInconsistent, match="left out"):
+                await audited(net, rpc)
+        empty = "0x" + "00" * 256
+        async with endpoint(net.anvil.rpc_url, without_a_block(number, logsBloom=empty)) as rpc:
+            # Block by block nothing is wrong: only who hashes every header can know.
             assert kinds(await audited(net, rpc)) == set()
             history = await audited(net, rpc, proof=Proof.CHAIN)
-            assert kinds(history) == {Kind.SOURCE_LOGS}
+            assert kinds(history) == {Kind.SOURCE_HEADER}
             assert f"block {int(number, 16)}" in details(history)
 
 
-def broken_link(number: str) -> Lie:
-    """One block names another parent, and has the hash that goes with it nowhere else."""
-
-    def lie(method: str, params: list[Any], result: Any) -> Any:
-        if method == "eth_getBlockByNumber" and params[0] == number:
-            return {**result, "parentHash": "0x" + "22" * 32}
-        return result
-
-    return lie
+async def test_what_a_filter_betrays_is_seen_in_a_long_chain() -> None:
+    """Who reads samples the filters of a long chain; who proves it looks at all."""
+    async with network() as net:
+        await play(net)
+        number = hex((await net.view()).payments[0].block_number)
+        await net.rpc.call("anvil_mine", hex(100))
+        async with endpoint(net.anvil.rpc_url, without_a_block(number)) as rpc:
+            history = await audited(net, rpc, proof=Proof.CHAIN)
+            assert kinds(history) == {Kind.SOURCE_LOGS}
+            assert "the endpoint leaves out log" in details(history)
 
 
 async def test_a_block_that_follows_no_other_is_seen_when_the_chain_is_proven() -> None:
     async with network() as net:
         await play(net)
-        number = hex((await net.view()).payments[0].block_number)
-        async with endpoint(net.anvil.rpc_url, broken_link(number)) as rpc:
+        await net.rpc.call("anvil_mine", hex(100))
+        number = hex(await net.of(OWNER).block_number() - 50)
+        lie = without_a_block(number, parentHash="0x" + "22" * 32)
+        async with endpoint(net.anvil.rpc_url, lie) as rpc:
+            assert kinds(await audited(net, rpc)) == set()
             history = await audited(net, rpc, proof=Proof.CHAIN)
-            assert {Kind.SOURCE_CHAIN, Kind.SOURCE_HEADER} <= kinds(history)
+            assert kinds(history) == {Kind.SOURCE_CHAIN, Kind.SOURCE_HEADER}
+            assert "it follows 0x2222" in details(history)
 
 
 async def test_an_endpoint_without_receipts_is_refused_unless_it_is_believed() -> None:
