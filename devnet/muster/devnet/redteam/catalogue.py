@@ -1,0 +1,85 @@
+"""The catalogue: every attack A1 to A40, either a program or the reason why it cannot arise here.
+
+The numbers are those of the project's survey of networks of this kind; docs/security/red-team.md
+is made of this and of the last full run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from muster.devnet.redteam import (
+    claims,
+    contracts,
+    economy,
+    forging,
+    models,
+    reorg,
+    sampling,
+    weights,
+)
+from muster.devnet.redteam.contracts import on_chain
+from muster.devnet.redteam.trials import Attack
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """An attack that is no program, and why."""
+
+    id: str
+    """Its number."""
+    title: str
+    """What it would be."""
+    reason: str
+    """Why it cannot arise, or where it is measured instead."""
+
+
+ON_CHAIN_TOO = ("A8", "A9", "A10", "A29")
+"""Attacks on work or requests that the contracts meet as well."""
+
+
+def _all_attacks() -> dict[str, Attack]:
+    found = [
+        *models.ATTACKS, *sampling.ATTACKS, *forging.ATTACKS, *claims.ATTACKS,
+        *contracts.ATTACKS, *economy.ATTACKS, *weights.ATTACKS, *reorg.ATTACKS,
+    ]  # fmt: skip
+    by_id = {attack.id: attack for attack in found}
+    assert len(by_id) == len(found)  # a number twice is a mistake of this file
+    for name in ON_CHAIN_TOO:
+        attack = by_id[name]
+        by_id[name] = replace(attack, variants=(*attack.variants, on_chain(name)))
+    return dict(sorted(by_id.items(), key=lambda item: int(item[0][1:])))
+
+
+ATTACKS = _all_attacks()
+"""By number."""
+
+ELSEWHERE = (
+    Elsewhere(
+        "A24",
+        "validators that sign without looking",
+        "FaultCourtValidators.t.sol: overturned verdicts and silence cost stake",
+    ),
+    Elsewhere(
+        "A25",
+        "validators in league with a worker",
+        "test_dispute_network.py: anyone challenges, a jury without the signers judges",
+    ),
+    Elsewhere(
+        "A31",
+        "cheating only where no audit is expected",
+        "every submission is judged before it is paid: there is no such place",
+    ),
+    Elsewhere(
+        "A36",
+        "honest work slashed because machines compute differently",
+        "no attack but the price of the defences: the honest matrix measures it below",
+    ),
+    Elsewhere(
+        "A40",
+        "a poisoned update of the node's software",
+        "nothing updates itself: a node runs what its operator installed, recipes name the least "
+        "version and pin verifiers by the hash of their code",
+    ),
+)
+"""What is not played."""

@@ -1,0 +1,39 @@
+"""The fast slice: every attack of the catalogue at least five times, against the real checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.devnet.redteam.catalogue import ATTACKS, ELSEWHERE
+from muster.devnet.redteam.report import PAGE, read_claims
+from muster.devnet.redteam.runner import run
+from muster.devnet.redteam.stage import Stage
+
+CLAIMS = read_claims(PAGE) if PAGE.exists() else {}
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_defence_holds(stage: Stage, name: str) -> None:
+    (result,) = run(stage, [ATTACKS[name]])
+    played = sum(v.trials + v.harmless for v in result.by_variant)
+    assert played >= 5
+    assert result.failure == ""
+    if name in CLAIMS:
+        # The page must not claim what no longer is.
+        claimed = CLAIMS[name]
+        assert claimed.holds
+        if ATTACKS[name].kind == "hard":
+            assert claimed.caught == claimed.trials
+            assert result.caught == result.trials
+
+
+def test_every_number_is_played_or_explained_once() -> None:
+    numbers = [*ATTACKS, *(entry.id for entry in ELSEWHERE)]
+    assert sorted(numbers, key=lambda n: int(n[1:])) == [f"A{i}" for i in range(1, 41)]
+
+
+def test_page_has_every_attack() -> None:
+    assert Path(PAGE).exists()
+    assert read_claims(PAGE).keys() == ATTACKS.keys()

@@ -1,0 +1,191 @@
+"""What trials add up to, and that a broken defence is called broken."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+
+from muster.devnet.redteam.command import redteam
+from muster.devnet.redteam.gain import Gain, Terms
+from muster.devnet.redteam.honest import (
+    Cell,
+    HonestMatrix,
+    Judged,
+    conclude_honest,
+    read_judged,
+    upper_bound,
+)
+from muster.devnet.redteam.runner import failures, read_trials, run, shares
+from muster.devnet.redteam.stage import Stage, Worker
+from muster.devnet.redteam.trials import (
+    Attack,
+    Outcome,
+    Trial,
+    Variant,
+    conclude,
+)
+from muster.protocol.errors import ConfigError
+from muster.protocol.messages import Reason
+
+TERMS = Terms(price_wei=10, stake_wei=1000, fraud_ppm=500_000, units=5)
+
+
+def attack(kind: str = "hard", **variants: float) -> Attack:
+    made = tuple(Variant(name, None, level) for name, level in variants.items())
+    return Attack("A1", "a cheat", "a check", kind, made)  # type: ignore[arg-type]
+
+
+def trials(variant: str, caught: int, missed: int = 0, **found: object) -> list[Trial]:
+    outcomes = [Outcome(True, "FRAUD", "X", **found)] * caught  # type: ignore[arg-type]
+    outcomes += [Outcome(False, "ACCEPTED", "", **found)] * missed  # type: ignore[arg-type]
+    return [Trial("A1", variant, i, outcome, 0.0) for i, outcome in enumerate(outcomes)]
+
+
+def test_profit_is_saving_less_what_is_lost_when_found() -> None:
+    # s c - q (r + L) with L = 1000 * 0.5 / (10 * 5) = 10.
+    assert TERMS.slash == 10
+    assert TERMS.profit(Gain(saved=0.75), 0.5, is_fraud=True) == pytest.approx(0.75 - 0.5 * 11)
+    assert TERMS.profit(Gain(saved=0.75), 0.5, is_fraud=False) == pytest.approx(0.25)
+    assert TERMS.profit(Gain(saved=0, extra=1), 1.0, is_fraud=False) == pytest.approx(-1)
+
+
+def test_one_escape_breaks_a_hard_defence() -> None:
+    assert conclude(attack(a=1), trials("a", 300), TERMS).failure == ""
+    assert conclude(attack(a=1), trials("a", 299, 1), TERMS).failure == "a: 299 of 300 caught"
+
+
+@pytest.mark.parametrize(("caught", "holds"), [(95, True), (94, False)])
+def test_a_statistical_defence_finds_95_of_100(caught: int, holds: bool) -> None:
+    result = conclude(attack("statistical", a=1), trials("a", caught, 100 - caught), TERMS)
+    assert (result.failure == "") is holds
+
+
+@pytest.mark.parametrize(("profit", "holds"), [(-0.1, True), (0.02, False)])
+def test_an_economic_attack_must_not_pay(profit: float, holds: bool) -> None:
+    made = trials("a", 0, 50, profit=profit)
+    assert (conclude(attack("economic", a=1), made, TERMS).failure == "") is holds
+
+
+def test_harmless_trials_count_for_nothing() -> None:
+    made = trials("a", 10) + trials("a", 0, 90, is_harmless=True)
+    result = conclude(attack(a=1), made, TERMS)
+    assert (result.trials, result.caught, result.failure) == (10, 10, "")
+    assert conclude(attack(a=1), trials("a", 0, 9, is_harmless=True), TERMS).failure
+
+
+def test_an_honest_twin_that_is_noticed_breaks_the_suite() -> None:
+    twin = Variant("honest", None, must_pass=True)
+    plan = Attack("A1", "", "", "hard", (Variant("a", None), twin))
+    passed = trials("a", 9) + trials("honest", 0, 9, is_harmless=True)
+    assert conclude(plan, passed, TERMS).failure == ""
+    assert "honest work" in conclude(plan, passed + trials("honest", 1), TERMS).failure
+
+
+def test_trials_are_shared_among_ways() -> None:
+    assert [n for _, n in shares(attack(a=1, b=2), 5)] == [3, 3]
+    assert [n for _, n in shares(attack("statistical", a=1, b=2), 5)] == [5, 5]
+
+
+def test_honest_work_passes_on_the_stage(stage: Stage) -> None:
+    random = Random(1)
+    for _ in range(3):
+        assert stage.judge(Worker(stage, random).deliver(stage.ticket(random))) is None
+
+
+def test_a_missing_defence_is_noticed(stage: Stage) -> None:
+    """A suite that cannot fail proves nothing: here the check is left out."""
+
+    def unchecked(stage: Stage, random: Random) -> Outcome:
+        delivery = Worker(stage, random).deliver(stage.ticket(random))
+        return stage.outcome(delivery, Reason.WRONG_REWARD)
+
+    results = run(stage, [Attack("A16", "", "", "hard", (Variant("unchecked", unchecked),))])
+    assert failures(results) == ["A16: unchecked: 0 of 5 caught"]
+
+
+def test_a_record_is_read_back_and_gone_on_with(stage: Stage, tmp_path: Path) -> None:
+    from muster.devnet.redteam.catalogue import ATTACKS
+
+    record = tmp_path / "trials.jsonl"
+    chosen = [ATTACKS["A39"]]
+    with record.open("w") as lines:
+        (first,) = run(stage, chosen, trials=4, record=lines)
+    earlier = read_trials(record)
+    again = io.StringIO()
+    (second,) = run(stage, chosen, trials=6, earlier=earlier, record=again)
+    assert (first.trials, second.trials) == (4, 6)
+    assert len(again.getvalue().splitlines()) == 2
+    assert {json.loads(line)["number"] for line in again.getvalue().splitlines()} == {2}
+
+
+def test_the_same_seed_draws_the_same_trials(stage: Stage) -> None:
+    from muster.devnet.redteam.catalogue import ATTACKS
+
+    def lines(seed: int) -> list[dict[str, object]]:
+        out = io.StringIO()
+        run(stage, [ATTACKS["A2"]], trials=1, seed=seed, record=out)
+        rows = [json.loads(line) for line in out.getvalue().splitlines()]
+        return [{k: v for k, v in row.items() if k != "cpu_s"} for row in rows]
+
+    assert lines(1) == lines(1)
+
+
+def test_bound_of_none_and_of_some() -> None:
+    assert upper_bound(0, 30_000) == pytest.approx(1e-4, rel=0.01)
+    # Clopper-Pearson: 3 of 100 is at most 7.57 % with 95 % confidence.
+    assert upper_bound(3, 100) == pytest.approx(0.0757, abs=2e-4)
+
+
+def test_honest_rows_are_read_back(tmp_path: Path) -> None:
+    judged = Judged(Cell("r", "w", "v"), 3, 128, 1, False, 0.5)
+    record = tmp_path / "record.jsonl"
+    record.write_text(json.dumps(judged.line()) + "\n")
+    assert read_judged(record) == [judged]
+    assert read_trials(record) == []
+    result = conclude_honest([judged, judged])
+    assert (result.rollouts, result.rejected, result.slashed, result.cells) == (256, 2, 0, 1)
+
+
+def test_honest_matrix_rejects_nothing(stage: Stage) -> None:
+    matrix = HonestMatrix(stage, ["transformers:float32"], profile="quick")
+    assert matrix.cells == 63
+    judged = [matrix.judge(number) for number in (0, 5, 22, 41)]
+    assert len({j.cell for j in judged}) == 4
+    assert conclude_honest(judged).rejected == 0
+
+
+@pytest.mark.slow
+def test_thirty_thousand_honest_rollouts(stage: Stage) -> None:
+    from muster.devnet.redteam.honest import WANTED, play_honest
+
+    result = conclude_honest(list(play_honest(stage, WANTED)))
+    assert result.rollouts >= WANTED
+    assert result.false_positive_upper <= 1e-4
+    assert result.slashed == 0
+
+
+def test_command_lists_and_refuses_what_it_does_not_know() -> None:
+    listed = CliRunner().invoke(redteam, ["--list"])
+    assert listed.exit_code == 0
+    assert "A40" in listed.output
+    unknown = CliRunner().invoke(redteam, ["--attack", "A99"])
+    assert unknown.exit_code == 2
+    assert "no attack 'A99'" in unknown.output
+
+
+def test_command_fails_when_a_defence_does(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
+    import contextlib
+
+    from muster.devnet.redteam import command
+
+    broken = Attack("A1", "t", "d", "hard", (Variant("a", lambda _s, _r: Outcome(False)),))
+    monkeypatch.setattr(command, "_chosen", lambda _names: [broken])
+    monkeypatch.setattr(command, "_stage", lambda _folder: contextlib.nullcontext(stage))
+    result = CliRunner().invoke(redteam, [])
+    assert isinstance(result.exception, ConfigError)
+    assert "A1: a: 0 of 5 caught" in str(result.exception)
