@@ -60,7 +60,7 @@ test: setup
 	$(MAKE) --no-print-directory --jobs 3 test-packages test-networks test-stories
 
 test-packages: setup
-	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/conformance
+	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/conformance tests/redteam
 
 test-networks: setup
 	$(BIN)/python -m pytest -q -m "not slow" tests/integration

@@ -53,7 +53,6 @@ COMMANDS = {
     "audit": Lazy(
         "muster.client.audit.command:audit", "Rebuild and check everything from the chain."
     ),
-    "audit": Lazy("muster.client.audit:audit", "Rebuild and check everything from the chain."),
     "redteam": Lazy("muster.devnet.redteam.command:redteam", "Attack this checkout's defences."),
     "completion": Lazy("muster.devnet.completion:completion", "Make the shell complete words."),
 }

@@ -114,10 +114,14 @@ def _chosen(names: tuple[str, ...]) -> list[Attack]:
 
 @contextlib.contextmanager
 def _stage(folder: Path) -> Iterator[Stage]:
+    import logging
+
     import torch
 
     from muster.devnet.redteam.stage import Stage
 
+    # What attacked parts warn of is what they are meant to do.
+    logging.getLogger("muster").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     stage = Stage(folder)

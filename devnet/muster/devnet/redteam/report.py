@@ -75,10 +75,10 @@ def make_table(results: Sequence[AttackResult]) -> Table:
 
     table = Table(title="Red team", title_justify="left")
     table.add_column("", no_wrap=True, min_width=3)
-    table.add_column("attack", no_wrap=True, ratio=1)
+    table.add_column("attack", no_wrap=True, max_width=34)
     for name, width in (("trials", 6), ("caught", 6), ("at least", 8), ("profit", 8)):
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
-    table.add_column("found after", no_wrap=True, min_width=14)
+    table.add_column("found after", no_wrap=True, min_width=12)
     for r in results:
         trials, caught, _, after, profit = _figures(r)
         low = f"{r.interval[0]:.1%}"
