@@ -16,8 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from muster.chain.structs import Batch
 from muster.inference.sampling import token_hashes
+from muster.protocol.checking import (
+    Checking,
+    CheckReport,
+    block_seed,
+    fingerprints_hash,
+    pack_fingerprints,
+    split_blocks,
+)
 from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, file_hash, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
@@ -45,6 +55,7 @@ from muster.protocol.seeds import (
     target_length,
     ticket_seed,
 )
+from muster.toploc.projections import balanced_signs, channel_signs, project
 
 VECTORS = Path(__file__).parent / "vectors"
 
@@ -86,6 +97,7 @@ def documents() -> dict[str, Any]:
         "jury": {"cases": [jury_case(**case) for case in JURY_CASES], "vote": vote()},
         "schedule": {"cases": [schedule_case(*case) for case in SCHEDULE_CASES]},
         "merkle": {"trees": [tree(size) for size in TREE_SIZES]},
+        "checking": checking(),
     }
 
 
@@ -443,6 +455,35 @@ def vote() -> dict[str, Any]:
         "salt": hex0x(salt),
         "uphold": hex0x(vote_commitment(leaf, WORKER, False, result, salt)),
         "overturn": hex0x(vote_commitment(leaf, WORKER, True, result, salt)),
+    }
+
+
+# --------------------------------------------------------------------------- checking
+
+
+def checking() -> dict[str, Any]:
+    """Return how a validator proves that it recomputed a submission: directions and messages."""
+    beacon, leaf, root = keccak(b"beacon"), keccak(b"submission"), keccak(b"batch")
+    seed = block_seed(WORKER, beacon, leaf, 2)
+    hidden_TH = (np.arange(3 * 10, dtype=np.uint16) * 517 + 0x3F80).reshape(3, 10) % 0x7F00
+    fingerprint = project(hidden_TH, seed)
+    hashed = fingerprints_hash([fingerprint, b""])
+    return {
+        "validator": WORKER,
+        "beacon": hex0x(beacon),
+        "leaf": hex0x(leaf),
+        "block": 2,
+        "seed": hex0x(seed),
+        "token_signs": balanced_signs(seed, 3).astype(int).tolist(),
+        "channel_signs": channel_signs(seed, 10).astype(int).tolist(),
+        "hidden_bfloat16": hidden_TH.tolist(),
+        "fingerprint": hex0x(fingerprint),
+        "lengths": [40, 30, 64, 5],
+        "block_ends": [rows.stop for rows in split_blocks([40, 30, 64, 5])],
+        "packed": hex0x(pack_fingerprints([fingerprint, b""])),
+        "fingerprints_hash": hex0x(hashed),
+        "checking": hex0x(Checking(7, root, keccak(b"records"), hashed).struct_hash()),
+        "report": hex0x(CheckReport(7, root, WORKER, hashed, 2, 1).struct_hash()),
     }
 
 

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 
 from muster.orchestrator.api import (
     batches,
+    checking,
     files,
     health,
     heartbeats,
@@ -29,6 +30,7 @@ ROUTERS = (
     runs.router,
     submissions.router,
     batches.router,
+    checking.router,
     files.router,
     metrics.router,
     status.router,

@@ -5,6 +5,7 @@ sides of every request live here. Nothing here knows how the orchestrator stores
 """
 
 from muster.api.answers import (
+    BatchChecking,
     BatchContents,
     BatchEntry,
     HeartbeatAnswer,
@@ -17,6 +18,7 @@ from muster.api.answers import (
 from muster.api.client import OrchestratorApi
 
 __all__ = [
+    "BatchChecking",
     "BatchContents",
     "BatchEntry",
     "HeartbeatAnswer",

@@ -169,3 +169,48 @@ class BatchContents(_Answer):
     """Submissions in the batch."""
     submissions: list[BatchEntry] = Field(max_length=4096)
     """In batch order."""
+
+
+class CheckingAnswer(_Answer):
+    """A validator's proof that it recomputed a batch."""
+
+    validator: AccountAddress
+    """Who."""
+    records_hash: HexHash
+    """Keccak-256 of the outcomes it goes with."""
+    fingerprints_hash: HexHash
+    """What it committed to."""
+    signature: HexSignature
+    """EIP-712 `Checking`."""
+    committed_at: int
+    """Unix seconds at which it arrived."""
+    fingerprints: HexBytes | None
+    """Packed, once shown."""
+
+
+class CheckReportAnswer(_Answer):
+    """What a validator found about another's fingerprints."""
+
+    validator: AccountAddress
+    """Whose fingerprints."""
+    reporter: AccountAddress
+    """Who compared them."""
+    compared: int
+    """Submissions compared."""
+    failed: int
+    """Those whose fingerprints come from no recomputation."""
+    signature: HexSignature
+    """EIP-712 `CheckReport` by the reporter."""
+
+
+class BatchChecking(_Answer):
+    """Everything the orchestrator has about how a batch was checked."""
+
+    batch_id: int
+    """The batch."""
+    batch_root: HexHash
+    """The root it was committed with."""
+    commitments: list[CheckingAnswer] = Field(max_length=1000)
+    """By validator."""
+    reports: list[CheckReportAnswer] = Field(max_length=1000)
+    """By validator and reporter."""

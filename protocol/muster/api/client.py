@@ -24,6 +24,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from muster.api.answers import (
+    BatchChecking,
     BatchContents,
     HeartbeatAnswer,
     Lease,
@@ -42,6 +43,7 @@ from muster.api.signing import (
     SUBMISSION_SIGNATURE_HEADER,
     sign_request,
 )
+from muster.protocol.checking import Checking, CheckReport
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError
@@ -278,6 +280,43 @@ class OrchestratorApi:
         """Hand over a batch's packed records with the validator's `Outcomes` signature."""
         body = {"records": hex0x(records), "signature": hex0x(signature)}
         await self._send_json("POST", f"/v1/batches/{batch_id}/outcomes", body)
+
+    async def post_checking(self, message: Checking, signature: bytes) -> None:
+        """Commit to the fingerprints of a batch, with the validator's `Checking` signature."""
+        body = {
+            "records_hash": hex0x(message.records_hash),
+            "fingerprints_hash": hex0x(message.fingerprints_hash),
+            "signature": hex0x(signature),
+        }
+        await self._send_json("POST", f"/v1/batches/{message.batch_id}/checking", body)
+
+    async def post_fingerprints(self, batch_id: int, packed: bytes) -> None:
+        """Show the fingerprints that were committed to."""
+        body = {"fingerprints": hex0x(packed)}
+        await self._send_json("POST", f"/v1/batches/{batch_id}/fingerprints", body)
+
+    async def post_check_report(self, report: CheckReport, signature: bytes) -> None:
+        """Say what was found about another validator's fingerprints."""
+        body = {
+            "batch_root": hex0x(report.batch_root),
+            "validator": report.validator,
+            "fingerprints_hash": hex0x(report.fingerprints_hash),
+            "compared": report.compared,
+            "failed": report.failed,
+            "signature": hex0x(signature),
+        }
+        await self._send_json("POST", f"/v1/batches/{report.batch_id}/reports", body)
+
+    async def checking(self, batch_id: int) -> BatchChecking:
+        """Return a batch's commitments, fingerprints and reports; signatures are unchecked."""
+        return _parse(BatchChecking, await self._send("GET", f"/v1/batches/{batch_id}/checking"))
+
+    async def watched(self) -> list[dict[str, Any]]:
+        """Return how every validator's proofs of checking came out lately."""
+        found = _json_object(await self._send("GET", "/v1/checking")).get("validators")
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise _lied("the validators watched are not a list of objects")
+        return found
 
     async def post_metrics(self, step: Step | int, metrics: Mapping[str, float]) -> None:
         """Report the figures of a training step or evaluation; the same step's are merged."""

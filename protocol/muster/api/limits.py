@@ -8,6 +8,8 @@ MAX_JSON_BYTES = 256 * 1024
 """Largest JSON body of a request."""
 MAX_RECORDS_BYTES = 2 * 1024 * 1024
 """Largest body of an outcomes post: 4096 records of 56 bytes as hexadecimal fit four times."""
+MAX_FINGERPRINTS_BODY_BYTES = 8 * 1024 * 1024
+"""Largest body that shows fingerprints: of 8 million completion tokens, as hexadecimal."""
 MAX_HEADER_JSON_BYTES = 2 * 1024
 """Largest `x-muster-submission` header."""
 DOWNLOAD_BYTES = 4 * 1024 * 1024

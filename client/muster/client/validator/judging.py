@@ -6,8 +6,8 @@ Pure but for the engine's arithmetic; runs off the event loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from muster.client.assignment import Assignment, derive
@@ -25,9 +25,11 @@ from muster.client.validator.checks import (
     check_turns,
 )
 from muster.client.validator.replay import Replay, replay_rows
+from muster.client.validator.sketch import Sketch
 from muster.inference import InferenceEngine
 from muster.inference.dialogue import Claimed, Followed, follow
 from muster.protocol.errors import EngineError, MusterError, ProofError
+from muster.protocol.ids import Address
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.rollouts import Rollout, count_units
@@ -62,6 +64,8 @@ class Judgement:
     """As recomputed, or as claimed when the file was not read."""
     replays: tuple[Replay, ...] = ()
     """The measurements behind checks 6 and 7, when it came to them."""
+    fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
+    """What each validator's fingerprints of the hidden states are, if it came to those."""
 
 
 def unread(claim: Claim, finding: Finding) -> Judgement:
@@ -70,9 +74,15 @@ def unread(claim: Claim, finding: Finding) -> Judgement:
 
 
 def examine(
-    claim: Claim, rows: Sequence[Rollout], rules: Rules, engine: InferenceEngine
+    claim: Claim,
+    rows: Sequence[Rollout],
+    rules: Rules,
+    engine: InferenceEngine,
+    seats: Sequence[Address] = (),
 ) -> Judgement:
-    """Return the judgement on a claim that passed check 1, with the ticket's policy loaded."""
+    """Return the judgement on a claim that passed check 1, with the ticket's policy loaded, and
+    what the fingerprints of the validators in `seats` must be.
+    """
     sampling = rules.recipe.sampling
     shape = ModelShape(engine.hidden_size, engine.vocab_size, engine.eos_token_ids)
     units = count_units(rows, sampling.max_new_tokens)
@@ -89,8 +99,9 @@ def examine(
         finding = check_turns(rows, engine.eos_token_ids) if has_replies else completions()
     if finding:
         return Judgement(finding, units)
+    sketch = Sketch(claim, seats, [len(row.completion_tokens) for row in rows])
     try:
-        replays = replay_rows(rows, engine, rules.recipe)
+        replays = replay_rows(rows, engine, rules.recipe, sketch.take)
     except (ProofError, EngineError) as error:
         # NaN, or a sample longer than the model can take: nothing that a proof could match.
         logger.error("prefill failed", extra={"error": str(error)})
@@ -98,7 +109,7 @@ def examine(
     finding = check_proofs(replays, rules.calibration) or check_sampling(replays, rules.calibration)
     if has_replies and not finding:
         finding = completions()
-    return Judgement(finding, units, tuple(replays))
+    return Judgement(finding, units, tuple(replays), sketch.fingerprints())
 
 
 def _check_completions(

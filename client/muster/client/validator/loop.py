@@ -26,6 +26,7 @@ from muster.api import BatchEntry, OrchestratorApi
 from muster.client.facts import HistoryView, ticket_terms
 from muster.client.outage import SURVIVED, Outages
 from muster.client.validator.calls import ASK_S, CallDuty, Windows
+from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
@@ -105,6 +106,8 @@ class ValidatorPlace:
     """The chain's time."""
     checks_everything: bool = False
     """Whether it also judges what it is not called for."""
+    checking: CheckingDuty | None = None
+    """Proves that it recomputes what it judges; without one it proves nothing."""
     clock: Callable[[], float] = time.monotonic
     """Seconds, for patience and pauses."""
 
@@ -151,6 +154,7 @@ class ValidatorLoop:
         self._passed_over: set[int] = set()
         self._handed_over: dict[int, float] = {}
         self._unfinished: dict[tuple[int, Hash32], list[OutcomeRecord]] = {}
+        self._fingerprints: dict[tuple[int, Hash32], list[Fingerprints]] = {}
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
@@ -210,6 +214,7 @@ class ValidatorLoop:
         judged = self.place.journal.judged(batch.batch_id)
         if judged is None:
             records = within_declared(await self.judge(batch), batch.units)
+            await self._remember(batch)
             mine = JudgedBatch(batch.batch_id, batch.root, tuple(records))
             judged = await asyncio.to_thread(self.place.journal.record, mine)
         if judged.root != batch.root:
@@ -234,8 +239,17 @@ class ValidatorLoop:
             place = (batch.batch_id, position)
             await asyncio.to_thread(self.place.evidence.write, place, claim, data, judgement)
             records.append(record)
+            self._fingerprints.setdefault((batch.batch_id, batch.root), []).append(
+                judgement.fingerprints
+            )
             _log(place, record, judgement)
         return self._unfinished.pop((batch.batch_id, batch.root))
+
+    async def _remember(self, batch: BatchView) -> None:
+        """Keep what was recomputed of a batch, before its outcomes are signed."""
+        found = self._fingerprints.pop((batch.batch_id, batch.root), [])
+        if self.place.checking is not None:
+            await self.place.checking.record(Checked(batch.batch_id, batch.root, tuple(found)))
 
     async def reconsider(
         self, batch: BatchView, entries: Sequence[BatchEntry], position: int
@@ -341,7 +355,9 @@ class ValidatorLoop:
         place = self.place
         async with self._engine_turn:
             await self.load(claim.submission.policy_version, policy.root)
-            return await self.compute.run(examine, claim, rows, place.rules, place.engine), data
+            seats = place.checking.seats() if place.checking else ()
+            judged = await self.compute.run(examine, claim, rows, place.rules, place.engine, seats)
+            return judged, data
 
     async def _file(self, name: Hash32) -> bytes | None:
         """Return a submission's file; None once the orchestrator has lacked it for long enough."""
@@ -375,6 +391,8 @@ class ValidatorLoop:
             return
         message = judged.message()
         signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
+        if self.place.checking is not None:
+            await self.place.checking.commit(judged.batch_id, judged.root, judged.packed())
         try:
             await self.place.api.post_outcomes(judged.batch_id, judged.packed(), signature)
         except ApiError as error:

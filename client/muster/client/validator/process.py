@@ -1,11 +1,12 @@
 """A validator process: takes its seat, loads the run's documents and the engine, judges batches,
-and serves on juries.
+proves that it did, and serves on juries.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 from muster.chain import Chain, follow
@@ -21,6 +22,7 @@ from muster.client.requirements import require_fit
 from muster.client.seat import EngineFactory, Seat, load_engine, make_engine, take_seat
 from muster.client.settings import ValidatorSettings
 from muster.client.validator.calls import Windows
+from muster.client.validator.checking import CheckingDuty, CheckingPlace, CheckingStore
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
@@ -73,13 +75,30 @@ async def run_validator(
                 windows=await read_windows(seat.chain),
                 now=seat.chain.now,
                 checks_everything=settings.checks_everything,
+                checking=_checking(settings, account, seat),
             )
             loop = loop_class(place)
             following = follow(
                 seat.chain, seat.view, poll_s=settings.poll_s, on_change=loop.on_change
             )
             duty = JuryDuty(await _jury_place(settings, account, seat, loop, votes))
-            await run_together(loop.run(), duty.run(), following)
+            assert place.checking is not None  # just made
+            await run_together(loop.run(), duty.run(), place.checking.run(), following)
+
+
+def _checking(settings: ValidatorSettings, account: Wallet, seat: Seat) -> CheckingDuty:
+    return CheckingDuty(
+        CheckingPlace(
+            run_id=settings.run,
+            key=account.key,
+            domain=seat.domain,
+            view=seat.view,
+            api=seat.api,
+            store=CheckingStore(settings.state_dir / "checking"),
+            now=time.time,
+            poll_s=settings.poll_s,
+        )
+    )
 
 
 async def read_windows(chain: Chain) -> Windows:

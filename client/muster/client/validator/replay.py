@@ -6,7 +6,7 @@ Axes: T completion tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from muster.inference.prefilling import prefill_parts
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.protocol.rollouts import Rollout, sampled_places
 from muster.toploc import ChunkResult, split_proofs, verify_proofs_many
+from muster.toploc.chunks import Patterns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,12 +31,23 @@ class Replay:
     Replies of an environment were not sampled."""
 
 
-def replay_rows(rows: Sequence[Rollout], engine: InferenceEngine, recipe: Recipe) -> list[Replay]:
-    """Return the replay of every row under the loaded policy; proofs must be canonical."""
+def replay_rows(
+    rows: Sequence[Rollout],
+    engine: InferenceEngine,
+    recipe: Recipe,
+    on_hidden: Callable[[Patterns], None] | None = None,
+) -> list[Replay]:
+    """Return the replay of every row under the loaded policy; proofs must be canonical.
+
+    `on_hidden` is shown the hidden states of every row, in order.
+    """
     replays: list[Replay] = []
     samples = [(row.prompt_tokens, row.completion_tokens) for row in rows]
     for chosen in prefill_parts(samples, engine.vocab_size):
         part, prefills = rows[chosen], engine.prefill(samples[chosen])
+        if on_hidden is not None:
+            for prefill in prefills:
+                on_hidden(prefill.hidden_TH)
         chunks = verify_proofs_many(
             [prefill.hidden_TH for prefill in prefills],
             [split_row_proofs(row, recipe.proof, engine.hidden_size) for row in part],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muster.orchestrator.services.checking import Watched
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.gauges import ALIVE_S, count_pending, count_queues
 from muster.orchestrator.services.relays import RelayStatus
@@ -27,6 +29,8 @@ class ValidatorLine:
     """Wall clock of the latest outcomes it handed in here, since the process started."""
     stake_wei: int
     """Its active stake."""
+    watched: Watched | None
+    """How its proofs of checking came out lately; None when it has no seat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +111,15 @@ async def read_health(services: Services, relays: list[RelayStatus]) -> Health:
         alive=len(alive),
         nodes=len(beats),
         listeners=services.feed.listeners,
-        validators=_validators(services),
+        validators=_validators(services, await services.checking.summary()),
         versions=_versions(Counter(beat.policy_version for beat in alive)),
         relays=relays,
         latest_version=projection.run.latest_version,
     )
 
 
-def _validators(services: Services) -> list[ValidatorLine]:
+def _validators(services: Services, watched: Sequence[Watched]) -> list[ValidatorLine]:
+    proofs = {each.validator: each for each in watched}
     run, signed = services.projection.run, services.projection.signed
     stakes = services.projection.view.stakes
     return [
@@ -125,6 +130,7 @@ def _validators(services: Services) -> list[ValidatorLine]:
             latest_at=signed[validator].latest_at if validator in signed else None,
             heard_at=services.outcomes.heard_at.get(validator),
             stake_wei=stakes[validator].active_wei if validator in stakes else 0,
+            watched=proofs.get(validator),
         )
         for validator in run.seats
     ]

@@ -208,6 +208,52 @@ class HardwareRow(Base):
     """The report's EIP-712 struct hash."""
 
 
+class CheckingRow(Base):
+    """A validator's proof that it recomputed a batch."""
+
+    __tablename__ = "checkings"
+
+    batch_id: Mapped[int] = mapped_column(primary_key=True)
+    """The batch."""
+    validator: Mapped[str] = mapped_column(primary_key=True)
+    """Who."""
+    batch_root: Mapped[bytes]
+    """The root that the batch had."""
+    records_hash: Mapped[bytes]
+    """Keccak-256 of the outcomes it goes with."""
+    fingerprints_hash: Mapped[bytes]
+    """What it committed to."""
+    signature: Mapped[bytes]
+    """EIP-712 `Checking`."""
+    committed_at: Mapped[int]
+    """Wall clock."""
+    fingerprints: Mapped[bytes | None]
+    """Packed, once shown."""
+    revealed_at: Mapped[int | None]
+    """Wall clock, once shown."""
+
+
+class CheckReportRow(Base):
+    """What a validator found about another's fingerprints of a batch."""
+
+    __tablename__ = "check_reports"
+
+    batch_id: Mapped[int] = mapped_column(primary_key=True)
+    """The batch."""
+    validator: Mapped[str] = mapped_column(primary_key=True)
+    """Whose fingerprints."""
+    reporter: Mapped[str] = mapped_column(primary_key=True)
+    """Who compared them."""
+    compared: Mapped[int]
+    """Submissions compared."""
+    failed: Mapped[int]
+    """Those whose fingerprints come from no recomputation."""
+    signature: Mapped[bytes]
+    """EIP-712 `CheckReport` by the reporter."""
+    reported_at: Mapped[int]
+    """Wall clock."""
+
+
 class MetricsRow(Base):
     """The trainer's figures of one step."""
 

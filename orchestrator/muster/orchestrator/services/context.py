@@ -13,6 +13,7 @@ from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.blobs import S3Blobs
 from muster.orchestrator.services.calls import Caller
+from muster.orchestrator.services.checking import CheckingDesk
 from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
 from muster.orchestrator.services.faults import Faults
@@ -108,6 +109,8 @@ class Services(Ground):
     """Uploads."""
     outcomes: OutcomeDesk
     """Validators' outcomes."""
+    checking: CheckingDesk
+    """Their proofs that they recomputed them."""
     retention: Retention | None
     """Files to drop; None when they are kept for ever."""
     settlement: Settlement
@@ -218,6 +221,12 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         leases=leases,
         intake=_intake(ground),
         outcomes=await _outcomes(ground, batching),
+        checking=CheckingDesk(
+            database=ground.database,
+            projection=ground.projection,
+            domain=ground.domain,
+            clock=ground.clock,
+        ),
         retention=await _retention(ground),
         settlement=Settlement(
             ground.projection,

@@ -1,0 +1,316 @@
+"""Proof of checking, the validator's side: commit with the outcomes, show afterwards, compare.
+
+  commit    the hash of its own fingerprints, signed, before its outcomes leave
+  show      the fingerprints, once the outcomes are on chain
+  compare   others' fingerprints with what its own recomputation says they must be, and say so
+
+What it recomputed is on disk before anything is signed, so a validator that was killed goes on. A
+wrong verdict costs stake on chain; a right one that nobody checked does not, since no contract can
+tell: it is reported, signed, and shown where the run's owner decides about seats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.api import BatchChecking, OrchestratorApi
+from muster.chain import BatchView
+from muster.client.facts import HistoryView
+from muster.client.journal import write_durably
+from muster.client.outage import SURVIVED
+from muster.protocol.checking import (
+    Checking,
+    CheckReport,
+    fingerprints_hash,
+    pack_fingerprints,
+    unpack_fingerprints,
+)
+from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ApiError, EncodingError, SignatureError
+from muster.protocol.ids import Address, Hash32, RunId, to_address, to_hash32
+from muster.protocol.messages import OutcomeRecord, Verdict
+from muster.toploc.projections import FINGERPRINT_BYTES, failed_blocks
+
+logger = logging.getLogger(__name__)
+
+_REFUSALS = frozenset({404, 405, 409, 422})
+"""Answers that say fingerprints are not wanted: too late, or an orchestrator that knows none."""
+LONGEST_PAUSE_S = 60.0
+"""Pause between two looks at a batch whose signers show nothing."""
+KEPT_BATCHES = 1000
+"""Batches whose fingerprints are kept, the newest."""
+PATIENCE_S = 600.0
+"""How long after a batch's outcomes others' fingerprints are waited for."""
+TOLERATED = 0.1
+"""Share of a submission's blocks that may differ; honest machines differ in none."""
+
+Fingerprints = Mapping[Address, bytes]
+"""Of one submission, by validator; empty when it was judged without a prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What this validator recomputed of a batch."""
+
+    batch_id: int
+    """The batch."""
+    root: Hash32
+    """The root it was committed with."""
+    found: tuple[Fingerprints, ...]
+    """By position."""
+
+    def of(self, validator: Address) -> list[bytes]:
+        """Return a validator's fingerprints of every submission."""
+        return [each.get(validator, b"") for each in self.found]
+
+
+class CheckingStore:
+    """Remembers what was recomputed, one document per batch, the newest `KEPT_BATCHES`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def record(self, checked: Checked) -> None:
+        """Remember a batch, durably."""
+        document = {
+            "root": hex0x(checked.root),
+            "found": [{who: hex0x(of) for who, of in each.items()} for each in checked.found],
+        }
+        write_durably(self._path(checked.batch_id), json.dumps(document).encode())
+        old = sorted(self._folder.glob("*.json"), key=lambda path: int(path.stem))
+        for path in old[:-KEPT_BATCHES]:
+            path.unlink(missing_ok=True)
+
+    def find(self, batch_id: int, root: Hash32) -> Checked | None:
+        """Return what was recomputed of a batch; None when it was not, or under another root."""
+        try:
+            document = json.loads(self._path(batch_id).read_bytes())
+            recorded = to_hash32(document["root"])
+            found = tuple(
+                {to_address(who): bytes.fromhex(of[2:]) for who, of in each.items()}
+                for each in document["found"]
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return Checked(batch_id, root, found) if root == recorded else None
+
+    def batches(self) -> list[int]:
+        """Return the batches that are remembered, ascending."""
+        return sorted(int(path.stem) for path in self._folder.glob("*.json"))
+
+    def _path(self, batch_id: int) -> Path:
+        return self._folder / f"{batch_id}.json"
+
+
+# Comparing: pure
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What another validator's fingerprints of a batch say."""
+
+    compared: int
+    """Submissions that both had to recompute."""
+    failed: tuple[int, ...]
+    """Positions of those whose fingerprints are of no recomputation."""
+
+    @property
+    def has_checked(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not self.failed
+
+
+def compare(
+    claimed: Sequence[bytes], expected: Sequence[bytes], records: Sequence[OutcomeRecord]
+) -> Comparison:
+    """Return how a validator's fingerprints fare against a recomputation of the same submissions.
+
+    A submission counts that was prefilled here and accepted there: nobody can accept without. Of
+    others a check before the prefill may have decided. Never raises: fingerprints are strangers'
+    bytes.
+    """
+    places = [
+        place
+        for place, (mine, record) in enumerate(zip(expected, records, strict=True))
+        if mine and record.verdict is Verdict.ACCEPTED
+    ]
+    failed = [place for place in places if not is_checked(claimed[place], expected[place])]
+    return Comparison(len(places), tuple(failed))
+
+
+def is_checked(claimed: bytes, expected: bytes) -> bool:
+    """Return whether fingerprints come from the same hidden states as those recomputed."""
+    blocks = len(expected) // FINGERPRINT_BYTES
+    return failed_blocks(claimed, expected) <= TOLERATED * blocks
+
+
+def shown_fingerprints(
+    checking: BatchChecking, validator: Address, batch: BatchView, domain: Domain
+) -> list[bytes] | None:
+    """Return what a validator showed of a batch, if that is what it had committed and signed to
+    with the outcomes on chain; None otherwise.
+    """
+    for each in checking.commitments:
+        if each.validator != validator or each.fingerprints is None:
+            continue
+        message = Checking(batch.batch_id, batch.root, each.records_hash, each.fingerprints_hash)
+        try:
+            parts = unpack_fingerprints(each.fingerprints, batch.count)
+            signer = recover(digest(domain, message.struct_hash()), each.signature)
+        except (EncodingError, SignatureError):
+            return None
+        is_bound = fingerprints_hash(parts) == each.fingerprints_hash
+        is_its_own = signer == validator and each.records_hash == batch.records_hash
+        return parts if is_bound and is_its_own else None
+    return None
+
+
+# The duty
+
+
+@dataclass(frozen=True, slots=True)
+class CheckingPlace:
+    """Everything the duty works with."""
+
+    run_id: RunId
+    """The run."""
+    key: bytes
+    """The validator's private key."""
+    domain: Domain
+    """Of the ContributionLedger."""
+    view: HistoryView
+    """The chain, kept current by someone else."""
+    api: OrchestratorApi
+    """The run's orchestrator."""
+    store: CheckingStore
+    """What was recomputed."""
+    now: Callable[[], float]
+    """Wall clock, for patience with others."""
+    poll_s: float
+    """Pause between two looks."""
+
+    def __repr__(self) -> str:
+        return f"CheckingPlace(run_id={self.run_id})"
+
+
+class CheckingDuty:
+    """Commits, shows and compares for one validator of one run."""
+
+    def __init__(self, place: CheckingPlace) -> None:
+        self.place = place
+        self.me = address_of(place.key)
+        self._committed: set[tuple[int, Hash32]] = set()
+        self._shown: set[int] = set()
+        self._looks: dict[int, tuple[float, float]] = {}
+        self._done: set[int] = set()
+
+    def seats(self) -> list[Address]:
+        """Return whose fingerprints are recomputed: those of all the run's validators."""
+        return sorted({self.me, *self.place.view.runs[self.place.run_id].validators})
+
+    async def record(self, checked: Checked) -> None:
+        """Remember what was recomputed of a batch, before its outcomes are signed."""
+        await asyncio.to_thread(self.place.store.record, checked)
+
+    async def commit(self, batch_id: int, root: Hash32, records: bytes) -> None:
+        """Commit to the fingerprints of a batch, once; a refusal never holds up its outcomes."""
+        checked = await asyncio.to_thread(self.place.store.find, batch_id, root)
+        if checked is None or (batch_id, root) in self._committed:
+            return
+        hashed = fingerprints_hash(checked.of(self.me))
+        message = Checking(batch_id, root, keccak(records), hashed)
+        signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
+        try:
+            await self.place.api.post_checking(message, signature)
+        except ApiError as error:
+            if error.status not in _REFUSALS:
+                raise
+            logger.info("fingerprints refused", extra={"batch_id": batch_id, "error": str(error)})
+        self._committed.add((batch_id, root))
+
+    async def run(self) -> None:
+        """Show and compare until cancelled."""
+        while True:
+            try:
+                await self.serve()
+            except SURVIVED as error:
+                logger.debug("fingerprints have to wait", extra={"error": str(error)})
+            await asyncio.sleep(max(self.place.poll_s, 0.2))
+
+    async def serve(self) -> None:
+        """Show what is due, and compare what others show."""
+        for batch_id in await asyncio.to_thread(self.place.store.batches):
+            batch = self.place.view.batches.get(batch_id)
+            if batch_id in self._done or batch is None or batch.records is None:
+                continue
+            due_at, pause = self._looks.get(batch_id, (0.0, self.place.poll_s))
+            if self.place.now() < due_at:
+                continue
+            self._looks[batch_id] = (self.place.now() + pause, min(2 * pause, LONGEST_PAUSE_S))
+            checked = await asyncio.to_thread(self.place.store.find, batch_id, batch.root)
+            if checked is None or len(checked.found) != batch.count:
+                self._done.add(batch_id)
+                continue
+            await self._show(checked)
+            await self._compare(batch, checked)
+
+    async def _show(self, checked: Checked) -> None:
+        if checked.batch_id in self._shown:
+            return
+        packed = pack_fingerprints(checked.of(self.me))
+        try:
+            await self.place.api.post_fingerprints(checked.batch_id, packed)
+        except ApiError as error:
+            if error.status not in _REFUSALS:
+                raise
+            # Nothing was committed to in time, as by who judged later: there is nothing to show.
+            fields = {"batch_id": checked.batch_id, "error": str(error)}
+            logger.debug("fingerprints not wanted", extra=fields)
+        self._shown.add(checked.batch_id)
+
+    async def _compare(self, batch: BatchView, checked: Checked) -> None:
+        """Compare what others showed of a batch, until its signers have, or patience is over."""
+        checking = await self.place.api.checking(batch.batch_id)
+        said = {each.validator for each in checking.reports if each.reporter == self.me}
+        for each in checking.commitments:
+            if each.validator == self.me or each.validator in said:
+                continue
+            shown = shown_fingerprints(checking, each.validator, batch, self.place.domain)
+            if shown is not None:
+                await self._report(batch, each.validator, shown, checked.of(each.validator))
+                said.add(each.validator)
+        is_over = self.place.now() - (batch.posted_at or 0) > PATIENCE_S
+        if is_over or self._signers(batch) <= said | {self.me}:
+            self._done.add(batch.batch_id)
+
+    def _signers(self, batch: BatchView) -> set[Address]:
+        seats = self.place.view.runs[self.place.run_id].seats
+        return {who for who, bit in seats.items() if batch.signers & bit}
+
+    async def _report(
+        self, batch: BatchView, who: Address, shown: list[bytes], expected: list[bytes]
+    ) -> None:
+        found = compare(shown, expected, batch.records or ())
+        report = CheckReport(
+            batch.batch_id,
+            batch.root,
+            who,
+            fingerprints_hash(shown),
+            found.compared,
+            len(found.failed),
+        )
+        if not found.has_checked:
+            fields: dict[str, Any] = {"batch_id": batch.batch_id, "validator": who}
+            logger.warning(
+                "a validator signed what it did not check",
+                extra={**fields, "positions": list(found.failed)},
+            )
+        signature = sign(digest(self.place.domain, report.struct_hash()), self.place.key)
+        await self.place.api.post_check_report(report, signature)

@@ -1,0 +1,112 @@
+"""Proofs of checking: what validators commit to, show, and say about each other's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from muster.api.answers import AccountAddress, BatchChecking, HexBytes, HexHash, HexSignature
+from muster.api.limits import MAX_FINGERPRINTS_BODY_BYTES
+from muster.orchestrator.api.deps import Body, ServicesDep, signed_json
+from muster.protocol.checking import CheckReport
+
+router = APIRouter(prefix="/v1")
+
+Count = Annotated[int, Field(ge=0, lt=1 << 32)]
+"""A uint32."""
+
+
+class CheckingBody(Body):
+    """A validator's commitment to its fingerprints of one batch."""
+
+    records_hash: HexHash
+    """Keccak-256 of the outcomes that go with them."""
+    fingerprints_hash: HexHash
+    """What they hash to."""
+    signature: HexSignature
+    """EIP-712 `Checking`."""
+
+
+class FingerprintsBody(Body):
+    """The fingerprints that a validator committed to."""
+
+    fingerprints: HexBytes
+    """Packed, in batch order."""
+
+
+class ReportBody(Body):
+    """What one validator says about another's fingerprints."""
+
+    batch_root: HexHash
+    """The batch's root."""
+    validator: AccountAddress
+    """Whose they are."""
+    fingerprints_hash: HexHash
+    """What they hash to."""
+    compared: Count
+    """Submissions compared."""
+    failed: Count
+    """Those whose fingerprints come from no recomputation."""
+    signature: HexSignature
+    """EIP-712 `CheckReport`."""
+
+
+@router.get("/checking")
+async def summary(services: ServicesDep) -> JSONResponse:
+    """Return how every validator's proofs of checking came out lately."""
+    found = await services.checking.summary()
+    return JSONResponse(
+        {"validators": [asdict(each) | {"is_suspect": each.is_suspect} for each in found]}
+    )
+
+
+@router.get("/batches/{batch_id}/checking", response_model=BatchChecking)
+async def checking(batch_id: int, services: ServicesDep) -> Response:
+    """Return a batch's commitments, fingerprints and reports."""
+    found = await services.checking.of_batch(batch_id)
+    return Response(found.model_dump_json(), media_type="application/json")
+
+
+@router.post("/batches/{batch_id}/checking", status_code=202)
+async def commit(batch_id: int, request: Request, services: ServicesDep) -> JSONResponse:
+    """Take a validator's commitment, before the outcomes are on chain."""
+    headers, body = await signed_json(request, services, CheckingBody)
+    services.identities.require_validator(headers.address)
+    await services.nonces.use(headers)
+    hashes = (body.records_hash, body.fingerprints_hash)
+    await services.checking.commit(headers.address, batch_id, hashes, body.signature)
+    return JSONResponse({"batch_id": batch_id}, status_code=202)
+
+
+@router.post("/batches/{batch_id}/fingerprints", status_code=202)
+async def reveal(batch_id: int, request: Request, services: ServicesDep) -> JSONResponse:
+    """Take the fingerprints that a validator committed to, once the outcomes are on chain."""
+    headers, body = await signed_json(
+        request, services, FingerprintsBody, max_bytes=MAX_FINGERPRINTS_BODY_BYTES
+    )
+    services.identities.require_validator(headers.address)
+    await services.nonces.use(headers)
+    await services.checking.reveal(headers.address, batch_id, body.fingerprints)
+    return JSONResponse({"batch_id": batch_id}, status_code=202)
+
+
+@router.post("/batches/{batch_id}/reports", status_code=202)
+async def report(batch_id: int, request: Request, services: ServicesDep) -> JSONResponse:
+    """Take what a validator found about another's fingerprints."""
+    headers, body = await signed_json(request, services, ReportBody)
+    services.identities.require_validator(headers.address)
+    await services.nonces.use(headers)
+    said = CheckReport(
+        batch_id=batch_id,
+        batch_root=body.batch_root,
+        validator=body.validator,
+        fingerprints_hash=body.fingerprints_hash,
+        compared=body.compared,
+        failed=body.failed,
+    )
+    await services.checking.report(headers.address, said, body.signature)
+    return JSONResponse({"batch_id": batch_id}, status_code=202)

@@ -1,0 +1,266 @@
+"""Proofs of checking: held, and served to whoever recomputed the same submissions.
+
+The orchestrator cannot tell a fingerprint from noise. It sees to the order: a commitment comes
+before the outcomes are on chain, the fingerprints after, and what other validators say about them
+is kept with their signatures, for anybody to repeat.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import delete, select
+
+from muster.api.answers import BatchChecking, CheckingAnswer, CheckReportAnswer
+from muster.chain import BatchView
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.models import CheckingRow, CheckReportRow
+from muster.orchestrator.services.projection import Projection
+from muster.orchestrator.services.refusals import refuse
+from muster.protocol.checking import (
+    Checking,
+    CheckReport,
+    fingerprints_hash,
+    unpack_fingerprints,
+)
+from muster.protocol.eip712 import Domain, digest, recover
+from muster.protocol.errors import EncodingError, SignatureError
+from muster.protocol.ids import Address, Hash32
+
+logger = logging.getLogger(__name__)
+
+KEPT_BATCHES = 2000
+"""Batches whose fingerprints are kept, the newest; the rest is in the validators' own folders."""
+COUNTED_BATCHES = 200
+"""Newest judged batches that the summary counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """How one validator's proofs of checking came out, over the newest judged batches."""
+
+    validator: Address
+    """Who."""
+    signed: int
+    """Outcomes of this validator that are on chain."""
+    proven: int
+    """Those with fingerprints that it had committed to before."""
+    compared: int
+    """Submissions that somebody else compared."""
+    failed: int
+    """Those whose fingerprints come from no recomputation."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a run's owner should look at it: wrong fingerprints, or often none."""
+        return self.failed > 0 or 2 * self.proven < self.signed
+
+
+class CheckingDesk:
+    """Keeps commitments, fingerprints and reports."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        projection: Projection,
+        domain: Domain,
+        clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._projection = projection
+        self._domain = domain
+        self._clock = clock
+
+    async def commit(
+        self, validator: Address, batch_id: int, hashes: tuple[Hash32, Hash32], signature: bytes
+    ) -> None:
+        """Keep a commitment; `hashes` are those of the records and of the fingerprints."""
+        batch = self._batch(batch_id)
+        message = Checking(batch_id, batch.root, *hashes)
+        self._require_signed(message.struct_hash(), validator, signature)
+        async with self._database.write() as session:
+            held = await session.get(CheckingRow, (batch_id, validator))
+            if held is not None:
+                if (held.records_hash, held.fingerprints_hash) != hashes:
+                    raise refuse(
+                        "checking_conflict", f"another commitment for batch {batch_id} is held"
+                    )
+                return
+            if batch.records is not None:
+                raise refuse("checking_late", f"batch {batch_id} has its outcomes already")
+            session.add(
+                CheckingRow(
+                    batch_id=batch_id,
+                    validator=validator,
+                    batch_root=batch.root,
+                    records_hash=hashes[0],
+                    fingerprints_hash=hashes[1],
+                    signature=signature,
+                    committed_at=int(self._clock()),
+                )
+            )
+            for table in (CheckingRow, CheckReportRow):
+                await session.execute(delete(table).where(table.batch_id < batch_id - KEPT_BATCHES))
+
+    async def reveal(self, validator: Address, batch_id: int, packed: bytes) -> None:
+        """Keep the fingerprints of a commitment, once the outcomes are on chain."""
+        batch = self._batch(batch_id)
+        if batch.records is None:
+            raise refuse("checking_early", f"batch {batch_id} has no outcomes yet")
+        try:
+            parts = unpack_fingerprints(packed, batch.count)
+        except EncodingError as error:
+            raise refuse("bad_fingerprints", str(error)) from error
+        async with self._database.write() as session:
+            held = await session.get(CheckingRow, (batch_id, validator))
+            if held is None or held.fingerprints_hash != fingerprints_hash(parts):
+                raise refuse("bad_fingerprints", "these are not the fingerprints committed to")
+            if held.fingerprints is None:
+                held.fingerprints, held.revealed_at = packed, int(self._clock())
+
+    async def report(self, reporter: Address, report: CheckReport, signature: bytes) -> None:
+        """Keep what one validator found about another's fingerprints; its first word stands."""
+        batch = self._batch(report.batch_id)
+        if report.batch_root != batch.root or not report.failed <= report.compared <= batch.count:
+            raise refuse("bad_report", f"the report does not fit batch {report.batch_id}")
+        self._require_signed(report.struct_hash(), reporter, signature)
+        key = (report.batch_id, report.validator, reporter)
+        async with self._database.write() as session:
+            about = await session.get(CheckingRow, key[:2])
+            if about is None or about.fingerprints_hash != report.fingerprints_hash:
+                raise refuse("bad_report", "the report is about fingerprints that nobody showed")
+            if await session.get(CheckReportRow, key) is not None:
+                return
+            session.add(
+                CheckReportRow(
+                    batch_id=report.batch_id,
+                    validator=report.validator,
+                    reporter=reporter,
+                    compared=report.compared,
+                    failed=report.failed,
+                    signature=signature,
+                    reported_at=int(self._clock()),
+                )
+            )
+        if report.failed:
+            fields = {"batch": report.batch_id, "validator": report.validator}
+            logger.warning(
+                "a validator signed what it did not check",
+                extra={**fields, "failed": report.failed, "reporter": reporter},
+            )
+
+    async def of_batch(self, batch_id: int) -> BatchChecking:
+        """Return everything held about a batch; fingerprints only once outcomes are on chain."""
+        batch = self._batch(batch_id)
+        async with self._database.read() as session:
+            rows = await session.scalars(
+                select(CheckingRow).where(CheckingRow.batch_id == batch_id).limit(1000)
+            )
+            reports = await session.scalars(
+                select(CheckReportRow).where(CheckReportRow.batch_id == batch_id).limit(1000)
+            )
+            return BatchChecking(
+                batch_id=batch_id,
+                batch_root=batch.root,
+                commitments=[_commitment(row) for row in rows],
+                reports=[_report(row) for row in reports],
+            )
+
+    async def summary(self) -> list[Watched]:
+        """Return how every current validator's proofs came out, over the newest judged batches."""
+        run = self._projection.run
+        judged = [
+            b
+            for b in self._projection.view.batches.values()
+            if b.run_id == run.run_id and b.records is not None
+        ][-COUNTED_BATCHES:]
+        first = min((b.batch_id for b in judged), default=0)
+        async with self._database.read() as session:
+            shown = await session.execute(
+                select(CheckingRow.batch_id, CheckingRow.validator).where(
+                    CheckingRow.batch_id >= first, CheckingRow.revealed_at.is_not(None)
+                )
+            )
+            proofs = {(batch_id, who) for batch_id, who in shown}
+            reports = (
+                await session.scalars(
+                    select(CheckReportRow).where(CheckReportRow.batch_id >= first)
+                )
+            ).all()
+        return _summarise(run.seats, run.validators, judged, proofs, reports)
+
+    def _batch(self, batch_id: int) -> BatchView:
+        batch = self._projection.batch(batch_id)
+        if batch is None:
+            raise refuse("batch_unknown", f"batch {batch_id} is not one of this orchestrator's")
+        return batch
+
+    def _require_signed(self, struct: Hash32, signer: Address, signature: bytes) -> None:
+        try:
+            found = recover(digest(self._domain, struct), signature)
+        except SignatureError as error:
+            raise refuse("bad_checking_signature", str(error)) from error
+        if found != signer:
+            raise refuse("bad_checking_signature", f"signed by {found}, sent by {signer}")
+
+
+def _summarise(
+    seats: Mapping[Address, int],
+    validators: Sequence[Address],
+    judged: list[BatchView],
+    proofs: set[tuple[int, str]],
+    reports: Sequence[CheckReportRow],
+) -> list[Watched]:
+    signed: Counter[str] = Counter()
+    proven: Counter[str] = Counter()
+    for batch in judged:
+        for who in validators:
+            if batch.signers & seats.get(who, 0):
+                signed[who] += 1
+                proven[who] += (batch.batch_id, who) in proofs
+    compared, failed = _median_reports(reports)
+    return [
+        Watched(who, signed[who], proven[who], compared[who], failed[who]) for who in validators
+    ]
+
+
+def _median_reports(reports: Sequence[CheckReportRow]) -> tuple[Counter[str], Counter[str]]:
+    """Return submissions compared and failed by validator: of each batch, what most reporters say.
+
+    One reporter cannot make an honest validator look bad where two others compared it.
+    """
+    by_batch: dict[tuple[int, str], list[CheckReportRow]] = defaultdict(list)
+    for row in reports:
+        by_batch[row.batch_id, row.validator].append(row)
+    compared: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for (_, who), rows in by_batch.items():
+        median = sorted(rows, key=lambda row: row.failed)[(len(rows) - 1) // 2]
+        compared[who] += median.compared
+        failed[who] += median.failed
+    return compared, failed
+
+
+def _commitment(row: CheckingRow) -> CheckingAnswer:
+    return CheckingAnswer(
+        validator=row.validator,
+        records_hash=row.records_hash,
+        fingerprints_hash=row.fingerprints_hash,
+        signature=row.signature,
+        committed_at=row.committed_at,
+        fingerprints=row.fingerprints,
+    )
+
+
+def _report(row: CheckReportRow) -> CheckReportAnswer:
+    return CheckReportAnswer(
+        validator=row.validator,
+        reporter=row.reporter,
+        compared=row.compared,
+        failed=row.failed,
+        signature=row.signature,
+    )

@@ -1,0 +1,195 @@
+"""Proof of checking at a validator: what it keeps, whom it believes, what it calls unchecked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_world import (
+    DOMAIN,
+    OTHER_KEY,
+    RULES,
+    VALIDATOR_KEY,
+    VERSION,
+    HashEngine,
+    make_claim,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+)
+from test_client_jury import make_view_batch
+
+from muster.api.answers import BatchChecking, CheckingAnswer
+from muster.client.case_proofs import as_claimed
+from muster.client.validator.checking import (
+    KEPT_BATCHES,
+    Checked,
+    CheckingStore,
+    compare,
+    is_checked,
+    shown_fingerprints,
+)
+from muster.client.validator.judging import examine
+from muster.protocol.checking import Checking, fingerprints_hash, pack_fingerprints
+from muster.protocol.eip712 import address_of, digest, sign
+from muster.protocol.encoding import keccak
+from muster.protocol.messages import Verdict
+from muster.toploc.projections import FINGERPRINT_BYTES
+
+ME, YOU = address_of(VALIDATOR_KEY), address_of(OTHER_KEY)
+TICKET = make_ticket()
+ROWS = make_rollouts(TICKET)
+SUBMISSION = make_submission(TICKET, ROWS)
+CLAIM = make_claim(SUBMISSION, TICKET)
+RECORD = as_claimed(SUBMISSION, 5)
+
+
+def judged(**changes: Any) -> dict[Any, bytes]:
+    claim = replace(CLAIM, **changes)
+    return dict(examine(claim, ROWS, RULES, HashEngine(VERSION), (ME, YOU)).fingerprints)
+
+
+MINE = judged()
+
+
+# What judging yields
+
+
+def test_judging_says_what_everybodys_fingerprints_must_be() -> None:
+    assert set(MINE) == {ME, YOU}
+    assert len(MINE[ME]) == FINGERPRINT_BYTES
+    assert judged() == MINE
+    assert not is_checked(MINE[YOU], MINE[ME])
+
+
+def test_another_submission_or_policy_has_other_fingerprints() -> None:
+    other = make_submission(TICKET, ROWS, units=SUBMISSION.units, file_hash=keccak(b"other file"))
+    assert not is_checked(judged(submission=other)[ME], MINE[ME])
+    engine = HashEngine(VERSION + 1)  # type: ignore[arg-type]
+    stale = examine(CLAIM, ROWS, RULES, engine, (ME,)).fingerprints[ME]
+    assert not is_checked(stale, MINE[ME])
+
+
+def test_what_is_judged_without_a_prefill_has_none() -> None:
+    claim = make_claim(make_submission(TICKET, ROWS, rollouts=3), TICKET)
+    assert examine(claim, ROWS, RULES, HashEngine(VERSION), (ME,)).fingerprints == {}
+
+
+# What is compared
+
+
+def test_honest_validators_agree_and_a_made_up_fingerprint_fails() -> None:
+    records = [RECORD, RECORD]
+    assert compare([MINE[YOU]] * 2, [MINE[YOU]] * 2, records).has_checked
+    found = compare([bytes(FINGERPRINT_BYTES), MINE[YOU]], [MINE[YOU]] * 2, records)
+    assert (found.compared, found.failed) == (2, (0,))
+
+
+@pytest.mark.parametrize("claimed", [b"", b"\1", bytes(FINGERPRINT_BYTES - 1), b"\xff" * 32])
+def test_an_acceptance_without_a_fingerprint_is_unchecked(claimed: bytes) -> None:
+    assert compare([claimed], [MINE[YOU]], [RECORD]).failed == (0,)
+
+
+def test_what_one_side_had_no_need_to_prefill_does_not_count() -> None:
+    rejected = replace(RECORD, verdict=Verdict.REJECTED)
+    assert compare([b""], [MINE[YOU]], [rejected]).compared == 0
+    assert compare([b""], [b""], [RECORD]).compared == 0
+
+
+def test_a_tenth_of_the_blocks_may_differ_and_no_more() -> None:
+    whole = MINE[ME] * 20
+    wrong = bytes(FINGERPRINT_BYTES)
+    assert is_checked(MINE[ME] * 18 + wrong * 2, whole)
+    assert not is_checked(MINE[ME] * 17 + wrong * 3, whole)
+
+
+# Whom to believe
+
+
+def shown(**changes: Any) -> BatchChecking:
+    """What the orchestrator shows of YOU's honest proof, with changes."""
+    batch = batch_of()
+    parts = [MINE[YOU]]
+    message = Checking(1, batch.root, keccak(b"records"), fingerprints_hash(parts))
+    values: dict[str, Any] = {
+        "validator": YOU,
+        "records_hash": message.records_hash,
+        "fingerprints_hash": message.fingerprints_hash,
+        "signature": sign(digest(DOMAIN, message.struct_hash()), OTHER_KEY),
+        "committed_at": 5,
+        "fingerprints": pack_fingerprints(parts),
+    }
+    answer = CheckingAnswer(**{**values, **changes})
+    return BatchChecking(batch_id=1, batch_root=batch.root, commitments=[answer], reports=[])
+
+
+def batch_of() -> Any:
+    batch = make_view_batch([SUBMISSION.leaf()], [RECORD])
+    batch.records_hash = keccak(b"records")
+    return batch
+
+
+def test_fingerprints_count_as_they_were_signed_with_the_outcomes() -> None:
+    assert shown_fingerprints(shown(), YOU, batch_of(), DOMAIN) == [MINE[YOU]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fingerprints": None},
+        {"fingerprints": pack_fingerprints([MINE[ME]])},
+        {"fingerprints": b"\xff\xff"},
+        {"fingerprints_hash": keccak(b"another")},
+        {"records_hash": keccak(b"other records")},
+        {"signature": bytes(65)},
+        {"signature": sign(keccak(b"else"), OTHER_KEY)},
+        {"validator": ME},
+    ],
+)
+def test_fingerprints_of_another_signature_hash_or_outcome_do_not(changes: dict[str, Any]) -> None:
+    assert shown_fingerprints(shown(**changes), YOU, batch_of(), DOMAIN) is None
+
+
+def test_fingerprints_that_go_with_other_outcomes_than_those_on_chain_do_not() -> None:
+    batch = batch_of()
+    batch.records_hash = keccak(b"what others signed")
+    assert shown_fingerprints(shown(), YOU, batch, DOMAIN) is None
+
+
+# What is kept
+
+
+def checked(batch_id: int = 1) -> Checked:
+    return Checked(batch_id, keccak(b"root"), (MINE, {}))
+
+
+def test_what_was_recomputed_survives_the_process(tmp_path: Path) -> None:
+    CheckingStore(tmp_path).record(checked())
+    found = CheckingStore(tmp_path).find(1, keccak(b"root"))
+    assert found == checked()
+    assert found is not None
+    assert found.of(YOU) == [MINE[YOU], b""]
+
+
+def test_a_batch_under_another_root_is_unknown(tmp_path: Path) -> None:
+    store = CheckingStore(tmp_path)
+    store.record(checked())
+    assert store.find(1, keccak(b"other root")) is None
+    assert store.find(2, keccak(b"root")) is None
+
+
+def test_a_damaged_document_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text('{"root": "0x12", "found": 7}')
+    assert CheckingStore(tmp_path).find(1, keccak(b"root")) is None
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    store = CheckingStore(tmp_path)
+    for number in range(KEPT_BATCHES + 2):
+        (tmp_path / f"{number}.json").write_text("{}")
+    store.record(checked(KEPT_BATCHES + 5))
+    kept = store.batches()
+    assert len(kept) == KEPT_BATCHES
+    assert kept[-1] == KEPT_BATCHES + 5
