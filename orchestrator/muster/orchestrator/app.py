@@ -19,6 +19,7 @@ from muster.orchestrator.api import (
 )
 from muster.orchestrator.api.errors import add_error_handlers
 from muster.orchestrator.api.guard import Guard
+from muster.orchestrator.api.openapi import document_routes
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.ratelimit import RateLimit
 
@@ -52,6 +53,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_exception_handler(pages.NotAnswered, pages.show_problem)
     for router in ROUTERS:
         app.include_router(router)
+    document_routes(app)
     rate = services.settings.rate_per_host
     app.add_middleware(Guard, host_limit=RateLimit(rate=rate, burst=2 * rate))
     return app

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+)
 
 from muster.api.limits import MAX_RELAYS
 from muster.api.signing import signature_bytes
@@ -44,19 +52,75 @@ def _ticket(value: Any) -> Ticket:
     return value if isinstance(value, Ticket) else Ticket.from_json(value)
 
 
-HexHash = Annotated[Hash32, PlainValidator(_hash), PlainSerializer(hex0x, return_type=str)]
+def _hex_schema(bytes_: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^0x([0-9a-fA-F]{{2}}){bytes_}$"})
+
+
+def _object_schema(**properties: object) -> WithJsonSchema:
+    return WithJsonSchema(
+        {"type": "object", "properties": properties, "required": list(properties)}
+    )
+
+
+_UINT32 = {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1}
+_UINT64 = {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}
+_ADDRESS = {"type": "string", "pattern": "^0x[0-9a-fA-F]{40}$"}
+_HASH = {"type": "string", "pattern": "^0x[0-9a-fA-F]{64}$"}
+
+HexHash = Annotated[
+    Hash32,
+    PlainValidator(_hash),
+    PlainSerializer(hex0x, return_type=str),
+    WithJsonSchema(_HASH),
+]
 """32 bytes, `0x` hexadecimal in JSON."""
-HexBytes = Annotated[bytes, PlainValidator(_bytes), PlainSerializer(hex0x, return_type=str)]
+HexBytes = Annotated[
+    bytes,
+    PlainValidator(_bytes),
+    PlainSerializer(hex0x, return_type=str),
+    _hex_schema("*"),
+]
 """Bytes, `0x` hexadecimal in JSON."""
-HexSignature = Annotated[bytes, PlainValidator(_signature), PlainSerializer(hex0x, return_type=str)]
+HexSignature = Annotated[
+    bytes,
+    PlainValidator(_signature),
+    PlainSerializer(hex0x, return_type=str),
+    _hex_schema("{65}"),
+]
 """65 bytes, `0x` hexadecimal in JSON."""
-AccountAddress = Annotated[Address, BeforeValidator(to_address)]
+AccountAddress = Annotated[Address, BeforeValidator(to_address), WithJsonSchema(_ADDRESS)]
 """A checksummed account address."""
 SubmissionJson = Annotated[
-    Submission, PlainValidator(_submission), PlainSerializer(Submission.to_json)
+    Submission,
+    PlainValidator(_submission),
+    PlainSerializer(Submission.to_json),
+    _object_schema(
+        run_id=_UINT64,
+        worker=_ADDRESS,
+        step=_UINT32,
+        index=_UINT32,
+        policy_version=_UINT32,
+        file_hash=_HASH,
+        rollouts=_UINT32,
+        units=_UINT64,
+    ),
 ]
 """A submission in its JSON form."""
-TicketJson = Annotated[Ticket, PlainValidator(_ticket), PlainSerializer(Ticket.to_json)]
+TicketJson = Annotated[
+    Ticket,
+    PlainValidator(_ticket),
+    PlainSerializer(Ticket.to_json),
+    _object_schema(
+        run_id=_UINT64,
+        worker=_ADDRESS,
+        step=_UINT32,
+        index=_UINT32,
+        policy_version=_UINT32,
+        policy_root=_HASH,
+        beacon=_HASH,
+        deadline=_UINT64,
+    ),
+]
 """A ticket in its JSON form."""
 
 
@@ -214,3 +278,44 @@ class BatchChecking(_Answer):
     """By validator."""
     reports: list[CheckReportAnswer] = Field(max_length=1000)
     """By validator and reporter."""
+
+
+class CommittedBatches(_Answer):
+    """Batches that wait for outcomes."""
+
+    batches: list[Annotated[int, Field(strict=True)]] = Field(max_length=1000)
+    """Their ids, ascending."""
+    called: list[Annotated[int, Field(strict=True)]] = Field(max_length=1000)
+    """How many validators are called, for each."""
+
+
+class Received(_Answer):
+    """An upload that was taken in."""
+
+    submission_id: HexHash
+    """Its id: the hash of its file."""
+
+
+class OutcomesTaken(_Answer):
+    """Outcomes that were taken in."""
+
+    batch_id: int
+    """The batch."""
+
+
+class Refusal(_Answer):
+    """Why a request was not answered."""
+
+    code: str = Field(pattern="^[a-z0-9_]{1,64}$")
+    """One word for programs; docs/protocol.md section 11."""
+    message: str
+    """What was wrong, with which value."""
+    hint: str | None
+    """What to do next, when there is something."""
+
+
+class ErrorAnswer(_Answer):
+    """The form of every error."""
+
+    error: Refusal
+    """Why."""

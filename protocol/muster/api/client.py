@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from muster.api.answers import (
     BatchChecking,
     BatchContents,
+    CommittedBatches,
     HeartbeatAnswer,
     Lease,
     NoWork,
@@ -37,6 +38,14 @@ from muster.api.limits import (
     MAX_ANSWER_BYTES,
     MAX_FILE_BYTES,
     MAX_SMALL_ANSWER_BYTES,
+)
+from muster.api.requests import (
+    Body,
+    HardwareBody,
+    HeartbeatBody,
+    LeaseBody,
+    MetricsBody,
+    OutcomesBody,
 )
 from muster.api.signing import (
     SUBMISSION_HEADER,
@@ -215,20 +224,22 @@ class OrchestratorApi:
 
         `hardware` is what its machine has, with the node's signature.
         """
-        body: dict[str, Any] = {
-            "run_id": run_id,
-            "policy_version": policy_version,
-            "state": state,
-            "software": software,
-        }
+        machine = None
         if hardware is not None:
             report, signature = hardware
-            body["hardware"] = {"report": report.to_json(), "signature": hex0x(signature)}
+            machine = HardwareBody(report=report.to_json(), signature=signature)
+        body = HeartbeatBody(
+            run_id=run_id,
+            policy_version=policy_version,
+            state=state,
+            software=software,
+            hardware=machine,
+        )
         return _parse(HeartbeatAnswer, await self._send_json("POST", "/v1/heartbeat", body))
 
     async def lease(self, run_id: RunId) -> Lease | NoWork:
         """Return a ticket: the node's open one, or the next; or when to ask again."""
-        answer = await self._send_json("POST", "/v1/leases", {"run_id": run_id})
+        answer = await self._send_json("POST", "/v1/leases", LeaseBody(run_id=run_id))
         if answer.status == 204:
             reason = _REASON.fullmatch(answer.headers.get(REASON_HEADER, ""))
             return NoWork(
@@ -255,11 +266,11 @@ class OrchestratorApi:
     async def called(self, *, after: int = 0) -> dict[int, int]:
         """Return how many validators are called, by batch above `after` whose outcomes are due."""
         path = f"/v1/batches?state=committed&after={after}"
-        answer = _json_object(await self._send("GET", path, signed=True))
-        ids, called = _integers(answer.get("batches")), _integers(answer.get("called"))
-        if len(ids) != len(called):
+        answer = await self._send("GET", path, signed=True, max_bytes=MAX_SMALL_ANSWER_BYTES)
+        due = _parse(CommittedBatches, answer)
+        if len(due.batches) != len(due.called):
             raise _lied("the list of batches does not say how many are called for each")
-        return dict(zip(ids, called, strict=True))
+        return dict(zip(due.batches, due.called, strict=True))
 
     async def file(self, submission_file_hash: Hash32) -> bytes:
         """Return a submission's file, checked against its SHA-256.
@@ -278,7 +289,7 @@ class OrchestratorApi:
 
     async def post_outcomes(self, batch_id: int, records: bytes, signature: bytes) -> None:
         """Hand over a batch's packed records with the validator's `Outcomes` signature."""
-        body = {"records": hex0x(records), "signature": hex0x(signature)}
+        body = OutcomesBody(records=records, signature=signature)
         await self._send_json("POST", f"/v1/batches/{batch_id}/outcomes", body)
 
     async def post_checking(self, message: Checking, signature: bytes) -> None:
@@ -320,7 +331,7 @@ class OrchestratorApi:
 
     async def post_metrics(self, step: Step | int, metrics: Mapping[str, float]) -> None:
         """Report the figures of a training step or evaluation; the same step's are merged."""
-        await self._send_json("POST", "/v1/metrics", {"step": step, "metrics": dict(metrics)})
+        await self._send_json("POST", "/v1/metrics", MetricsBody(step=step, metrics=dict(metrics)))
 
     def _storage(self, answer: _Answered) -> str:
         """Return where an answer sends us: nowhere that is less private than where it came from."""
@@ -336,11 +347,11 @@ class OrchestratorApi:
 
     # One request
 
-    async def _send_json(self, method: str, path: str, body: dict[str, Any]) -> _Answered:
+    async def _send_json(self, method: str, path: str, body: Body) -> _Answered:
         return await self._send(
             method,
             path,
-            json.dumps(body, separators=(",", ":"), allow_nan=False).encode(),
+            body.model_dump_json(exclude_unset=True).encode(),
             headers={"content-type": "application/json"},
             signed=True,
             max_bytes=MAX_SMALL_ANSWER_BYTES,
@@ -422,12 +433,6 @@ def _range_of(answer: _Answered) -> tuple[int, int]:
     if stated is None:
         raise _lied("an answer does not say which part of the document it is")
     return int(stated[1]), int(stated[2])
-
-
-def _integers(value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(i) is int for i in value):
-        raise _lied("the list of batches is not a list of integers")
-    return value
 
 
 def _write_at(path: Path, start: int, data: bytes) -> None:

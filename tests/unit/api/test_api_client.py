@@ -194,7 +194,7 @@ async def test_answer_is_refused_when_it_is_not_the_documented_form(body: bytes)
 )
 async def test_batch_list_is_refused_when_it_is_not_two_lists_of_integers(value: object) -> None:
     async with client(answer(value)) as api:
-        with pytest.raises(ApiError, match="list of batches"):
+        with pytest.raises(ApiError, match=r"CommittedBatches|list of batches"):
             await api.called()
 
 
@@ -296,7 +296,7 @@ async def test_outcomes_and_metrics_are_sent_as_documented() -> None:
 
 async def test_metrics_are_refused_when_not_finite() -> None:
     async with client(answer({})) as api:
-        with pytest.raises(ValueError, match="JSON compliant"):
+        with pytest.raises(ValueError, match="finite number"):
             await api.post_metrics(3, {"reward": float("nan")})
 
 

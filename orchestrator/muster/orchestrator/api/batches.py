@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
 
-from muster.api.answers import BatchContents, HexBytes, HexSignature
+from muster.api.answers import BatchContents, CommittedBatches, OutcomesTaken
 from muster.api.limits import MAX_RECORDS_BYTES
-from muster.orchestrator.api.deps import Body, ServicesDep, signed_json, verify
+from muster.api.requests import OutcomesBody
+from muster.orchestrator.api.deps import ServicesDep, signed_json, verify
 from muster.orchestrator.metrics import OUTCOMES
 from muster.orchestrator.services.refusals import refuse
 
@@ -19,22 +19,13 @@ MAX_LISTED = 1000
 """Batch ids in one answer; the next ones are asked for with `after`."""
 
 
-class OutcomesBody(Body):
-    """A validator's outcomes of one batch."""
-
-    records: HexBytes
-    """The packed records."""
-    signature: HexSignature
-    """EIP-712 `Outcomes`."""
-
-
 @router.get("")
 async def committed(
     request: Request,
     services: ServicesDep,
     state: Literal["committed"],
     after: Annotated[int, Query(ge=0)] = 0,
-) -> JSONResponse:
+) -> CommittedBatches:
     """Return the ids above `after` of batches whose outcomes are due, ascending, and beside each
     how many validators are called for it.
     """
@@ -43,8 +34,8 @@ async def committed(
     services.identities.require_validator(headers.address)
     await services.nonces.use(headers)
     due = await services.outcomes.calls(after=after, limit=MAX_LISTED)
-    return JSONResponse(
-        {"batches": [i for i, _ in due], "called": [len(calls.called) for _, calls in due]}
+    return CommittedBatches(
+        batches=[batch_id for batch_id, _ in due], called=[len(calls.called) for _, calls in due]
     )
 
 
@@ -59,11 +50,11 @@ async def batch(batch_id: int, services: ServicesDep) -> Response:
 
 
 @router.post("/{batch_id}/outcomes", status_code=202)
-async def post_outcomes(batch_id: int, request: Request, services: ServicesDep) -> JSONResponse:
+async def post_outcomes(batch_id: int, request: Request, services: ServicesDep) -> OutcomesTaken:
     """Take a validator's signed outcomes; the same ones again are harmless."""
     headers, body = await signed_json(request, services, OutcomesBody, max_bytes=MAX_RECORDS_BYTES)
     services.identities.require_validator(headers.address)
     await services.nonces.use(headers)
     await services.outcomes.receive(headers.address, batch_id, body.records, body.signature)
     OUTCOMES.inc()
-    return JSONResponse({"batch_id": batch_id}, status_code=202)
+    return OutcomesTaken(batch_id=batch_id)

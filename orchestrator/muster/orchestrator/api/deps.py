@@ -11,23 +11,17 @@ from collections.abc import AsyncIterator
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from muster.api.limits import MAX_JSON_BYTES
+from muster.api.requests import Body
 from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, verify_request
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, RunId
-
-
-class Body(BaseModel):
-    """Base of JSON bodies."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
 
 B = TypeVar("B", bound=Body)
 

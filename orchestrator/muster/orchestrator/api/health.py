@@ -8,7 +8,7 @@ from fastapi.responses import PlainTextResponse
 router = APIRouter()
 
 
-@router.get("/healthz")
+@router.get("/healthz", response_class=PlainTextResponse)
 async def healthz() -> PlainTextResponse:
     """Return `ok` while the process serves."""
     return PlainTextResponse("ok")

@@ -6,18 +6,12 @@ from fastapi import APIRouter, Request, Response
 
 from muster.api.answers import Lease
 from muster.api.client import REASON_HEADER
-from muster.orchestrator.api.deps import Body, ServicesDep, require_run, signed_json
+from muster.api.requests import LeaseBody
+from muster.orchestrator.api.deps import ServicesDep, require_run, signed_json
 from muster.orchestrator.metrics import LEASES
 from muster.orchestrator.services.leases import SignedTicket
 
 router = APIRouter(prefix="/v1")
-
-
-class LeaseBody(Body):
-    """Which run's work is asked for."""
-
-    run_id: int
-    """The run."""
 
 
 @router.post("/leases", response_model=Lease, responses={204: {"description": "No work now."}})

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import Field
 
-from muster.orchestrator.api.deps import Body, ServicesDep, signed_json
+from muster.api.requests import MetricsBody
+from muster.orchestrator.api.deps import ServicesDep, signed_json
 from muster.orchestrator.metrics import REGISTRY
 
 router = APIRouter()
-
-
-class MetricsBody(Body):
-    """Figures of one training step or evaluation."""
-
-    step: Annotated[int, Field(ge=0, lt=1 << 32)]
-    """Training step, or policy version evaluated."""
-    metrics: Annotated[
-        dict[
-            Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
-            Annotated[float, Field(allow_inf_nan=False)],
-        ],
-        Field(max_length=64),
-    ]
-    """Name to number."""
 
 
 @router.post("/v1/metrics", status_code=204)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 
-from muster.api.answers import SubmissionState
+from muster.api.answers import Received, SubmissionState
 from muster.api.limits import MAX_FILE_BYTES, MAX_HEADER_JSON_BYTES
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, signature_bytes
 from muster.orchestrator.api.deps import (
@@ -21,7 +20,6 @@ from muster.orchestrator.metrics import SUBMISSIONS, UPLOAD_BYTES
 from muster.orchestrator.services.intake import AlreadyHeld
 from muster.orchestrator.services.refusals import refuse
 from muster.orchestrator.services.submissions import state_of
-from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ProtocolError
 from muster.protocol.ids import to_hash32
 from muster.protocol.messages import Submission
@@ -32,7 +30,7 @@ router = APIRouter(prefix="/v1/submissions")
 @router.put("/{run_id}/{step}/{index}", status_code=202)
 async def upload(
     run_id: int, step: int, index: int, request: Request, services: ServicesDep
-) -> JSONResponse:
+) -> Received:
     """Take in a submission's file; the same one again is harmless."""
     require_run(services, run_id)
     require_size(request, MAX_FILE_BYTES)
@@ -48,7 +46,7 @@ async def upload(
         await services.intake.store(admitted, body_chunks(request, services))
         SUBMISSIONS.inc()
         UPLOAD_BYTES.inc(int(request.headers.get("content-length", "0")))
-    return JSONResponse({"submission_id": hex0x(submission.file_hash)}, status_code=202)
+    return Received(submission_id=submission.file_hash)
 
 
 @router.get("/{file_hash}", response_model_exclude_none=False)
