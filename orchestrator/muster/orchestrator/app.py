@@ -21,7 +21,6 @@ from muster.orchestrator.api.errors import add_error_handlers
 from muster.orchestrator.api.guard import Guard
 from muster.orchestrator.api.openapi import document_routes
 from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.ratelimit import RateLimit
 
 ROUTERS = (
     # Matched in this order: what nodes ask most often comes first.
@@ -54,6 +53,5 @@ def create_app(services: Services) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     document_routes(app)
-    rate = services.settings.rate_per_host
-    app.add_middleware(Guard, host_limit=RateLimit(rate=rate, burst=2 * rate))
+    app.add_middleware(Guard, quotas=services.quotas)
     return app

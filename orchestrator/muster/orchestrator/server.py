@@ -12,11 +12,9 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from muster.orchestrator.api.errors import error_body
-from muster.orchestrator.api.guard import MAX_HEADER_BYTES
 from muster.orchestrator.app import create_app
+from muster.orchestrator.connections import protocol_of
 from muster.orchestrator.loop import run as run_loop
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.context import Services
@@ -27,66 +25,6 @@ logger = logging.getLogger(__name__)
 
 STOP_S = 2
 """How long open requests may take to finish when the process stops."""
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, closing connections whose headers are too long or too slow.
-
-    uvicorn itself waits for them without a limit, so that a few thousand silent connections would
-    keep everybody else out.
-    """
-
-    header_timeout_s = 15.0
-    _deadline: asyncio.TimerHandle | None = None
-    _is_in_body = False
-    _head_bytes = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request."""
-        super().connection_made(transport)
-        self._await_headers()
-
-    def data_received(self, data: bytes) -> None:
-        """Take in bytes; while they are no complete headers yet, the deadline stands."""
-        # What follows a body in one piece is not counted: it is short, or more comes.
-        self._head_bytes += 0 if self._is_in_body else len(data)
-        super().data_received(data)
-        if self._is_in_body or self.transport.is_closing():
-            return
-        if self._head_bytes > MAX_HEADER_BYTES:
-            self._refuse_headers()
-        elif self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-            self._await_headers()
-
-    def on_headers_complete(self) -> None:
-        """Wait no longer: the rest has its own limits."""
-        self._stop_waiting()
-        self._is_in_body, self._head_bytes = True, 0
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """Expect headers again."""
-        self._is_in_body = False
-        super().on_message_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _refuse_headers(self) -> None:
-        body = error_body("headers_too_large", "the request's headers are too large")
-        head = f"HTTP/1.1 431 \r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        self.transport.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + body)
-        self.transport.close()
-
-    def _await_headers(self) -> None:
-        self._deadline = self.loop.call_later(self.header_timeout_s, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 class _Server(uvicorn.Server):
@@ -141,10 +79,9 @@ async def _serve(services: Services, reader: ReaderPort, leadership: Leadership 
 
 
 def _uvicorn_config(app: FastAPI, settings: OrchestratorSettings) -> uvicorn.Config:
-    protocol = type("Protocol", (_Protocol,), {"header_timeout_s": settings.header_timeout_s})
     return uvicorn.Config(
         app,
-        http=protocol,
+        http=protocol_of(settings),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -152,7 +89,6 @@ def _uvicorn_config(app: FastAPI, settings: OrchestratorSettings) -> uvicorn.Con
         ws="none",
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies or None,
-        limit_concurrency=settings.max_connections,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=STOP_S,
     )

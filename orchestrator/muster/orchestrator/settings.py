@@ -67,13 +67,26 @@ class OrchestratorSettings(Settings):
     """Signed requests per second of one signer, sustained; bursts may be twice that."""
     rate_per_host: Annotated[float, Field(gt=0)] = 1000.0
     """Requests per second of one network address, sustained; bursts may be twice that."""
+    bytes_per_signer: Annotated[float, Field(gt=0)] = 32.0 * (1 << 20)
+    """Bytes per second that one signer sends and is sent, sustained; bursts may be eight seconds'
+    worth."""
+    bytes_per_host: Annotated[float, Field(gt=0)] = 256.0 * (1 << 20)
+    """Bytes per second of one network address, sustained; bursts may be eight seconds' worth."""
     trusted_proxies: str = ""
-    """Addresses of reverse proxies whose X-Forwarded-For counts, separated by commas."""
+    """Addresses and networks of reverse proxies whose X-Forwarded-For counts, separated by
+    commas."""
     max_listeners: Annotated[int, Field(ge=1, le=10_000)] = 64
     """Most open event streams."""
+    max_listeners_per_host: Annotated[int, Field(ge=1)] = 16
+    """Most open event streams of one network address; more are answered 429."""
     max_connections: Annotated[int, Field(ge=1)] = 2000
     """Most open connections; more are answered 503."""
+    max_connections_per_host: Annotated[int, Field(ge=1)] = 512
+    """Most open connections of one network address that is no trusted proxy; more are answered
+    429."""
     header_timeout_s: Annotated[float, Field(gt=0)] = 15.0
     """How long a request's headers may take to arrive."""
     body_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """How long a request's body may take to arrive."""
+    read_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """How long a peer may leave an answer unread."""

@@ -29,7 +29,9 @@ from muster.protocol.errors import ApiError, StorageError
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Bench, str]]:
+async def served(
+    tmp_path: Path, *, patience_s: float = 20, **settings: Any
+) -> AsyncIterator[tuple[Bench, str]]:
     """A listening orchestrator and its URL; leaving stops it with SIGTERM."""
     ready = tmp_path / "ready"
     # The bench's own writer must not run twice: the flow brings its own.
@@ -37,7 +39,7 @@ async def served(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Bench, 
         open_bench(
             tmp_path, port=0, ready_file=ready, commit_interval_s=0.01, poll_s=0.01, **settings
         ) as bench,
-        asyncio.timeout(20),
+        asyncio.timeout(patience_s),
     ):
         process = asyncio.create_task(serve_until_stopped(bench.services, bench.network.chain))
         while not ready.exists():

@@ -17,11 +17,14 @@ from starlette.requests import ClientDisconnect
 from muster.api.limits import MAX_JSON_BYTES
 from muster.api.requests import Body
 from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, verify_request
+from muster.orchestrator.services.addresses import subnet_of
 from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.refusals import refuse
+from muster.orchestrator.services.refusals import TooMany, refuse
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, RunId
+
+SIGNER_KEY = "muster.signer"
+"""Where the scope of a request says who signed it, once that is verified."""
 
 B = TypeVar("B", bound=Body)
 
@@ -52,15 +55,17 @@ def verify(
         body_hash=body_hash,
         now=services.clock(),
     )
-    wait_s = services.signer_limit.wait_s(headers.address)
+    quotas, signer = services.quotas, headers.address
+    wait_s = quotas.signer_requests.wait_s(signer) or quotas.signer_bytes.debt_s(signer)
     if wait_s:
-        raise too_many(wait_s)
+        raise TooMany(wait_s)
+    scope[SIGNER_KEY] = signer
     return headers
 
 
-def too_many(wait_s: float) -> ApiError:
-    """Return the refusal of a caller that is too fast."""
-    return refuse("too_many_requests", f"too many requests; the next may come in {wait_s:.2f} s")
+def host_of(request: Request) -> str:
+    """Return what quotas know a caller's machine by."""
+    return subnet_of(request.client.host if request.client else "local")
 
 
 def require_run(services: Services, run_id: int) -> RunId:
@@ -87,13 +92,18 @@ async def body_chunks(request: Request, services: Services) -> AsyncIterator[byt
 async def read_body(request: Request, services: Services, max_bytes: int) -> bytes:
     """Return the body; refuses one above the limit, at the latest when that many bytes came."""
     require_size(request, max_bytes)
-    parts, size = [], 0
-    async for chunk in body_chunks(request, services):
-        size += len(chunk)
-        if size > max_bytes:
-            raise refuse("body_too_large", f"the body exceeds {max_bytes} bytes")
-        parts.append(chunk)
-    return b"".join(parts)
+    parts, size, room = [], 0, services.quotas.bodies
+    try:
+        async for chunk in body_chunks(request, services):
+            if size + len(chunk) > max_bytes:
+                raise refuse("body_too_large", f"the body exceeds {max_bytes} bytes")
+            if not room.take(len(chunk)):
+                raise refuse("overloaded", "too many bodies are arriving at once")
+            size += len(chunk)
+            parts.append(chunk)
+        return b"".join(parts)
+    finally:
+        room.give_back(size)
 
 
 def require_size(request: Request, max_bytes: int) -> None:

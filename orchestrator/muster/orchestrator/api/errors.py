@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from math import ceil
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from muster.orchestrator.services.refusals import TooMany
 from muster.protocol.errors import ApiError, EncodingError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -22,6 +24,14 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_failure)
+
+
+def refusal_response(error: ApiError) -> Response:
+    """Return a refusal in the documented form."""
+    response = error_response(error.status, error.code, str(error), error.hint)
+    if isinstance(error, TooMany):
+        response.headers["retry-after"] = str(ceil(error.retry_after_s))
+    return response
 
 
 def error_response(status: int, code: str, message: str, hint: str | None = None) -> Response:
@@ -38,7 +48,7 @@ def error_body(code: str, message: str, hint: str | None = None) -> bytes:
 
 def _on_refusal(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error.status, error.code, str(error), error.hint)
+    return refusal_response(error)
 
 
 def _on_encoding_error(_request: Request, error: Exception) -> Response:

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 
-from muster.orchestrator.api.deps import ServicesDep
+from muster.orchestrator.api.deps import ServicesDep, host_of
 from muster.orchestrator.dashboard.figures import Panel, panels
 from muster.orchestrator.dashboard.network import read_health
 from muster.orchestrator.dashboard.page import ASSETS, CONTENT_SECURITY_POLICY, render
@@ -244,17 +244,18 @@ async def search(request: Request, services: ServicesDep) -> Response:
 @router.get("/live")
 async def live(request: Request, services: ServicesDep) -> StreamingResponse:
     """Tell pages that something has changed, so that they fetch themselves again."""
-    services.feed.require_room()
+    host = host_of(request)
+    services.feed.require_room(host)
     last_seen = request.headers.get("last-event-id")
     return StreamingResponse(
-        _changes(services.feed, last_seen),
+        _changes(services.feed, last_seen, host),
         media_type="text/event-stream",
         headers={"cache-control": "no-store"},
     )
 
 
-async def _changes(feed: StatusFeed, last_seen: str | None) -> AsyncIterator[str]:
-    async for notice in feed.listen("", last_seen):
+async def _changes(feed: StatusFeed, last_seen: str | None, host: str) -> AsyncIterator[str]:
+    async for notice in feed.listen("", last_seen, host):
         if notice is None:
             yield ": alive\n\n"
         else:

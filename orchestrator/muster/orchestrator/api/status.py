@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from muster.orchestrator.api.deps import ServicesDep
+from muster.orchestrator.api.deps import ServicesDep, host_of
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.status import to_json
 
@@ -23,17 +23,20 @@ async def status(services: ServicesDep) -> Response:
 @router.get("/v1/events")
 async def events(request: Request, services: ServicesDep) -> StreamingResponse:
     """Stream the status whenever it changes; goes on after `Last-Event-ID`."""
-    services.feed.require_room()
+    host = host_of(request)
+    services.feed.require_room(host)
     first = to_json(await services.status.latest())
     return StreamingResponse(
-        _stream(services.feed, first, request.headers.get("last-event-id")),
+        _stream(services.feed, first, request.headers.get("last-event-id"), host),
         media_type="text/event-stream",
         headers={"cache-control": "no-store"},
     )
 
 
-async def _stream(feed: StatusFeed, first: str, last_seen: str | None) -> AsyncIterator[str]:
-    async for notice in feed.listen(first, last_seen):
+async def _stream(
+    feed: StatusFeed, first: str, last_seen: str | None, host: str
+) -> AsyncIterator[str]:
+    async for notice in feed.listen(first, last_seen, host):
         if notice is None:
             yield ": alive\n\n"
         else:

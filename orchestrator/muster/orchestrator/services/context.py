@@ -29,7 +29,7 @@ from muster.orchestrator.services.nonces import NonceStore
 from muster.orchestrator.services.outcomes import OutcomeDesk
 from muster.orchestrator.services.payments import Payments
 from muster.orchestrator.services.projection import Projection
-from muster.orchestrator.services.ratelimit import RateLimit
+from muster.orchestrator.services.ratelimit import Quotas
 from muster.orchestrator.services.rebuild import claim_database, rebuild
 from muster.orchestrator.services.retention import Retention
 from muster.orchestrator.services.settlement import Settlement
@@ -93,8 +93,8 @@ class Services(Ground):
 
     identities: Identities
     """Who may do what."""
-    signer_limit: RateLimit
-    """Requests per signer."""
+    quotas: Quotas
+    """What one address and one signer may ask for."""
     nonces: NonceStore
     """Used nonces."""
     heartbeats: Heartbeats
@@ -213,7 +213,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
     return Services(
         **{field.name: getattr(ground, field.name) for field in fields(ground)},
         identities=Identities(ground.projection),
-        signer_limit=RateLimit(rate=settings.rate_per_signer, burst=2 * settings.rate_per_signer),
+        quotas=Quotas.of(settings),
         nonces=nonces,
         heartbeats=heartbeats,
         hardware=hardware,
@@ -251,7 +251,10 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
             training=training,
             recipe=ground.recipe,
         ),
-        feed=StatusFeed(max_listeners=settings.max_listeners),
+        feed=StatusFeed(
+            max_listeners=settings.max_listeners,
+            max_per_host=settings.max_listeners_per_host,
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -23,10 +24,13 @@ class Notice:
 class StatusFeed:
     """The newest status and who listens. A slow listener skips to the newest; none is queued."""
 
-    def __init__(self, *, max_listeners: int, keepalive_s: float = 15.0) -> None:
+    def __init__(
+        self, *, max_listeners: int, max_per_host: int = 10_000, keepalive_s: float = 15.0
+    ) -> None:
         self._max_listeners = max_listeners
         self._keepalive_s = keepalive_s
-        self._listeners = 0
+        self._max_per_host = max_per_host
+        self._by_host: Counter[str] = Counter()
         self._latest = ""
         self._published = 0
         self._process = secrets.token_hex(4)
@@ -36,7 +40,7 @@ class StatusFeed:
     @property
     def listeners(self) -> int:
         """How many listen now."""
-        return self._listeners
+        return self._by_host.total()
 
     @property
     def event_id(self) -> str:
@@ -56,19 +60,23 @@ class StatusFeed:
         self._is_closed = True
         self._ring()
 
-    def require_room(self) -> None:
-        """Refuse a listener beyond the limit."""
-        if self._listeners >= self._max_listeners:
-            raise refuse("too_many_listeners", f"{self._listeners} streams are open already")
+    def require_room(self, host: str = "") -> None:
+        """Refuse a listener beyond the limits of all, and of a network address."""
+        if self.listeners >= self._max_listeners:
+            raise refuse("too_many_listeners", f"{self.listeners} streams are open already")
+        if self._by_host[host] >= self._max_per_host:
+            raise refuse(
+                "too_many_streams", f"{self._by_host[host]} streams of your address are open"
+            )
 
     async def listen(
-        self, first: str, last_seen: str | None = None
+        self, first: str, last_seen: str | None = None, host: str = ""
     ) -> AsyncGenerator[Notice | None, None]:
         """Yield `first`, then each newer status; None now and then, to keep a connection alive.
 
         A listener whose `last_seen` is the newest status waits for the next one at once.
         """
-        self._listeners += 1
+        self._by_host[host] += 1
         seen = self._published
         try:
             if last_seen != self.event_id:
@@ -82,7 +90,7 @@ class StatusFeed:
                 if not self._is_closed:
                     yield Notice(self.event_id, self._latest)
         finally:
-            self._listeners -= 1
+            self._by_host -= Counter([host])
 
     async def _is_changed_soon(self) -> bool:
         changed = self._changed

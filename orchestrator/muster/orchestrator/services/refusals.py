@@ -39,12 +39,25 @@ CODES = {
     "bad_fingerprints": 422,
     "bad_report": 422,
     "too_many_requests": 429,
+    "too_many_streams": 429,
     "overloaded": 503,
     "database_away": 503,
     "too_many_listeners": 503,
     "storage_failed": 507,
 }
 """Code to status."""
+
+
+class TooMany(ApiError):
+    """A caller that is too fast; `retry_after_s` says when the next request may come."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(
+            f"too many requests; the next may come in {wait_s:.2f} s",
+            status=CODES["too_many_requests"],
+            code="too_many_requests",
+        )
+        self.retry_after_s = wait_s
 
 
 def refuse(code: str, message: str, hint: str | None = None) -> ApiError:

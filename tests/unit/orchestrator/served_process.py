@@ -1,0 +1,54 @@
+"""An orchestrator over a fake chain in a process of its own, for tests of what attacks cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import psutil
+
+START_S = 30
+
+
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[tuple[psutil.Process, int]]:
+    """Start one; yields its process and its port."""
+    arguments = [sys.executable, __file__, str(folder), json.dumps(settings)]
+    with Popen(arguments, stdout=PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            yield psutil.Process(process.pid), int(url.rpartition(":")[2])
+        finally:
+            process.terminate()
+
+
+async def main(folder: Path, settings: dict[str, Any]) -> None:
+    """Serve until SIGTERM; print the URL once it listens."""
+    from orchestrator_bench import open_bench
+
+    from muster.orchestrator.server import serve_until_stopped
+
+    ready = folder / "ready"
+
+    async def announce() -> None:
+        while not ready.exists():
+            await asyncio.sleep(0.02)
+        print(ready.read_text().strip(), flush=True)  # noqa: T201
+
+    async with (
+        open_bench(folder, port=0, ready_file=ready, poll_s=0.1, **settings) as bench,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(announce())
+        await serve_until_stopped(bench.services, bench.network.chain)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2])))

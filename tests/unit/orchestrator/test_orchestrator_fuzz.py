@@ -1,0 +1,157 @@
+"""Requests made from the OpenAPI document, and against it, to a real server: never a failure of it.
+
+Half of them are signed by whoever the route is for, so that they get past the signature. What they
+must get is what the document says, and every error in its one form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from orchestrator_bench import Bench
+from schemathesis.generation import GenerationMode
+from test_orchestrator_server import served
+
+from muster.api.answers import ErrorAnswer
+from muster.api.routes import PARQUET, ROUTES, Signer
+from muster.api.signing import sign_request
+from muster.protocol.encoding import hex0x
+from muster.protocol.ids import Hash32
+
+ENDLESS = {"/v1/events"}
+"""Answers that do not end are tested in test_orchestrator_server.py."""
+SIGNERS: dict[tuple[str, str], Signer] = {(r.method, r.path): r.signer for r in ROUTES}
+
+
+@schemathesis.serializer(PARQUET)
+def parquet_as_it_is(_context: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+class Signed(requests.auth.AuthBase):
+    """Signs a request as it is sent."""
+
+    def __init__(self, bench: Bench, key: bytes) -> None:
+        self._bench, self._key = bench, key
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        body = request.body or b""
+        request.headers.update(
+            sign_request(
+                self._key,
+                self._bench.network.domain,
+                self._bench.services.audience,
+                str(request.method),
+                request.path_url,
+                body.encode() if isinstance(body, str) else body,
+                nonce=Hash32(os.urandom(32)),
+                issued_at=int(self._bench.wall()),
+            )
+        )
+        return request
+
+
+def key_for(bench: Bench, signer: Signer) -> bytes | None:
+    keys = bench.network.keys
+    return {
+        "nobody": None,
+        "node": keys.nodes[0],
+        "validator": keys.validators[0],
+        "trainer": keys.trainer,
+        "validator or trainer": keys.trainer,
+    }[signer]
+
+
+def aim(case: Any, known: dict[str, Any]) -> None:
+    """Let a request name what exists, so that it gets past the search for it."""
+    for part in (case.path_parameters or {}), (case.body if isinstance(case.body, dict) else {}):
+        part.update({name: value for name, value in known.items() if name in part})
+
+
+def fuzz(bench: Bench, url: str, examples: int, known: dict[str, Any]) -> int:
+    """Send so many requests to every route; returns how many were answered with success."""
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    accepted = 0
+    with requests.Session() as session:
+        for found in schema.get_all_operations():
+            operation = found.ok()
+            if operation.path not in ENDLESS:
+                accepted += fuzz_operation(bench, operation, session, examples, known)
+    return accepted
+
+
+def fuzz_operation(
+    bench: Bench, operation: Any, session: requests.Session, examples: int, known: dict[str, Any]
+) -> int:
+    key = key_for(bench, SIGNERS[operation.method.upper(), operation.path])
+    accepted = 0
+
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        case=operation.as_strategy(GenerationMode.POSITIVE)
+        | operation.as_strategy(GenerationMode.NEGATIVE),
+        is_signed=st.booleans(),
+        is_aimed=st.booleans(),
+    )
+    def send(case: Any, is_signed: bool, is_aimed: bool) -> None:
+        nonlocal accepted
+        if is_aimed:
+            aim(case, known)
+        auth = Signed(bench, key) if key is not None and is_signed else None
+        response = case.call(session=session, auth=auth, timeout=10, allow_redirects=False)
+        case.validate_response(
+            response,
+            checks=[
+                schemathesis.checks.not_a_server_error,
+                schemathesis.checks.CHECKS.get_one("status_code_conformance"),
+                schemathesis.checks.CHECKS.get_one("content_type_conformance"),
+                schemathesis.checks.CHECKS.get_one("response_headers_conformance"),
+                schemathesis.checks.CHECKS.get_one("response_schema_conformance"),
+            ],
+        )
+        # A HEAD request has no body to say why in.
+        if response.status_code >= 400 and response.request.method != "HEAD":
+            ErrorAnswer.model_validate_json(response.content)
+        accepted += response.status_code < 300
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        send()
+    return accepted
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.parametrize("examples", [15, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_no_request_makes_the_server_fail(tmp_path: Path, examples: int) -> None:
+    limits = {
+        "rate_per_host": 1e6,
+        "rate_per_signer": 1e6,
+        "bytes_per_host": 1e12,
+        "bytes_per_signer": 1e12,
+    }
+    async with served(tmp_path, patience_s=3600, **limits) as (bench, url):
+        submission = await bench.upload(0)
+        known = {
+            "run_id": 1,
+            "batch_id": 1,
+            "file_hash": hex0x(submission.file_hash),
+            "document_hash": hex0x(bench.network.recipe.hash()),
+        }
+        accepted = await asyncio.to_thread(fuzz, bench, url, examples, known)
+    # Otherwise every request stops at the same door.
+    assert accepted > examples
