@@ -297,7 +297,7 @@ class Received(_Answer):
 
 
 class OutcomesTaken(_Answer):
-    """Outcomes that were taken in."""
+    """What a validator says of a batch was taken in."""
 
     batch_id: int
     """The batch."""

@@ -41,11 +41,14 @@ from muster.api.limits import (
 )
 from muster.api.requests import (
     Body,
+    CheckingBody,
+    FingerprintsBody,
     HardwareBody,
     HeartbeatBody,
     LeaseBody,
     MetricsBody,
     OutcomesBody,
+    ReportBody,
 )
 from muster.api.signing import (
     SUBMISSION_HEADER,
@@ -294,28 +297,28 @@ class OrchestratorApi:
 
     async def post_checking(self, message: Checking, signature: bytes) -> None:
         """Commit to the fingerprints of a batch, with the validator's `Checking` signature."""
-        body = {
-            "records_hash": hex0x(message.records_hash),
-            "fingerprints_hash": hex0x(message.fingerprints_hash),
-            "signature": hex0x(signature),
-        }
+        body = CheckingBody(
+            records_hash=message.records_hash,
+            fingerprints_hash=message.fingerprints_hash,
+            signature=signature,
+        )
         await self._send_json("POST", f"/v1/batches/{message.batch_id}/checking", body)
 
     async def post_fingerprints(self, batch_id: int, packed: bytes) -> None:
         """Show the fingerprints that were committed to."""
-        body = {"fingerprints": hex0x(packed)}
+        body = FingerprintsBody(fingerprints=packed)
         await self._send_json("POST", f"/v1/batches/{batch_id}/fingerprints", body)
 
     async def post_check_report(self, report: CheckReport, signature: bytes) -> None:
         """Say what was found about another validator's fingerprints."""
-        body = {
-            "batch_root": hex0x(report.batch_root),
-            "validator": report.validator,
-            "fingerprints_hash": hex0x(report.fingerprints_hash),
-            "compared": report.compared,
-            "failed": report.failed,
-            "signature": hex0x(signature),
-        }
+        body = ReportBody(
+            batch_root=report.batch_root,
+            validator=report.validator,
+            fingerprints_hash=report.fingerprints_hash,
+            compared=report.compared,
+            failed=report.failed,
+            signature=signature,
+        )
         await self._send_json("POST", f"/v1/batches/{report.batch_id}/reports", body)
 
     async def checking(self, batch_id: int) -> BatchChecking:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from muster.api.answers import HexBytes, HexSignature
+from muster.api.answers import AccountAddress, HexBytes, HexHash, HexSignature
 
 
 class Body(BaseModel):
@@ -68,3 +68,42 @@ class MetricsBody(Body):
         Field(max_length=64),
     ]
     """Name to number."""
+
+
+Count = Annotated[int, Field(ge=0, lt=1 << 32)]
+"""A uint32."""
+
+
+class CheckingBody(Body):
+    """A validator's commitment to its fingerprints of one batch."""
+
+    records_hash: HexHash
+    """Keccak-256 of the outcomes that go with them."""
+    fingerprints_hash: HexHash
+    """What they hash to."""
+    signature: HexSignature
+    """EIP-712 `Checking`."""
+
+
+class FingerprintsBody(Body):
+    """The fingerprints that a validator committed to."""
+
+    fingerprints: HexBytes
+    """Packed, in batch order."""
+
+
+class ReportBody(Body):
+    """What one validator says about another's fingerprints."""
+
+    batch_root: HexHash
+    """The batch's root."""
+    validator: AccountAddress
+    """Whose they are."""
+    fingerprints_hash: HexHash
+    """What they hash to."""
+    compared: Count
+    """Submissions compared."""
+    failed: Count
+    """Those whose fingerprints come from no recomputation."""
+    signature: HexSignature
+    """EIP-712 `CheckReport`."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from muster.api.answers import (
+    BatchChecking,
     BatchContents,
     CommittedBatches,
     HeartbeatAnswer,
@@ -23,7 +24,15 @@ from muster.api.answers import (
     RunInfo,
     SubmissionState,
 )
-from muster.api.requests import HeartbeatBody, LeaseBody, MetricsBody, OutcomesBody
+from muster.api.requests import (
+    CheckingBody,
+    FingerprintsBody,
+    HeartbeatBody,
+    LeaseBody,
+    MetricsBody,
+    OutcomesBody,
+    ReportBody,
+)
 
 Signer = Literal["nobody", "node", "validator", "trainer", "validator or trainer"]
 
@@ -32,6 +41,7 @@ BYTES = "application/octet-stream"
 JSON = "application/json"
 
 WORKER = "0x90F79bf6EB2c4f870365E785982E1f101E93b906"
+VALIDATOR = "0x70997970C51812dc3A010C7d01b50e0d17dc79C8"
 HASH = "0x" + "5c" * 32
 SIGNATURE = "0x" + "7f" * 64 + "1b"
 SUBMISSION = {
@@ -235,6 +245,88 @@ ROUTES = (
         signer="validator",
         body=OutcomesBody,
         body_example={"records": "0x" + "00" * 56, "signature": SIGNATURE},
+        parameters={"batch_id": 17},
+    ),
+    Route(
+        "GET",
+        "/v1/checking",
+        "watched",
+        (_json(200, None, {"validators": []}),),
+    ),
+    Route(
+        "GET",
+        "/v1/batches/{batch_id}/checking",
+        "checking",
+        (
+            _json(
+                200,
+                BatchChecking,
+                {
+                    "batch_id": 17,
+                    "batch_root": HASH,
+                    "commitments": [
+                        {
+                            "validator": VALIDATOR,
+                            "records_hash": "0x" + "4e" * 32,
+                            "fingerprints_hash": "0x" + "c3" * 32,
+                            "signature": SIGNATURE,
+                            "committed_at": 1_763_800_520,
+                            "fingerprints": None,
+                        }
+                    ],
+                    "reports": [
+                        {
+                            "validator": VALIDATOR,
+                            "reporter": "0x15d34AAf54267DB7D7c367839AAf71A00a2C6A65",
+                            "compared": 3,
+                            "failed": 0,
+                            "signature": SIGNATURE,
+                        }
+                    ],
+                },
+            ),
+        ),
+        parameters={"batch_id": 17},
+    ),
+    Route(
+        "POST",
+        "/v1/batches/{batch_id}/checking",
+        "post_checking",
+        (_json(202, OutcomesTaken, {"batch_id": 17}),),
+        signer="validator",
+        body=CheckingBody,
+        body_example={
+            "records_hash": HASH,
+            "fingerprints_hash": "0x" + "c3" * 32,
+            "signature": SIGNATURE,
+        },
+        parameters={"batch_id": 17},
+    ),
+    Route(
+        "POST",
+        "/v1/batches/{batch_id}/fingerprints",
+        "post_fingerprints",
+        (_json(202, OutcomesTaken, {"batch_id": 17}),),
+        signer="validator",
+        body=FingerprintsBody,
+        body_example={"fingerprints": "0x00"},
+        parameters={"batch_id": 17},
+    ),
+    Route(
+        "POST",
+        "/v1/batches/{batch_id}/reports",
+        "post_check_report",
+        (_json(202, OutcomesTaken, {"batch_id": 17}),),
+        signer="validator",
+        body=ReportBody,
+        body_example={
+            "batch_root": HASH,
+            "validator": VALIDATOR,
+            "fingerprints_hash": "0x" + "c3" * 32,
+            "compared": 3,
+            "failed": 0,
+            "signature": SIGNATURE,
+        },
         parameters={"batch_id": 17},
     ),
     Route(

@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
 
-from muster.api.answers import AccountAddress, BatchChecking, HexBytes, HexHash, HexSignature
+from muster.api.answers import BatchChecking, OutcomesTaken
 from muster.api.limits import MAX_FINGERPRINTS_BODY_BYTES
-from muster.orchestrator.api.deps import Body, ServicesDep, signed_json
+from muster.api.requests import CheckingBody, FingerprintsBody, ReportBody
+from muster.orchestrator.api.deps import ServicesDep, signed_json
 from muster.protocol.checking import CheckReport
 
 router = APIRouter(prefix="/v1")
-
-Count = Annotated[int, Field(ge=0, lt=1 << 32)]
-"""A uint32."""
-
-
-class CheckingBody(Body):
-    """A validator's commitment to its fingerprints of one batch."""
-
-    records_hash: HexHash
-    """Keccak-256 of the outcomes that go with them."""
-    fingerprints_hash: HexHash
-    """What they hash to."""
-    signature: HexSignature
-    """EIP-712 `Checking`."""
-
-
-class FingerprintsBody(Body):
-    """The fingerprints that a validator committed to."""
-
-    fingerprints: HexBytes
-    """Packed, in batch order."""
-
-
-class ReportBody(Body):
-    """What one validator says about another's fingerprints."""
-
-    batch_root: HexHash
-    """The batch's root."""
-    validator: AccountAddress
-    """Whose they are."""
-    fingerprints_hash: HexHash
-    """What they hash to."""
-    compared: Count
-    """Submissions compared."""
-    failed: Count
-    """Those whose fingerprints come from no recomputation."""
-    signature: HexSignature
-    """EIP-712 `CheckReport`."""
 
 
 @router.get("/checking")
@@ -72,18 +33,18 @@ async def checking(batch_id: int, services: ServicesDep) -> Response:
 
 
 @router.post("/batches/{batch_id}/checking", status_code=202)
-async def commit(batch_id: int, request: Request, services: ServicesDep) -> JSONResponse:
+async def commit(batch_id: int, request: Request, services: ServicesDep) -> OutcomesTaken:
     """Take a validator's commitment, before the outcomes are on chain."""
     headers, body = await signed_json(request, services, CheckingBody)
     services.identities.require_validator(headers.address)
     await services.nonces.use(headers)
     hashes = (body.records_hash, body.fingerprints_hash)
     await services.checking.commit(headers.address, batch_id, hashes, body.signature)
-    return JSONResponse({"batch_id": batch_id}, status_code=202)
+    return OutcomesTaken(batch_id=batch_id)
 
 
 @router.post("/batches/{batch_id}/fingerprints", status_code=202)
-async def reveal(batch_id: int, request: Request, services: ServicesDep) -> JSONResponse:
+async def reveal(batch_id: int, request: Request, services: ServicesDep) -> OutcomesTaken:
     """Take the fingerprints that a validator committed to, once the outcomes are on chain."""
     headers, body = await signed_json(
         request, services, FingerprintsBody, max_bytes=MAX_FINGERPRINTS_BODY_BYTES
@@ -91,11 +52,11 @@ async def reveal(batch_id: int, request: Request, services: ServicesDep) -> JSON
     services.identities.require_validator(headers.address)
     await services.nonces.use(headers)
     await services.checking.reveal(headers.address, batch_id, body.fingerprints)
-    return JSONResponse({"batch_id": batch_id}, status_code=202)
+    return OutcomesTaken(batch_id=batch_id)
 
 
 @router.post("/batches/{batch_id}/reports", status_code=202)
-async def report(batch_id: int, request: Request, services: ServicesDep) -> JSONResponse:
+async def report(batch_id: int, request: Request, services: ServicesDep) -> OutcomesTaken:
     """Take what a validator found about another's fingerprints."""
     headers, body = await signed_json(request, services, ReportBody)
     services.identities.require_validator(headers.address)
@@ -109,4 +70,4 @@ async def report(batch_id: int, request: Request, services: ServicesDep) -> JSON
         failed=body.failed,
     )
     await services.checking.report(headers.address, said, body.signature)
-    return JSONResponse({"batch_id": batch_id}, status_code=202)
+    return OutcomesTaken(batch_id=batch_id)
