@@ -10,7 +10,7 @@ from muster.tasks.environments.environment import Done, Environment, Reply
 from muster.tasks.grades import Grade, Graded, Undecided
 from muster.tasks.problem import Problem
 from muster.tasks.prompts import render_prompt
-from muster.tasks.registry import dialogue_of, identities, require_pinned
+from muster.tasks.registry import dialogue_of, identities, require_pinned, runs_completions
 from muster.tasks.task_set import TaskSet
 from muster.tasks.verifier import Verifier
 from muster.tasks.verifiers import check_task_set, verify, verify_all
@@ -32,6 +32,7 @@ __all__ = [
     "render_prompt",
     "require_pinned",
     "root_of_bytes",
+    "runs_completions",
     "verify",
     "verify_all",
 ]

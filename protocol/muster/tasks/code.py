@@ -217,5 +217,6 @@ VERIFIER = Verifier(
     ),
     environment=python_of_sandbox,
     parallel=2,
+    runs_programs=True,
 )
 """The verifier of the task type `verifiable_code`."""

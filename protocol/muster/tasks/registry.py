@@ -61,6 +61,12 @@ def dialogue_of(task_type: str) -> Environment | None:
     return verifier.dialogue if verifier else None
 
 
+def runs_completions(task_type: str) -> bool:
+    """Return whether a completion of this task type is run as a program, by grader or dialogue."""
+    verifier = installed_verifiers().get(task_type)
+    return verifier is not None and (verifier.runs_programs or verifier.dialogue is not None)
+
+
 def identities(task_types: Iterable[str]) -> tuple[VerifierIdentity, ...]:
     """Return the identities of the verifiers of these task types, for a recipe to pin.
 

@@ -56,6 +56,8 @@ class Verifier:
     """How many gradings it can do at once, in threads."""
     is_replayable: bool = True
     """Whether grading again gives the same score; a run must allow one for which it does not."""
+    runs_programs: bool = False
+    """Whether grading runs what a completion says; validators then replay its tokens first."""
     dialogue: Environment | None = None
     """What answers the model between its turns; None where a completion is a single one."""
 

@@ -240,6 +240,27 @@ def test_nothing_is_run_that_the_policy_did_not_say(install: Install) -> None:
     assert said
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_no_program_is_graded_that_the_policy_did_not_say(
+    monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    graded: list[str] = []
+    verifier = replace(
+        exact_match.VERIFIER,
+        grade=lambda _, text: graded.append(text) or Graded(0.0),
+        runs_programs=runs,
+    )
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": verifier})
+    rows = work()
+    graded.clear()
+    tokens = rows[0].completion_tokens
+    forged = proven(rows[0], ((tokens[0] + 1) % EOS, *tokens[1:]))
+    assert found(judge(with_row(rows, 0, forged)))[1] == Reason.SAMPLER_MISMATCH
+    assert bool(graded) is not runs
+    assert judge(rows).finding is None
+    assert graded
+
+
 @pytest.mark.usefixtures("install")
 def test_a_completion_that_ends_with_a_reply_is_fraud() -> None:
     rows = work()

@@ -33,7 +33,7 @@ from muster.protocol.ids import Address
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.rollouts import Rollout, count_units
-from muster.tasks import TaskSet, dialogue_of
+from muster.tasks import TaskSet, runs_completions
 from muster.toploc import Calibration
 
 logger = logging.getLogger(__name__)
@@ -90,13 +90,13 @@ def examine(
         return Judgement(finding, units)
     assert claim.ticket is not None  # check 1
     assignment = derive(claim.ticket, sampling, rules.task_set, engine.encode)
-    has_replies = any(dialogue_of(group.problem.task_type) for group in assignment.groups)
+    runs_text = any(runs_completions(group.problem.task_type) for group in assignment.groups)
     completions = partial(_check_completions, rows, claim.submission, assignment, sampling, engine)
     finding = check_assignment(rows, assignment)
     if not finding:
-        # Where environments run what a completion says, it must be the policy's first: strangers'
-        # programs would cost a validator any time at no stake.
-        finding = check_turns(rows, engine.eos_token_ids) if has_replies else completions()
+        # Where what a completion says is run, it must be the policy's first: strangers' programs
+        # would cost a validator any time at no stake.
+        finding = check_turns(rows, engine.eos_token_ids) if runs_text else completions()
     if finding:
         return Judgement(finding, units)
     sketch = Sketch(claim, seats, [len(row.completion_tokens) for row in rows])
@@ -107,7 +107,7 @@ def examine(
         logger.error("prefill failed", extra={"error": str(error)})
         return Judgement(_without_prefill(error), units)
     finding = check_proofs(replays, rules.calibration) or check_sampling(replays, rules.calibration)
-    if has_replies and not finding:
+    if runs_text and not finding:
         finding = completions()
     return Judgement(finding, units, tuple(replays), sketch.fingerprints())
 
