@@ -13,12 +13,14 @@ from muster.devnet.redteam import (
     contracts,
     economy,
     forging,
+    judges,
     models,
     reorg,
     sampling,
     weights,
 )
 from muster.devnet.redteam.contracts import on_chain
+from muster.devnet.redteam.network import PLAYED, in_network
 from muster.devnet.redteam.trials import Attack
 
 
@@ -42,12 +44,14 @@ def _all_attacks() -> dict[str, Attack]:
     found = [
         *models.ATTACKS, *sampling.ATTACKS, *forging.ATTACKS, *claims.ATTACKS,
         *contracts.ATTACKS, *economy.ATTACKS, *weights.ATTACKS, *reorg.ATTACKS,
+        *judges.ATTACKS,
     ]  # fmt: skip
     by_id = {attack.id: attack for attack in found}
     assert len(by_id) == len(found)  # a number twice is a mistake of this file
-    for name in ON_CHAIN_TOO:
-        attack = by_id[name]
-        by_id[name] = replace(attack, variants=(*attack.variants, on_chain(name)))
+    also = [(name, on_chain(name)) for name in ON_CHAIN_TOO]
+    also += [(name, in_network(name)) for name in PLAYED]
+    for name, variant in also:
+        by_id[name] = replace(by_id[name], variants=(*by_id[name].variants, variant))
     return dict(sorted(by_id.items(), key=lambda item: int(item[0][1:])))
 
 
@@ -59,16 +63,6 @@ ELSEWHERE = (
         "A24",
         "validators that sign without looking",
         "FaultCourtValidators.t.sol: overturned verdicts and silence cost stake",
-    ),
-    Elsewhere(
-        "A25",
-        "validators in league with a worker",
-        "test_dispute_network.py: anyone challenges, a jury without the signers judges",
-    ),
-    Elsewhere(
-        "A31",
-        "cheating only where no audit is expected",
-        "every submission is judged before it is paid: there is no such place",
     ),
     Elsewhere(
         "A36",

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from muster.api.limits import NONCE_LIFE_S, REQUEST_FUTURE_S, REQUEST_VALIDITY_S
 from muster.api.signing import sign_request, verify_request
-from muster.client.validator.slots import KnownBatch, SlotIndex
+from muster.client.validator.slots import KnownBatch, SlotIndex, SlotOfWorker
 from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import (
     DOMAIN,
@@ -34,7 +34,7 @@ from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError, EncodingError
 from muster.protocol.ids import Hash32, to_address
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.messages import Reason
 from muster.protocol.rollouts import SCHEMA
 
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
@@ -68,22 +68,22 @@ def _malleable_signature(stage: Stage, random: Random) -> Outcome:
 
 
 def _slot_index(delivery: Delivery, batch_id: int) -> SlotIndex:
-    s = delivery.submission
-    record = OutcomeRecord(
-        1, s.step, s.index, s.policy_version, s.file_hash, s.rollouts, s.units,
-        Verdict.ACCEPTED, Reason.NONE,
-    )  # fmt: skip
     index = SlotIndex()
-    index.refresh([KnownBatch(batch_id, keccak(b"batch"), (record,))])
+    index.refresh([KnownBatch(batch_id, keccak(b"batch"), (_slot(delivery),))])
     return index
+
+
+def _slot(delivery: Delivery) -> SlotOfWorker:
+    return (1, delivery.submission.step, delivery.submission.index)
 
 
 def _later(first: Delivery, second: Delivery, random: Random) -> Delivery:
     """Return the second delivery as it stands in a batch after the first one's."""
     batch_id = random.randint(1, 1000)
     index = _slot_index(first, batch_id)
-    slot = (1, second.submission.step, second.submission.index)
-    return replace(second, is_slot_used=index.is_used(slot, before=batch_id + random.randint(1, 9)))
+    return replace(
+        second, is_slot_used=index.is_used(_slot(second), before=batch_id + random.randint(1, 9))
+    )
 
 
 def _encoded_again(stage: Stage, random: Random) -> Outcome:

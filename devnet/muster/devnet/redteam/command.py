@@ -121,7 +121,8 @@ def _stage(folder: Path) -> Iterator[Stage]:
     from muster.devnet.redteam.stage import Stage
 
     # What attacked parts warn of is what they are meant to do.
-    logging.getLogger("muster").setLevel(logging.ERROR)
+    logging.getLogger("muster").setLevel(logging.CRITICAL)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     stage = Stage(folder)

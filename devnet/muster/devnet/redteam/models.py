@@ -121,7 +121,7 @@ A2 = Attack(
     ),
     Gain(saved=0.75),
     knob="bits per weight",
-    full=100,
+    full=60,
 )
 
 A22 = Attack(
@@ -141,7 +141,7 @@ A22 = Attack(
     # What it saves is the download of a policy, never the generation.
     Gain(saved=0.1),
     knob="optimiser steps times learning rate",
-    full=100,
+    full=60,
 )
 
 ATTACKS = (A1, A2, A22)

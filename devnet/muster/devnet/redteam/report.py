@@ -56,10 +56,12 @@ VARIANTS = """\
 ## Every way
 
 Ways in brackets are for the record: nothing is gained there, or they are honest twins that must
-pass. Harmless trials delivered what honest work would have.
+pass. Harmless trials delivered what honest work would have. Those of the network are registered
+workers among real services, slashed on chain; "s" is their mean time from the commitment to the
+outcome on chain, in seconds.
 
-| | way | trials | caught | 95 % interval | harmless | reasons |
-|---|---|---|---|---|---|---|"""
+| | way | trials | caught | 95 % interval | harmless | s | reasons |
+|---|---|---|---|---|---|---|---|"""
 MAIN = """\
 ## Attacks
 
@@ -184,7 +186,8 @@ def _variants(results: Sequence[AttackResult]) -> str:
                 name = f"({name})"
             lines.append(
                 f"| {r.attack.id} | {name} | {v.trials} | {v.caught} | {low:.1%} to {high:.1%} | "
-                f"{v.harmless} | {', '.join(v.reasons)} |"
+                f"{v.harmless} | {'' if v.seconds is None else f'{v.seconds:.1f}'} | "
+                f"{', '.join(v.reasons)} |"
             )
     return "\n".join(lines) + "\n"
 

@@ -22,13 +22,18 @@ Progress = Callable[[Attack, int, int], None]
 
 def shares(attack: Attack, trials: int) -> list[tuple[Variant, int]]:
     """Return how many trials each variant gets: of a statistical attack `trials` each, of others
-    together, at least one each.
+    so many together, at least one each; those that take long get no more than their most.
     """
-    count = len(attack.variants)
-    if attack.kind == "statistical":
-        return [(variant, trials) for variant in attack.variants]
-    counted = sum(v.must_catch and not v.must_pass for v in attack.variants) or count
-    return [(variant, -(-trials // counted)) for variant in attack.variants]
+    free = [v for v in attack.variants if v.most is None and v.must_catch and not v.must_pass]
+    each = trials if attack.kind == "statistical" else -(-trials // max(1, len(free)))
+    return [(v, _share(v, each)) for v in attack.variants]
+
+
+def _share(variant: Variant, each: int) -> int:
+    if variant.most is not None:
+        return min(each, variant.most)
+    # What is only for the record needs a rate, not a bound.
+    return each if variant.must_catch or variant.must_pass else -(-each // 3)
 
 
 def planned(attack: Attack, size: Size, trials: int | None = None) -> int:
@@ -52,8 +57,9 @@ def play(
     """Yield an attack's trials, but those (attack, variant, number) that were done before."""
     for variant, count in shares(attack, trials):
         if variant.many is not None:
-            if (attack.id, variant.name, 0) not in done:
-                yield from _many(stage, attack, variant, count, seed)
+            if (attack.id, variant.name, count - 1) not in done:
+                made = _many(stage, attack, variant, count, seed)
+                yield from (t for t in made if (t.attack, t.variant, t.number) not in done)
             continue
         assert variant.play is not None  # one of the two
         for number in range(count):

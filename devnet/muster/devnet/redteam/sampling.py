@@ -298,7 +298,7 @@ A4 = Attack(
     ),
     Gain(saved=0.75),
     knob="bits per weight of what wrote the text",
-    full=100,
+    full=60,
 )
 
 A5 = Attack(
@@ -318,7 +318,7 @@ A5 = Attack(
     ),
     Gain(saved=0.5),
     knob="slack of acceptance, logits / T",
-    full=100,
+    full=60,
 )
 
 A14 = Attack(
@@ -345,7 +345,7 @@ A15 = Attack(
     ),
     Gain(saved=0.0, extra=0.1),
     knob="margin below which tokens are exchanged, logits / T",
-    full=100,
+    full=60,
 )
 
 A18 = Attack(

@@ -99,6 +99,8 @@ class Variant:
     """An honest twin: it must never be noticed."""
     many: PlayMany | None = None
     """In the place of `play`, where trials are made many at a time."""
+    most: int | None = None
+    """The most trials it gets, where one takes seconds."""
 
 
 WHOLE = Gain()
@@ -147,6 +149,8 @@ class VariantResult:
     """Mean, of those caught."""
     reasons: tuple[str, ...]
     """Why, the commonest first."""
+    seconds: float | None = None
+    """Mean time from the commitment to the outcome on chain, where there is a chain."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -230,6 +234,7 @@ def _of_variant(variant: Variant, trials: Sequence[Trial]) -> VariantResult:
         counted = [t.outcome for t in trials if not t.outcome.is_harmless]
         caught = [outcome for outcome in counted if outcome.caught]
     reasons = [outcome.reason for outcome in caught if outcome.reason]
+    timed = [float(o.knobs["seconds"]) for o in caught if "seconds" in o.knobs]
     return VariantResult(
         variant,
         len(counted),
@@ -237,6 +242,7 @@ def _of_variant(variant: Variant, trials: Sequence[Trial]) -> VariantResult:
         len(trials) - len(counted),
         sum(outcome.found_after for outcome in caught) / max(1, len(caught)),
         tuple(sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason))),
+        fmean(timed) if timed else None,
     )
 
 
