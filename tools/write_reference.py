@@ -26,6 +26,7 @@ from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.recipe import (
     AdapterRecipe,
+    BreakerRecipe,
     FilterRecipe,
     HardwareRecipe,
     ProofRecipe,
@@ -48,6 +49,7 @@ RECIPE_PARTS: dict[str, type[BaseModel]] = {
     "[filters]": FilterRecipe,
     "[adapter]": AdapterRecipe,
     "[hardware]": HardwareRecipe,
+    "[breaker]": BreakerRecipe,
     "[[verifiers]]": VerifierIdentity,
 }
 """Parts of a recipe by their TOML table."""

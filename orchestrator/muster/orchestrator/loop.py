@@ -29,9 +29,10 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import NoReturn
 
-from muster.chain import OutcomeProof, apply_poll
+from muster.chain import OutcomeProof, PauseCause, apply_poll
 from muster.orchestrator.metrics import TRANSACTIONS
 from muster.orchestrator.ports import ReaderPort
+from muster.orchestrator.services.breaker import LOOK_INTERVAL_S
 from muster.orchestrator.services.clock import Backoff, wait_for
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.faults import ValidatorFault
@@ -87,6 +88,7 @@ async def write(services: Services) -> None:
         tasks.create_task(record(services))
         tasks.create_task(settle(services))
         tasks.create_task(punish(services))
+        tasks.create_task(guard(services))
         if services.retention is not None:
             tasks.create_task(collect(services.retention))
 
@@ -252,7 +254,12 @@ async def settle(services: Services) -> NoReturn:
 
 async def settle_once(services: Services, backoff: Backoff) -> None:
     """Execute and finalise what is due."""
-    for place in services.settlement.to_execute():
+    places = services.settlement.to_execute()
+    if places:
+        # What was posted a moment ago may be what makes them doubtful.
+        failure = await services.breaker.look()
+        places = services.settlement.to_execute(failure.check if failure else None)
+    for place in places:
         await _transact(
             services, "execute_fraud", place, partial(_execute_fraud, services, place), backoff
         )
@@ -283,6 +290,35 @@ async def _report(services: Services, fault: ValidatorFault) -> None:
         "validator punished",
         extra={"validator": fault.validator, "fault": fault.fault, "batch": fault.batch_id},
     )
+
+
+async def guard(services: Services) -> NoReturn:
+    """Pause slashing while many independent workers fail one check."""
+    backoff = Backoff(first_s=RETRY_S)
+    while True:
+        await guard_once(services, backoff)
+        await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+async def guard_once(services: Services, backoff: Backoff) -> None:
+    """Call a pause if one is due."""
+    breaker, run = services.breaker, services.projection.run
+    failure = await breaker.look()
+    if failure is None or not breaker.may_pause():
+        return
+
+    async def pause() -> None:
+        evidence = await breaker.evidence()
+        if evidence is None:
+            return
+        # One pause, whatever the evidence grows to before it is mined.
+        chain = services.chain.once(f"pause slashing after {run.slashing_paused_until}")
+        await chain.runs.pause_slashing(
+            run.run_id, PauseCause.CORRELATED_FAILURES, int(failure.reason), evidence.hash
+        )
+        logger.error("slashing paused", extra={"evidence": hex0x(evidence.hash)})
+
+    await _transact(services, "pause_slashing", run.slashing_paused_until, pause, backoff)
 
 
 async def _execute_fraud(services: Services, place: Place) -> None:

@@ -78,6 +78,16 @@ NODES_ALIVE = Gauge(
 SLASHES = Gauge(
     "muster_orchestrator_slashes", "Slashes on chain by state.", ("state",), registry=REGISTRY
 )
+SLASHING_PAUSED_SECONDS = Gauge(
+    "muster_orchestrator_slashing_paused_seconds",
+    "Time until the pause of slashing ends; 0 while slashing runs.",
+    registry=REGISTRY,
+)
+CORRELATED_FAILURE = Gauge(
+    "muster_orchestrator_correlated_failure",
+    "Number of the check that many independent workers fail, whose slashes wait; 0 for none.",
+    registry=REGISTRY,
+)
 OPEN_CASES = Gauge(
     "muster_orchestrator_open_cases", "Disputes that are not closed.", registry=REGISTRY
 )

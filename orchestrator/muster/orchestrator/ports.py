@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from muster.chain import Batch, OutcomeProof, Poll
+from muster.chain import Batch, OutcomeProof, PauseCause, Poll
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.messages import Submission
 
 
 class LedgerPort(Protocol):
-    """The four writes of the orchestrator, and three constants."""
+    """The four writes to the ledger, and three constants."""
 
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
@@ -55,6 +55,18 @@ class FaultsPort(Protocol):
         """Slash a validator of a batch that waited in vain for its outcomes."""
 
 
+class RunsPort(Protocol):
+    """One write, and two constants."""
+
+    async def pause_slashing(
+        self, run_id: RunId, cause: PauseCause, reason: int, evidence_hash: Hash32
+    ) -> object:
+        """Stop the run's fraud executions for a while."""
+
+    async def slash_cooldown(self) -> int:
+        """Return the seconds after a pause before which there is no other."""
+
+
 class EscrowPort(Protocol):
     """One question to the reward escrow."""
 
@@ -79,6 +91,10 @@ class ChainPort(Protocol):
     @property
     def faults(self) -> FaultsPort:
         """The court of faults."""
+
+    @property
+    def runs(self) -> RunsPort:
+        """The run registry."""
 
     @property
     def escrow(self) -> EscrowPort:

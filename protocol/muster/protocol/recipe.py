@@ -130,6 +130,21 @@ class HardwareRecipe(DocumentPart):
     """Units per second between lease and upload, on the best of its first tickets."""
 
 
+class BreakerRecipe(DocumentPart):
+    """When so many independent workers fail one check that slashing pauses."""
+
+    max_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Weighed share of the workers seen at a check above which slashing pauses; 1 for never."""
+    min_workers: Annotated[int, Field(ge=1, le=1 << 20)] = 3
+    """Workers that must fail it."""
+    window_s: Annotated[int, Field(ge=1, le=1 << 32)] = 3600
+    """Seconds of outcomes that are looked at; those before the last pause never are."""
+    proven_after: Annotated[int, Field(ge=0, le=1 << 32)] = 8
+    """Accepted submissions before the window from which a worker counts in full."""
+    newcomer_weight: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """For how much a worker with fewer counts."""
+
+
 class Recipe(Document):
     """A run's recipe."""
 
@@ -156,6 +171,8 @@ class Recipe(Document):
     """What of the policy is trained."""
     hardware: HardwareRecipe = HardwareRecipe()
     """What a node must have."""
+    breaker: BreakerRecipe = BreakerRecipe()
+    """When slashing pauses because many fail alike."""
     min_software: Annotated[str, Field(pattern=r"^(\d{1,5}(\.\d{1,5}){0,3})?$")] = ""
     """Oldest version of this software that workers and validators may run; empty for any."""
 

@@ -20,6 +20,7 @@ from muster.orchestrator.db.engine import Database
 from muster.orchestrator.loop import (
     commit_once,
     follow_once,
+    guard_once,
     punish_once,
     record_once,
     settle_once,
@@ -78,6 +79,10 @@ class Bench:
 
     async def record(self) -> None:
         await record_once(self.services, self.backoff)
+        await self.follow()
+
+    async def guard(self) -> None:
+        await guard_once(self.services, self.backoff)
         await self.follow()
 
     async def settle(self) -> None:

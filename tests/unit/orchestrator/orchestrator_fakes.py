@@ -14,6 +14,7 @@ from muster.chain import (
     Event,
     Fault,
     OutcomeProof,
+    PauseCause,
     Poll,
     RunConfig,
     RunTerms,
@@ -33,7 +34,13 @@ from muster.protocol.messages import (
     Ticket,
     Verdict,
 )
-from muster.protocol.recipe import HardwareRecipe, Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.recipe import (
+    BreakerRecipe,
+    HardwareRecipe,
+    Recipe,
+    SamplingRecipe,
+    TrainingRecipe,
+)
 from muster.tasks.sort_digits import make_task_set
 
 RUN = RunId(1)
@@ -77,7 +84,7 @@ class FakeLedger:
     fail_next: Exception | None = None
     lose_next: Exception | None = None
 
-    def _maybe_fail(self) -> None:
+    def maybe_fail(self) -> None:
         error, self.fail_next = self.fail_next, None
         if error is not None:
             raise error
@@ -88,7 +95,7 @@ class FakeLedger:
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
     ) -> tuple[int, object]:
-        self._maybe_fail()
+        self.maybe_fail()
         self.committed.append((root, count, units))
         return self.commit(run_id, root, count, units), object()
 
@@ -113,7 +120,7 @@ class FakeLedger:
     async def post_outcomes(
         self, batch: Batch, records: bytes, signatures: Sequence[bytes]
     ) -> object:
-        self._maybe_fail()
+        self.maybe_fail()
         batch_id = batch.batch_id
         if any(p[0] == batch_id for p in self.posted):
             raise ContractRevert("LedgerOutcomesPosted", (batch_id,))
@@ -128,7 +135,7 @@ class FakeLedger:
     async def execute_fraud(
         self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
     ) -> object:
-        self._maybe_fail()
+        self.maybe_fail()
         record = OutcomeRecord.from_bytes(outcome.record)
         assert record.file_hash == submission.file_hash
         assert len(node_signature) == 65
@@ -148,7 +155,7 @@ class FakeLedger:
         return object()
 
     async def finalise_fraud(self, outcome: OutcomeProof) -> object:
-        self._maybe_fail()
+        self.maybe_fail()
         self.finalised.append(outcome)
         record = OutcomeRecord.from_bytes(outcome.record)
         offence = record.offence(RUN)
@@ -163,6 +170,37 @@ class FakeLedger:
 
     async def stake_per_unit(self) -> int:
         return STAKE_PER_UNIT
+
+
+class FakeRuns:
+    """The run registry; pauses last 30 s, the next may come 200 s later."""
+
+    def __init__(self, ledger: FakeLedger, account: Address) -> None:
+        self._ledger, self._account = ledger, account
+        self.pauses: list[tuple[PauseCause, int, Hash32]] = []
+
+    async def slash_cooldown(self) -> int:
+        return 200
+
+    async def pause_slashing(
+        self, run_id: RunId, cause: PauseCause, reason: int, evidence_hash: Hash32
+    ) -> object:
+        ledger = self._ledger
+        ledger.maybe_fail()
+        self.pauses.append((cause, reason, evidence_hash))
+        ledger.events.append(
+            ledger.emit(
+                "RunRegistry",
+                "SlashingPaused",
+                run_id=run_id,
+                by=self._account,
+                cause=list(PauseCause).index(cause),
+                reason=reason,
+                evidence_hash=evidence_hash,
+                until=ledger.emit.now() + 30,
+            )
+        )
+        return object()
 
 
 class FakeFaults:
@@ -186,7 +224,7 @@ class FakeFaults:
         return self._punish(Fault.MISSED_DEADLINE, subject, validator)
 
     def _punish(self, fault: Fault, subject: Hash32, validator: Address) -> object:
-        self._ledger._maybe_fail()
+        self._ledger.maybe_fail()
         self.punished.append((fault, validator))
         number = FAULTS.index(fault)
         offence = keccak(
@@ -219,6 +257,10 @@ class Named:
     @property
     def faults(self) -> Named:
         return Named(self._chain, self._label, "faults")
+
+    @property
+    def runs(self) -> Named:
+        return Named(self._chain, self._label, "runs")
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
         async def write(*args: Any) -> Any:
@@ -255,6 +297,7 @@ class FakeChain:
         self.emit = Emitter(lambda: self.time)
         self.ledger = FakeLedger(self.emit)
         self.faults = FakeFaults(self.ledger)
+        self.runs = FakeRuns(self.ledger, account)
         self.escrow = FakeEscrow()
         self.rewind_next: int | None = None
         self.done: dict[str, tuple[int, Any]] = {}
@@ -300,6 +343,7 @@ class Network:
         *,
         training: TrainingRecipe | None = None,
         hardware: HardwareRecipe | None = None,
+        breaker: BreakerRecipe | None = None,
     ) -> None:
         self.keys = Keys()
         self.recipe = Recipe(
@@ -309,6 +353,8 @@ class Network:
             ),
             training=training or TrainingRecipe(steps=3, submissions_per_step=2, max_async_level=1),
             hardware=hardware or HardwareRecipe(),
+            # There are three workers: only tests of the breaker trip it.
+            breaker=breaker or BreakerRecipe(min_workers=4),
         )
         calibration, tasks = b"calibration", make_task_set(4, seed=0)
         self.documents = {keccak(d): d for d in (self.recipe.to_bytes(), calibration)}

@@ -24,6 +24,7 @@ OPS = Path(__file__).parents[3] / "ops"
 ALERTS = OPS / "prometheus" / "alerts.yml"
 GRAFANA = OPS / "grafana" / "muster-run.json"
 WANTED = {"CollapseSignature", "ValidatorAbsent", "RejectRateSpike", "ManyWorkersFailOneCheck"}
+WANTED |= {"SlashingPaused"}
 
 
 def rules() -> list[dict[str, object]]:

@@ -39,8 +39,9 @@ async def run_info(run_id: int, services: ServicesDep) -> RunInfo:
 
 @router.get("/documents/{document_hash}")
 async def document(document_hash: str, services: ServicesDep) -> Response:
-    """Return a pinned document's bytes, or the range of them that is asked for."""
-    data = services.documents.get(to_hash32(document_hash))
+    """Return a pinned document or a pause's evidence, or the range of it that is asked for."""
+    name = to_hash32(document_hash)
+    data = services.documents.get(name) or services.breaker.document(name)
     if data is None:
         raise refuse("document_unknown", "the run pins no document with this hash")
     headers = {"cache-control": "public, max-age=31536000, immutable"}

@@ -12,6 +12,7 @@ from muster.orchestrator.db.models import IdentityRow
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.blobs import S3Blobs
+from muster.orchestrator.services.breaker import Breaker
 from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.checking import CheckingDesk
 from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
@@ -113,6 +114,8 @@ class Services(Ground):
     """Their proofs that they recomputed them."""
     retention: Retention | None
     """Files to drop; None when they are kept for ever."""
+    breaker: Breaker
+    """Whether slashing must pause."""
     settlement: Settlement
     """Fraud to execute and finalise."""
     faults: Faults
@@ -228,6 +231,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
             clock=ground.clock,
         ),
         retention=await _retention(ground),
+        breaker=await _breaker(ground),
         settlement=Settlement(
             ground.projection,
             challenge_window_s=await ground.chain.ledger.challenge_window(),
@@ -250,11 +254,24 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
             heartbeats=heartbeats,
             training=training,
             recipe=ground.recipe,
+            now=ground.chain_clock.now,
         ),
         feed=StatusFeed(
             max_listeners=settings.max_listeners,
             max_per_host=settings.max_listeners_per_host,
         ),
+    )
+
+
+async def _breaker(ground: Ground) -> Breaker:
+    return Breaker(
+        database=ground.database,
+        projection=ground.projection,
+        limits=ground.recipe.breaker,
+        folder=ground.settings.files,
+        cooldown_s=await ground.chain.runs.slash_cooldown(),
+        outcome_deadline_s=await ground.chain.ledger.outcome_deadline(),
+        now=ground.chain_clock.now,
     )
 
 

@@ -116,6 +116,10 @@ def _set_chain(services: Services) -> None:
     states = Counter(slash.state for slash in view.slashes)
     for state in SlashState:
         metrics.SLASHES.labels(state=state.value).set(states[state])
+    paused_s = services.projection.run.slashing_paused_until - services.chain_clock.now()
+    metrics.SLASHING_PAUSED_SECONDS.set(max(0, paused_s))
+    failure = services.breaker.failure
+    metrics.CORRELATED_FAILURE.set(failure.check if failure else 0)
     metrics.OPEN_CASES.set(sum(not case.closed for case in view.cases.values()))
     metrics.BLOCK.set(health.head or 0)
     metrics.CHAIN_TIME_SECONDS.set(services.chain_clock.now())

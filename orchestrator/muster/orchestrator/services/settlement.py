@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.chain import OutcomeProof, SlashState
-from muster.orchestrator.services.projection import Projection
+from muster.orchestrator.services.breaker import suspects
+from muster.orchestrator.services.projection import Judged, Projection
+from muster.protocol.breaker import check_of
 from muster.protocol.ids import Hash32
 from muster.protocol.messages import Verdict
 
@@ -27,10 +29,11 @@ class Settlement:
         self.challenge_window_s = challenge_window_s
         self._now = now
 
-    def to_execute(self) -> list[Place]:
-        """Return the outcomes whose standing verdict is fraud and that were not executed.
+    def to_execute(self, failing_check: int | None = None) -> list[Place]:
+        """Return the outcomes whose standing verdict is fraud and that are to be executed now.
 
-        None while slashing is paused: the ledger would refuse.
+        None while slashing is paused: the ledger would refuse. Frauds that many failures alike
+        make doubtful wait for juries, see `_waits`; `failing_check` is the check that many fail.
         """
         view = self._projection.view
         if self._projection.run.is_slashing_paused(self._now()):
@@ -45,7 +48,33 @@ class Settlement:
             if self._projection.batch(place[0]) is not None
             and self._offence(place) not in executed
             and view.standing_verdict(*place) is Verdict.FRAUD
+            and not self._waits(place, failing_check)
         ]
+
+    def _waits(self, place: Place, failing_check: int | None) -> bool:
+        """Return whether a fraud verdict is doubtful and can still be overturned.
+
+        It is while many fail its check, and from a pause about it until its challenge window, which
+        the pause prolongs, is over. Never where a jury found it, nor once its worker's stake is on
+        the way out: an escrow can be given back, stake that left cannot be slashed.
+        """
+        view, run = self._projection.view, self._projection.run
+        batch = view.batches[place[0]]
+        record = (batch.records or ())[place[1]]
+        worker = view.worker_by_id.get(record.worker_id)
+        is_leaving = worker is None or worker.unbonding_wei > 0
+        if record.verdict is not Verdict.FRAUD or batch.posted_at is None or is_leaving:
+            return False
+        if check_of(record.reason) == failing_check:
+            return True
+        if not suspects(run, Judged(*place, record), batch.posted_at, self.challenge_window_s):
+            return False
+        closes_at = run.fraud_closes_at(batch.posted_at, self.challenge_window_s)
+        return self._now() < closes_at or self._is_disputed(place)
+
+    def _is_disputed(self, place: Place) -> bool:
+        cases = self._projection.view.cases.values()
+        return any((c.batch_id, c.position) == place and not c.closed for c in cases)
 
     def _offence(self, place: Place) -> Hash32 | None:
         """Return the judged file's name in slashes: it is slashed once, whatever its batch."""

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from sqlalchemy import func, select
 
@@ -21,7 +22,7 @@ from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.training import TrainingMetrics
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, Hash32, Step
-from muster.protocol.messages import OutcomeRecord
+from muster.protocol.messages import OutcomeRecord, Reason
 from muster.protocol.recipe import Recipe
 
 SHOWN_WORKERS = 200
@@ -160,6 +161,15 @@ class Status:
     """Latest first."""
     submissions: list[SubmissionStatus] = field(default_factory=list)
     """Latest first."""
+    slashing_paused_until: int | None = None
+    """When the pause of slashing ends, by the chain's clock; None while there is none."""
+    slashing_paused_for: str | None = None
+    """Why: the cause, and the failed check's reason where it has one."""
+
+
+def reason_name(code: int) -> str:
+    """Return a reason's name; its number when this version does not know it."""
+    return Reason(code).name.lower() if code in set(Reason) else str(code)
 
 
 class StatusDesk:
@@ -175,6 +185,7 @@ class StatusDesk:
         heartbeats: Heartbeats,
         training: TrainingMetrics,
         recipe: Recipe,
+        now: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
@@ -184,6 +195,7 @@ class StatusDesk:
         self._heartbeats = heartbeats
         self._training = training
         self._recipe = recipe
+        self._now = now
         self._monotonic = monotonic
         self._building = asyncio.Lock()
         self._latest: tuple[float, Status | None] = (0.0, None)
@@ -234,7 +246,16 @@ class StatusDesk:
             eval_reward=_thin(self._training.series("eval_reward")),
             slashes=[self.slash(s) for s in projection.view.slashes[: -SHOWN_SLASHES - 1 : -1]],
             submissions=submissions,
+            **self._pause(),
         )
+
+    def _pause(self) -> dict[str, Any]:
+        run = self._projection.run
+        if not run.is_slashing_paused(self._now()):
+            return {}
+        last = run.pauses[-1]
+        reason = f": {reason_name(last.reason)}" if last.reason else ""
+        return {"slashing_paused_until": last.until, "slashing_paused_for": f"{last.cause}{reason}"}
 
     def step(self) -> Step:
         """Return the training step that is being collected, the last one at the end."""

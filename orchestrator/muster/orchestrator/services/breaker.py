@@ -1,0 +1,226 @@
+"""The breaker: watches whether many independent workers fail one check, and pauses slashing then.
+
+What validators handed in counts before it is posted, so that a pause can be there before the first
+stake is taken. The pause itself is on chain, bounded, with the evidence's hash; here it is decided
+when to call it, and the evidence is kept for whoever asks. It holds as long as the failures do:
+afterwards everything goes on by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from sqlalchemy import select
+
+from muster.chain import BatchView, PauseCause, RunView
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.models import OutcomesRow
+from muster.orchestrator.services.projection import Judged, Projection
+from muster.protocol.breaker import CorrelatedFailure, correlated_failure
+from muster.protocol.encoding import canonical_json, hex0x, keccak
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32
+from muster.protocol.messages import OutcomeRecord, Verdict, unpack_records
+from muster.protocol.recipe import BreakerRecipe
+
+logger = logging.getLogger(__name__)
+
+Standing = tuple[OutcomeRecord, Verdict]
+"""An outcome and the verdict that stands for it."""
+EVIDENCE = "evidence"
+"""The folder, in the files folder."""
+MAX_PLACES = 10_000
+"""Frauds that the evidence of a pause lists."""
+MAX_LOOKED = 20_000
+"""Outcomes of the window that one look takes in, the newest: a look must stay cheap."""
+LOOK_INTERVAL_S = 2.0
+"""Least time between two looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Why slashing is to be paused."""
+
+    failure: CorrelatedFailure
+    """What was found."""
+    document: bytes
+    """Canonical JSON that says so, with every fraud that it rests on."""
+
+    @property
+    def hash(self) -> Hash32:
+        """Keccak-256 of the document, which goes on chain."""
+        return keccak(self.document)
+
+
+class Breaker:
+    """Says when slashing must pause."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        projection: Projection,
+        limits: BreakerRecipe,
+        folder: Path,
+        cooldown_s: int,
+        outcome_deadline_s: int,
+        now: Callable[[], int],
+    ) -> None:
+        self._database = database
+        self._projection = projection
+        self._limits = limits
+        self._folder = folder / EVIDENCE
+        self._cooldown_s = cooldown_s
+        self._outcome_deadline_s = outcome_deadline_s
+        self._now = now
+        self.failure: CorrelatedFailure | None = None
+        """What the last look found."""
+
+    async def look(self) -> CorrelatedFailure | None:
+        """Look at the window's outcomes, posted and handed in; return what trips the breaker."""
+        posted = list(self._posted())
+        standing = [(each.record, self._stands(each)) for each in posted]
+        fresh = Counter(r.worker_id for r, verdict in standing if verdict is Verdict.ACCEPTED)
+
+        def accepted_before(worker_id: int) -> int:
+            return self._projection.tally(worker_id).accepted - fresh[worker_id]
+
+        outcomes = [*standing, *await self._waiting()]
+        before = self.failure
+        self.failure = correlated_failure(outcomes, self._limits, accepted_before)
+        self._say(before)
+        return self.failure
+
+    def may_pause(self) -> bool:
+        """Return whether the chain would take a pause now."""
+        last = self._projection.run.slashing_paused_until
+        return last == 0 or self._now() >= last + self._cooldown_s
+
+    async def evidence(self) -> Evidence | None:
+        """Return what a pause now would rest on, kept on disk; None when nothing calls for one."""
+        failure = self.failure
+        if failure is None:
+            return None
+        found = Evidence(failure, self._document(failure, await self._waiting()))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / f"{hex0x(found.hash)}.json").write_bytes(found.document)
+        return found
+
+    def document(self, name: Hash32) -> bytes | None:
+        """Return the evidence with a hash, if it is kept here."""
+        path = self._folder / f"{hex0x(name)}.json"
+        return path.read_bytes() if path.is_file() else None
+
+    def _since(self) -> int:
+        """Return the first second of the window."""
+        return self._now() - self._limits.window_s
+
+    def _is_new(self, batch: BatchView) -> bool:
+        """Return whether a batch was committed since the last pause began: what led to that pause,
+        or was on its way then, is not counted again.
+        """
+        pauses = self._projection.run.pauses
+        return not pauses or batch.committed_at > pauses[-1].began_at
+
+    def _posted(self) -> Iterator[Judged]:
+        return islice(self._all_posted(), MAX_LOOKED)
+
+    def _all_posted(self) -> Iterator[Judged]:
+        since, view = self._since(), self._projection.view
+        for batch in reversed(view.batches.values()):
+            if batch.committed_at < since - self._outcome_deadline_s or not self._is_new(batch):
+                return
+            if batch.run_id != self._projection.run_id or (batch.posted_at or 0) < since:
+                continue
+            for position, record in enumerate(batch.records or ()):
+                yield Judged(batch.batch_id, position, record)
+
+    def _stands(self, judged: Judged) -> Verdict:
+        return self._projection.standing_verdict(judged)
+
+    async def _waiting(self) -> list[Standing]:
+        """Return what seated validators handed in about batches that have no outcomes yet."""
+        since = self._since()
+        waiting = {
+            batch.batch_id
+            for batch in self._projection.unjudged
+            if batch.committed_at >= since and self._is_new(batch)
+        }
+        if not waiting:
+            return []
+        async with self._database.read() as session:
+            # The newest ones: SQLite limits the variables of a statement.
+            newest = sorted(waiting)[-500:]
+            rows = await session.scalars(
+                select(OutcomesRow).where(OutcomesRow.batch_id.in_(newest))
+            )
+            seated = set(self._projection.run.validators)
+            packed = [row.records for row in rows if row.validator in seated]
+        return [(record, record.verdict) for data in packed for record in _unpacked(data)]
+
+    def _document(self, failure: CorrelatedFailure, waiting: list[Standing]) -> bytes:
+        frauds = [
+            [each.batch_id, each.position, each.record.worker_id, hex0x(each.record.file_hash)]
+            for each in self._posted()
+            if self._stands(each) is Verdict.FRAUD and each.record.worker_id in failure.failing
+        ]
+        unposted = [
+            [record.worker_id, hex0x(record.file_hash)]
+            for record, verdict in waiting
+            if verdict is Verdict.FRAUD and record.worker_id in failure.failing
+        ]
+        said = {
+            "cause": PauseCause.CORRELATED_FAILURES.value,
+            "run": self._projection.run_id,
+            "check": failure.check,
+            "reason": failure.reason.name,
+            "share_ppm": round(failure.share * 1_000_000),
+            "workers_failing": list(failure.failing),
+            "workers_seen": failure.seen,
+            "window": [self._since(), self._now()],
+            "limits": json.loads(self._limits.model_dump_json()),
+            "frauds_posted": frauds[:MAX_PLACES],
+            "frauds_handed_in": unposted[:MAX_PLACES],
+        }
+        return canonical_json(said)
+
+    def _say(self, before: CorrelatedFailure | None) -> None:
+        failure = self.failure
+        if failure is not None and (before is None or before.check != failure.check):
+            logger.error(
+                "many workers fail one check, their slashes wait",
+                extra={
+                    "check": failure.check,
+                    "reason": failure.reason.name,
+                    "workers": len(failure.failing),
+                    "share": round(failure.share, 3),
+                    "hint": "look at validators, verifiers, calibration before it ends",
+                },
+            )
+        elif failure is None and before is not None:
+            logger.warning("no check is failed by many workers any more")
+
+
+def suspects(run: RunView, judged: Judged, posted_at: int, window_s: int) -> bool:
+    """Return whether a pause is about a fraud verdict: it met its challenge window, and names its
+    check or none.
+    """
+    reason = int(judged.reason)
+    return any(
+        pause.meets(posted_at, posted_at + window_s)
+        and (pause.reason == 0 or pause.reason // 10 == reason // 10)
+        for pause in run.pauses
+    )
+
+
+def _unpacked(data: bytes) -> list[OutcomeRecord]:
+    try:
+        return unpack_records(data)
+    except EncodingError:  # what is kept was checked; a damaged row must not stop the breaker
+        return []
