@@ -41,7 +41,7 @@ class Outcome:
     statuses: Counter[int] = field(default_factory=Counter)
     """Answers by status."""
     answers: list[bytes] = field(default_factory=list)
-    """The answers' bodies, as they came."""
+    """The answers' bodies, in the order of the requests."""
 
     @property
     def per_s(self) -> float:
@@ -60,17 +60,17 @@ class _Connection(asyncio.Protocol):
     def __init__(self, load: _Load) -> None:
         self._load = load
         self._received = b""
-        self._due: float | None = None
+        self._sent: tuple[int, float] | None = None
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def send(self, due: float, request: bytes) -> None:
+    def send(self, number: int, due: float, request: bytes) -> None:
         """Send a request."""
         assert self._transport is not None
-        self._due = due
+        self._sent = number, due
         self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -88,7 +88,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """Note a request that gets no answer."""
-        if self._due is not None:
+        if self._sent is not None:
             self._finish(BROKEN, b"")
 
     def close(self) -> None:
@@ -97,16 +97,20 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def _finish(self, status: int, body: bytes) -> None:
-        assert self._due is not None
-        due, self._due = self._due, None
-        self._load.note(self, due, status, body)
+        assert self._sent is not None
+        (number, due), self._sent = self._sent, None
+        outcome = self._load.outcome
+        outcome.seconds.append(time.perf_counter() - due)
+        outcome.statuses[status] += 1
+        outcome.answers[number] = body
+        self._load.go_on(self if status != BROKEN else None)
 
 
 class _Load:
     """Hands requests that are due to connections that are free."""
 
     def __init__(self, requests: Sequence[bytes], rate: float | None) -> None:
-        self.outcome = Outcome()
+        self.outcome = Outcome(answers=[b""] * len(requests))
         self._requests = requests
         self._rate = rate
         self._began = 0.0
@@ -135,15 +139,11 @@ class _Load:
             connection.close()
         return self.outcome
 
-    def note(self, connection: _Connection, due: float, status: int, body: bytes) -> None:
-        """Take down an answer; the connection gets what waits."""
-        outcome = self.outcome
-        outcome.seconds.append(time.perf_counter() - due)
-        outcome.statuses[status] += 1
-        outcome.answers.append(body)
-        if status != BROKEN:
-            self._free.append(connection)
-        if len(outcome.seconds) == len(self._requests):
+    def go_on(self, free: _Connection | None) -> None:
+        """Give a connection that is free again what waits."""
+        if free is not None:
+            self._free.append(free)
+        if len(self.outcome.seconds) == len(self._requests):
             self._done.set()
         else:
             self._send_due()
@@ -154,8 +154,8 @@ class _Load:
             due = now if self._rate is None else self._began + self._sent / self._rate
             if due > now:
                 return
+            self._free.popleft().send(self._sent, due, self._requests[self._sent])
             self._sent += 1
-            self._free.popleft().send(due, self._requests[self._sent - 1])
 
 
 async def drive(
