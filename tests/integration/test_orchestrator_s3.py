@@ -52,6 +52,6 @@ async def test_storage_that_lies_is_noticed(network: Network, bucket: str) -> No
     async with running(network, bucket=bucket) as url:
         submission = await network.upload(url, 0, b"rows")
         async with network.api(url, VALIDATORS[0]) as api:
-            await S3Blobs(bucket).put(f"{submission.file_hash.hex()}.parquet", b"other rows")
+            await S3Blobs(bucket).put({f"{submission.file_hash.hex()}.parquet": b"other rows"})
             with pytest.raises(ApiError, match="hashes to something else"):
                 await api.file(submission.file_hash)

@@ -60,6 +60,8 @@ PUNISH_INTERVAL_S = 5.0
 """Time between two looks for validators to have punished."""
 COLLECT_INTERVAL_S = 600.0
 """Time between two looks for files to drop."""
+CHECKPOINT_INTERVAL_S = 0.5
+"""Time between two looks at how long the database's log is."""
 PURGE_INTERVAL_S = 60.0
 """Time between two clearings of expired nonces."""
 
@@ -74,6 +76,7 @@ async def run(services: Services, reader: ReaderPort, leadership: Leadership | N
         tasks.create_task(_lasting(services, partial(follow, services, reader)))
         tasks.create_task(_lasting(services, partial(announce, services)))
         tasks.create_task(_lasting(services, partial(purge, services)))
+        tasks.create_task(checkpoint(services))
         if leadership is None:
             tasks.create_task(write(services))
         else:
@@ -357,6 +360,13 @@ async def purge(services: Services) -> NoReturn:
     while True:
         await asyncio.sleep(PURGE_INTERVAL_S)
         await services.nonces.purge()
+
+
+async def checkpoint(services: Services) -> NoReturn:
+    """Keep the database's log short."""
+    while True:
+        await asyncio.sleep(CHECKPOINT_INTERVAL_S)
+        await services.database.checkpoint()
 
 
 async def _transact(

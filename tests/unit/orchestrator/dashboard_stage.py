@@ -20,7 +20,7 @@ from orchestrator_fakes import RUN, Network
 from sqlalchemy import insert
 
 from muster.chain import ZERO_ADDRESS
-from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.engine import Database, continue_numbers
 from muster.orchestrator.db.models import BatchRow, HeartbeatRow, LeaseRow, SubmissionRow
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, Step, to_address
@@ -298,6 +298,7 @@ async def store_rows(history: History, database: Database) -> None:
             await session.execute(insert(BatchRow), history.batches)
         for start in range(0, len(history.rows), 10_000):
             await session.execute(insert(SubmissionRow), history.rows[start : start + 10_000])
+        await continue_numbers(session)
 
 
 def _beats(history: History, bench: Bench) -> Iterator[dict[str, Any]]:
@@ -325,6 +326,7 @@ def _lease(history: History, bench: Bench) -> dict[str, Any]:
         "node": history.network.view.workers[claim.worker].node, "worker": claim.worker,
         "step": 1 << 20, "index": 0, "deadline": deadline, "ticket": ticket.to_json(),
         "signature": bytes(65), "is_filled": False,
+        "policy_version": ticket.policy_version,
     }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ async def content(blobs: Blobs, name: str) -> bytes | None:
 async def test_file_is_kept_as_it_was(blobs: Blobs, tmp_path: Path, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     (tmp_path / "upload").write_bytes(data)
-    await blobs.take("a.parquet", tmp_path / "upload")
+    await blobs.take({"a.parquet": tmp_path / "upload"})
     assert await content(blobs, "a.parquet") == data
     await blobs.fetch("a.parquet", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == data
@@ -53,14 +53,14 @@ async def test_file_is_kept_as_it_was(blobs: Blobs, tmp_path: Path, size: int) -
 
 async def test_later_bytes_take_the_place_of_earlier_ones(blobs: Blobs) -> None:
     for data in (b"{}", b"{1}"):
-        await blobs.put("batches/a.json", data)
+        await blobs.put({"batches/a.json": data})
     assert list(blobs.read_folder("batches")) == [("batches/a.json", b"{1}")]
 
 
 async def test_folders_are_apart(blobs: Blobs) -> None:
-    await blobs.put("b.json", b"top b")
-    await blobs.put("a.json", b"top a")
-    await blobs.put("batches/c.json", b"batch")
+    await blobs.put({"b.json": b"top b"})
+    await blobs.put({"a.json": b"top a"})
+    await blobs.put({"batches/c.json": b"batch"})
     assert list(blobs.read_folder("")) == [("a.json", b"top a"), ("b.json", b"top b")]
     assert list(blobs.read_folder("batches")) == [("batches/c.json", b"batch")]
     assert list(blobs.read_folder("outcomes")) == []
@@ -74,7 +74,7 @@ async def test_lines_come_back_in_order(blobs: Blobs) -> None:
 
 
 async def test_what_is_deleted_is_nowhere(blobs: Blobs) -> None:
-    await blobs.put("a.parquet", b"data")
+    await blobs.put({"a.parquet": b"data"})
     for _ in range(2):
         await blobs.delete("a.parquet")
         assert await blobs.find("a.parquet") is None
@@ -87,7 +87,7 @@ async def test_bucket_that_is_not_there_takes_nothing(
         monkeypatch.setenv(name, value)
     blobs = S3Blobs("s3://nowhere/run")
     with pytest.raises(OSError, match="not found"):
-        await blobs.put("a.json", b"{}")
+        await blobs.put({"a.json": b"{}"})
     with pytest.raises(StorageError, match="unusable"):
         list(blobs.read_folder(""))
 

@@ -36,6 +36,22 @@ def test_migrations_go_down_to_nothing_and_up_again(tmp_path: Path) -> None:
     engine.dispose()
 
 
+def test_open_leases_keep_their_policy_version_when_migrated(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/database")
+    with engine.begin() as connection:
+        migrate(connection, "0006")
+        connection.execute(
+            text(
+                'INSERT INTO leases (node, worker, step, "index", deadline, ticket, signature,'
+                " is_filled) VALUES ('n', 'w', 1, 0, 9, :ticket, x'00', false)"
+            ),
+            {"ticket": '{"policy_version": 7}'},
+        )
+        migrate(connection)
+        assert connection.execute(text("SELECT policy_version FROM leases")).scalar_one() == 7
+    engine.dispose()
+
+
 async def test_database_keeps_its_rows_when_reopened(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "database"
     for step in (1, 2):
@@ -55,6 +71,23 @@ async def test_database_is_in_wal_mode(tmp_path: Path) -> None:
     async with database.read() as session:
         assert await session.scalar(text("PRAGMA journal_mode")) == "wal"
     await database.close()
+
+
+async def test_log_does_not_grow_beyond_what_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.orchestrator.db.engine.LOG_BYTES", 100_000)
+    path = tmp_path / "database"
+    log, lengths = tmp_path / "database-wal", []
+    database = await Database.open(path)
+    for step in range(6):
+        async with database.write() as session:
+            figures = {str(number): 0.5 for number in range(10_000)}
+            session.add(MetricsRow(step=step, figures=figures, revision=step))
+        await database.checkpoint()
+        lengths.append(log.stat().st_size)
+    await database.close()
+    assert max(lengths[1:]) <= 2 * lengths[0]
 
 
 async def test_nothing_is_written_when_a_write_fails(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import httpx
 import pytest
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN, submission_for
+from sqlalchemy import select
 
 from muster.api import Lease
 from muster.api.limits import MAX_FILE_BYTES
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, sign_request
 from muster.chain import WorkerStatus
+from muster.orchestrator.db.models import SubmissionRow
 from muster.protocol.encoding import canonical_json, file_hash, hex0x
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
@@ -234,3 +236,32 @@ async def test_upload_is_refused_when_the_claim_does_not_parse(bench: Bench, val
     submission = await lease(bench)
     response = await raw_put(bench, submission, BODY, headers={SUBMISSION_HEADER: value})
     assert (response.status_code, response.json()["error"]["code"]) == (422, "bad_submission")
+
+
+async def test_uploads_that_come_together_are_decided_one_by_one(bench: Bench) -> None:
+    leases = []
+    for number in range(3):
+        async with bench.node(number) as api:
+            lease = await api.lease(RUN)
+            assert isinstance(lease, Lease)
+            leases.append(lease)
+
+    async def submit(number: int, body: bytes) -> str:
+        submission = submission_for(leases[number].ticket, body)
+        signature = bench.network.sign_submission(submission, number)
+        try:
+            async with bench.node(number) as api:
+                await api.submit(submission, signature, body)
+        except ApiError as error:
+            return error.code
+        return "ok"
+
+    answers = await asyncio.gather(
+        *(submit(number, b"file %d" % number) for number in range(3)), submit(0, b"another file")
+    )
+    assert sorted(answers) == ["ok", "ok", "ok", "slot_taken"]
+    assert answers[1:3] == ["ok", "ok"]
+    kept = {stored.submission.file_hash for stored in bench.services.files.submissions()}
+    async with bench.services.database.read() as session:
+        assert set(await session.scalars(select(SubmissionRow.file_hash))) == kept
+    assert len(kept) == 3

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import RUN, Network
+from sqlalchemy import select
 
 from muster.api import Lease, NoWork
+from muster.api.client import ATTEMPTS
+from muster.orchestrator.db.models import SubmissionRow
 from muster.orchestrator.services.files import StoredBatch
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import StorageError
@@ -60,6 +63,20 @@ async def test_slots_stay_taken_when_the_database_is_deleted(tmp_path: Path) -> 
         second = await bench.upload(0, b"two")
         await bench.upload(1, b"three")
     assert (first.index, second.index) == (0, 1)
+
+
+async def test_uploads_are_numbered_on_when_the_database_is_deleted(tmp_path: Path) -> None:
+    network = Network(training=WIDE)
+    async with open_bench(tmp_path, network) as bench:
+        # More than a client's attempts: each would use up one number that is taken.
+        for number in range(2 * ATTEMPTS):
+            await bench.upload(0, b"%d" % number)
+    delete_database(tmp_path)
+    async with open_bench(tmp_path, network, start_s=1) as bench:
+        await bench.upload(1, b"another")
+        async with bench.services.database.read() as session:
+            numbers = list(await session.scalars(select(SubmissionRow.sequence)))
+    assert sorted(numbers) == list(range(1, 2 * ATTEMPTS + 2))
 
 
 async def test_capacity_is_the_same_when_the_database_is_deleted(tmp_path: Path) -> None:

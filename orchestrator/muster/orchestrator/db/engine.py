@@ -34,6 +34,8 @@ MIGRATION_LOCK, WRITER_LOCK, LEADER_LOCK = range(0x6D7573_74_01, 0x6D7573_74_04)
 """Advisory locks in PostgreSQL: held while migrating, per exclusive write, and by the leader."""
 POOL_SIZE = 10
 """Connections to PostgreSQL that one process keeps; more wait for one."""
+LOG_BYTES = 8 << 20
+"""Length from which SQLite's log is moved into the file."""
 STATEMENT_TIMEOUT_S = 30
 """How long PostgreSQL may take for a statement, waiting for locks included."""
 
@@ -91,11 +93,31 @@ class Database:
         await self._writer.dispose()
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncSession]:
-        """Yield a session on the last committed state."""
+    async def read(self, *, is_look_up: bool = False) -> AsyncIterator[AsyncSession]:
+        """Yield a session on the last committed state.
+
+        For a few rows found by their keys, `is_look_up` spares SQLite a thread.
+        """
+        engine = self._writer if is_look_up else self._engine
         try:
-            async with AsyncSession(self._engine, expire_on_commit=False) as session:
+            async with AsyncSession(engine, expire_on_commit=False) as session:
                 yield session
+        except DBAPIError as error:
+            raise unusable(self.place, error) from error
+
+    async def checkpoint(self) -> None:
+        """Move what SQLite's writers logged into the file once the log is long; in a thread."""
+        if isinstance(self.place, Path) and _log_bytes(self.place) > LOG_BYTES:
+            await self._checkpoint()
+            # Writers went on. Without them the little that is left goes too, and the log starts
+            # over with the next of them.
+            async with self.writing:
+                await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        try:
+            async with self._engine.connect() as connection:
+                await connection.execute(text("PRAGMA wal_checkpoint(PASSIVE)"))
         except DBAPIError as error:
             raise unusable(self.place, error) from error
 
@@ -142,6 +164,19 @@ def migrate(connection: Connection, revision: str = "head") -> None:
         command.upgrade(config, revision)
 
 
+async def continue_numbers(session: AsyncSession) -> None:
+    """Let the next submission be numbered after those that were written with their numbers."""
+    # SQLite counts from the highest there is, PostgreSQL from the last that it gave itself.
+    if session.get_bind().dialect.name == "postgresql":
+        await session.execute(_CONTINUE)
+
+
+_CONTINUE = text(
+    "SELECT setval(pg_get_serial_sequence('submissions', 'sequence'), max(sequence))"
+    " FROM submissions"
+)
+
+
 def _sqlite_engine(path: Path) -> AsyncEngine:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,6 +205,7 @@ registry.register("sqlite.inline", __name__, "_Inline")
 def _inline_engine(path: Path) -> AsyncEngine:
     engine = create_async_engine(f"sqlite+inline:///{path}", poolclass=AsyncAdaptedQueuePool)
     event.listen(engine.sync_engine, "connect", _on_connect)
+    event.listen(engine.sync_engine, "connect", _on_inline_connect)
     return engine
 
 
@@ -210,6 +246,18 @@ def _on_connect(connection: Any, _record: object) -> None:
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _on_inline_connect(connection: Any, _record: object) -> None:
+    # `checkpoint` comes first. This is for who writes much before anything runs in the background.
+    connection.execute("PRAGMA wal_autocheckpoint=16384")
+
+
+def _log_bytes(path: Path) -> int:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except OSError:
+        return 0
 
 
 def unusable(place: Path | str, error: Exception) -> StorageError:

@@ -65,6 +65,7 @@ class LeaseRow(Base):
         UniqueConstraint("worker", "step", "index"),
         Index(None, "deadline"),
         Index(None, "node", "deadline"),
+        Index(None, "policy_version", "is_filled", "deadline"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -85,6 +86,8 @@ class LeaseRow(Base):
     """EIP-712 `Ticket` by the orchestrator."""
     is_filled: Mapped[bool] = mapped_column(default=False)
     """Whether its submission was received."""
+    policy_version: Mapped[int]
+    """The ticket's policy version."""
 
 
 class BatchRow(Base):

@@ -16,7 +16,7 @@ class SqliteWriter:
         self._path = path
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._connection.execute("PRAGMA synchronous=NORMAL")
-        # The other connections checkpoint, in their threads.
+        # See `Database.checkpoint`.
         self._connection.execute("PRAGMA wal_autocheckpoint=0")
 
     async def commit(

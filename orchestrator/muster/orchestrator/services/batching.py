@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.answers import BatchContents, BatchEntry
 from muster.chain import BatchView
+from muster.orchestrator.db import counts
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import BatchRow, IdentityRow, SubmissionRow, lease_of
 from muster.orchestrator.ports import ChainPort
@@ -131,17 +132,13 @@ class Batching:
         Committed batches whose outcomes are overdue count no more, so that silent validators do
         not stop the run.
         """
-        waiting = await session.scalar(
-            select(func.count())
-            .select_from(SubmissionRow)
-            .where(SubmissionRow.batch_root.is_(None))
-        )
+        waiting = await counts.waiting_submissions(session)
         composed = sum(c.count for c in self._uncommitted.values())
         overdue_before = self._now() - self._outcome_deadline_s
         committed = sum(
             b.count for b in self._projection.unjudged if b.committed_at >= overdue_before
         )
-        return (waiting or 0) + composed + committed
+        return waiting + composed + committed
 
     async def next(self) -> Composition | None:
         """Return the batch to commit now: one that is not on chain yet, or a fresh one."""

@@ -10,7 +10,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,11 +31,11 @@ URL_LIFE_S = 300
 class Blobs(Protocol):
     """Named bytes. Writes raise OSError when they did not happen."""
 
-    async def take(self, name: str, path: Path) -> None:
-        """Keep a file that is complete on the local disk; it may be moved."""
+    async def take(self, files: Mapping[str, Path]) -> None:
+        """Keep files that are complete on the local disk; they may be moved."""
 
-    async def put(self, name: str, data: bytes) -> None:
-        """Keep bytes, in place of any earlier ones."""
+    async def put(self, contents: Mapping[str, bytes]) -> None:
+        """Keep bytes by name, in place of any earlier ones."""
 
     async def append(self, name: str, line: str) -> None:
         """Add a line to a name's lines."""
@@ -65,18 +65,23 @@ class LocalBlobs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def take(self, name: str, path: Path) -> None:
-        """Move a synced file of the same file system into place."""
+    async def take(self, files: Mapping[str, Path]) -> None:
+        """Move synced files of the same file system into place."""
 
         def move() -> None:
-            path.replace(self._folder / name)
+            for name, path in files.items():
+                path.replace(self._folder / name)
             _sync_folder(self._folder)
 
         await asyncio.to_thread(move)
 
-    async def put(self, name: str, data: bytes) -> None:
-        """Write a file."""
-        await asyncio.to_thread(self._write, self._folder / name, data)
+    async def put(self, contents: Mapping[str, bytes]) -> None:
+        """Write files: their disk is waited for once for all, their folders once each."""
+        places = {self._folder / name: data for name, data in contents.items()}
+        writes = (asyncio.to_thread(self._write, path, data) for path, data in places.items())
+        await asyncio.gather(*writes)
+        for folder in {path.parent for path in places}:
+            await asyncio.to_thread(_sync_folder, folder)
 
     async def append(self, name: str, line: str) -> None:
         """Append to a file."""
@@ -117,7 +122,6 @@ class LocalBlobs:
             file.write(data)
             sync(file)
         temporary.replace(path)
-        _sync_folder(path.parent)
 
 
 class S3Blobs:
@@ -132,13 +136,13 @@ class S3Blobs:
         self._url = url
         self._store = _connect(url)
 
-    async def take(self, name: str, path: Path) -> None:
-        """Upload a file, a large one in parts."""
-        await self._put(name, path)
+    async def take(self, files: Mapping[str, Path]) -> None:
+        """Upload files, large ones in parts."""
+        await asyncio.gather(*(self._put(name, path) for name, path in files.items()))
 
-    async def put(self, name: str, data: bytes) -> None:
+    async def put(self, contents: Mapping[str, bytes]) -> None:
         """Upload bytes."""
-        await self._put(name, data)
+        await asyncio.gather(*(self._put(name, data) for name, data in contents.items()))
 
     async def append(self, name: str, line: str) -> None:
         """Upload an object of its own: objects cannot grow."""

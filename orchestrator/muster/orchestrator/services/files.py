@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,10 +139,12 @@ class FileStore:
             file = NamedTemporaryFile(dir=self._folder, suffix=TEMPORARY, delete=False)  # noqa: SIM115
         digest, size, waiting = hashlib.sha256(), 0, bytearray()
 
-        def flush() -> None:
+        def flush(*, is_last: bool = False) -> None:
             digest.update(waiting)
             file.write(waiting)
             waiting.clear()
+            if is_last:
+                sync(file)
 
         try:
             with file, _reporting_disk():
@@ -153,8 +155,7 @@ class FileStore:
                     waiting += part
                     if len(waiting) >= _FLUSH_BYTES:
                         await asyncio.to_thread(flush)
-                await asyncio.to_thread(flush)
-                await asyncio.to_thread(sync, file)
+                await asyncio.to_thread(flush, is_last=True)
         except BaseException:
             os.unlink(file.name)
             raise
@@ -164,11 +165,15 @@ class FileStore:
         """Remove an upload that is not kept."""
         received.path.unlink(missing_ok=True)
 
-    async def keep(self, received: Received, stored: StoredSubmission) -> None:
-        """Keep an upload with its submission; the sidecar comes last and makes it count."""
+    async def keep(self, uploads: Sequence[tuple[Received, StoredSubmission]]) -> None:
+        """Keep uploads with their submissions; the sidecars come last and make them count."""
+        sidecars = {
+            f"{received.file_hash.hex()}.json": stored.model_dump_json().encode()
+            for received, stored in uploads
+        }
         with _reporting_disk():
-            await self._blobs.take(_parquet(received.file_hash), received.path)
-        await self._put(f"{received.file_hash.hex()}.json", stored)
+            await self._blobs.take({_parquet(each.file_hash): each.path for each, _ in uploads})
+            await self._blobs.put(sidecars)
 
     async def drop(self, file_hash: Hash32) -> None:
         """Delete a file that nobody needs any more; its submission stays known."""
@@ -212,7 +217,7 @@ class FileStore:
 
     async def _put(self, name: str, model: BaseModel) -> None:
         with _reporting_disk():
-            await self._blobs.put(name, model.model_dump_json().encode())
+            await self._blobs.put({name: model.model_dump_json().encode()})
 
     def _parse_all(self, kind: type[M], folder: str) -> Iterator[M]:
         for name, data in self._blobs.read_folder(folder):

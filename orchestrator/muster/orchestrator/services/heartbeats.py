@@ -57,15 +57,14 @@ class Heartbeats:
 
     async def load(self) -> None:
         """Read what was heard before the start, or by other replicas since the last time."""
+        row = HeartbeatRow
+        # Columns, not rows: replicas read those of all nodes, again and again.
+        columns = select(row.node, row.policy_version, row.state, row.software, row.seen_at)
         async with self._database.read() as session:
-            rows = await session.scalars(
-                select(HeartbeatRow).where(HeartbeatRow.seen_at >= self._read_from)
-            )
-            for row in rows:
-                version = None if row.policy_version is None else PolicyVersion(row.policy_version)
-                heartbeat = Heartbeat(version, row.state, row.software, row.seen_at)
-                self._note(Address(row.node), heartbeat)
-                self._read_from = max(self._read_from, row.seen_at - CLOCK_SKEW_S)
+            found = (await session.execute(columns.where(row.seen_at >= self._read_from))).all()
+        for node, version, state, software, seen_at in found:
+            self._note(Address(node), Heartbeat(version, state, software, seen_at))
+            self._read_from = max(self._read_from, seen_at - CLOCK_SKEW_S)
 
     def beat(
         self, node: Address, policy_version: PolicyVersion | None, state: str, software: str

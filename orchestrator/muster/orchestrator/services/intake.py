@@ -5,8 +5,9 @@ Step 6 of one rollout. A slot takes one file: the same file again is harmless, a
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Select, select, update
@@ -21,7 +22,7 @@ from muster.orchestrator.services.files import FileStore, Received, StoredSubmis
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.eip712 import Domain, digest, recover
-from muster.protocol.errors import SignatureError
+from muster.protocol.errors import ApiError, SignatureError, StorageError
 from muster.protocol.ids import Address
 from muster.protocol.messages import Submission, Ticket
 
@@ -45,6 +46,35 @@ class Admitted:
     """The ticket it fills."""
     ticket_signature: bytes
     """EIP-712 `Ticket`."""
+
+
+@dataclass(slots=True)
+class Upload:
+    """An upload that is complete, on its way into the database."""
+
+    admitted: Admitted
+    """What it is."""
+    received: Received
+    """Its file."""
+    done: asyncio.Future[None]
+    """Set once it is decided."""
+    row: SubmissionRow | None = None
+    """Its row, once it has one."""
+
+    def kept(self) -> tuple[Received, StoredSubmission]:
+        """Return what to keep of it."""
+        assert self.row is not None
+        return self.received, _stored(self.admitted, self.row)
+
+    def fail(self, reason: Exception) -> None:
+        """Tell who waits that it was not taken."""
+        if not self.done.done():
+            self.done.set_exception(reason)
+
+    def succeed(self) -> None:
+        """Tell who waits that it is kept."""
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +101,15 @@ class Intake:
         self._domain = domain
         self._now = now
         self._on_received = on_received
+        self._turn = asyncio.Lock()
+        self._waiting: list[Upload] = []
 
     async def admit(
         self, worker: WorkerView, submission: Submission, signature: bytes
     ) -> Admitted | AlreadyHeld:
         """Decide, before a byte of the file is read, whether it may be uploaded."""
         self._check_claim(worker, submission, signature)
-        async with self._database.read() as session:
+        async with self._database.read(is_look_up=True) as session:
             if await self._is_held(session, submission):
                 return AlreadyHeld()
             lease = await session.scalar(lease_of(submission))
@@ -127,29 +159,68 @@ class Intake:
             await self._take_slot(admitted, received)
         except IntegrityError:
             # Another upload took the slot, or this file, at the same moment: it is committed now.
-            async with self._database.read() as session:
+            async with self._database.read(is_look_up=True) as session:
                 if not await self._is_held(session, admitted.submission):
                     raise
 
     async def _take_slot(self, admitted: Admitted, received: Received) -> None:
-        async with self._database.write(is_exclusive=False) as session:
-            if await self._is_held(session, admitted.submission):
-                return
-            row = _row(admitted, received_at=self._now(), size_bytes=received.size_bytes)
-            session.add(row)
-            # Whoever else wants the slot waits here until this transaction is decided.
-            await session.flush()
-            await session.execute(
-                update(LeaseRow)
-                .where(
-                    LeaseRow.worker == row.worker,
-                    LeaseRow.step == row.step,
-                    LeaseRow.index == row.index,
-                )
-                .values(is_filled=True)
+        upload = Upload(admitted, received, asyncio.get_running_loop().create_future())
+        if self._database.is_shared:
+            # The server's writers do not wait for each other.
+            await self._commit([upload])
+        else:
+            await self._join(upload)
+        await upload.done
+
+    async def _join(self, upload: Upload) -> None:
+        """Share a transaction, and the waiting for the disk, with uploads that came meanwhile."""
+        self._waiting.append(upload)
+        async with self._turn:
+            if not upload.done.done():
+                group, self._waiting = self._waiting, []
+                await self._commit(group)
+
+    async def _commit(self, group: Sequence[Upload]) -> None:
+        try:
+            async with self._database.write(is_exclusive=False) as session:
+                placed = [upload for upload in group if await self._place(session, upload)]
+                if placed:
+                    # Before rows are committed: a row stands for a file that is safely on disk.
+                    await self._files.keep([upload.kept() for upload in placed])
+        except BaseException as error:
+            reason = error if isinstance(error, Exception) else StorageError("stopping")
+            for upload in group:
+                upload.fail(reason)
+            if not isinstance(error, Exception):
+                raise
+        for upload in group:
+            upload.succeed()
+
+    async def _place(self, session: AsyncSession, upload: Upload) -> bool:
+        """Write an upload's row; returns whether it is new. One that is refused is told so."""
+        submission = upload.admitted.submission
+        try:
+            if await self._is_held(session, submission):
+                return False
+        except ApiError as refusal:
+            upload.fail(refusal)
+            return False
+        upload.row = row = _row(
+            upload.admitted, received_at=self._now(), size_bytes=upload.received.size_bytes
+        )
+        session.add(row)
+        # In a shared database, whoever else wants the slot waits here until this is decided.
+        await session.flush()
+        await session.execute(
+            update(LeaseRow)
+            .where(
+                LeaseRow.worker == row.worker,
+                LeaseRow.step == row.step,
+                LeaseRow.index == row.index,
             )
-            # Before the row is committed: a row stands for a file that is safely on disk.
-            await self._files.keep(received, _stored(admitted, row))
+            .values(is_filled=True)
+        )
+        return True
 
     def _check_claim(self, worker: WorkerView, submission: Submission, signature: bytes) -> None:
         if submission.run_id != self._projection.run_id:

@@ -21,12 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.chain import CheckpointView, WorkerView
+from muster.orchestrator.db import counts
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import LeaseRow, SubmissionRow
+from muster.orchestrator.db.models import LeaseRow
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.hardware import Hardware, Unfit
 from muster.orchestrator.services.projection import Projection
@@ -151,19 +152,18 @@ class Leases:
         return SignedTicket(Ticket.from_json(row.ticket), row.signature)
 
     async def _leased(self, session: AsyncSession) -> int:
-        count = await session.scalar(
-            select(func.count()).select_from(LeaseRow).where(*self._is_open())
-        )
-        return count or 0
+        return await counts.open_leases(session, now=self._now(), oldest=self._oldest_version())
 
     def _is_open(self) -> tuple[ColumnElement[bool], ...]:
-        checkpoint = self._projection.checkpoint
-        oldest = (checkpoint.version if checkpoint else 0) - self._training.max_async_level
         return (
             LeaseRow.deadline >= self._now(),
             LeaseRow.is_filled.is_(False),
-            LeaseRow.ticket["policy_version"].as_integer() >= oldest,
+            LeaseRow.policy_version >= self._oldest_version(),
         )
+
+    def _oldest_version(self) -> int:
+        checkpoint = self._projection.checkpoint
+        return (checkpoint.version if checkpoint else 0) - self._training.max_async_level
 
     async def _give(
         self, session: AsyncSession, worker: WorkerView, checkpoint: CheckpointView, step: Step
@@ -189,20 +189,13 @@ class Leases:
                 ticket=ticket.to_json(),
                 signature=signature,
                 is_filled=False,
+                policy_version=ticket.policy_version,
             )
         )
         return SignedTicket(ticket, signature)
 
     async def _next_index(self, session: AsyncSession, worker: WorkerView, step: Step) -> int:
-        last = -1
-        for table in (LeaseRow, SubmissionRow):
-            found = await session.scalar(
-                select(func.max(table.index)).where(
-                    table.worker == worker.address, table.step == step
-                )
-            )
-            last = max(last, -1 if found is None else found)
-        index = last + 1
+        index = await counts.next_index(session, worker.address, step)
         # Slots that reached the chain without this database: direct submissions, or before a loss.
         while self._projection.view.slot_used(
             self._projection.run_id, worker.worker_id, step, index

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.engine import Database, continue_numbers
 from muster.orchestrator.db.models import (
     IdentityRow,
     LeaseRow,
@@ -94,6 +94,7 @@ async def _restore_submissions(
     for sequence, stored in enumerate(in_order, start=1):
         session.add(submission_row(stored.model_copy(update={"sequence": sequence})))
     await session.flush()
+    await continue_numbers(session)
     return {s.submission.file_hash: s.submission for s in in_order}
 
 

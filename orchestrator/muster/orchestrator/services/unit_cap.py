@@ -13,7 +13,8 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.chain import WorkerView
-from muster.orchestrator.db.models import LeaseRow, SubmissionRow
+from muster.orchestrator.db import counts
+from muster.orchestrator.db.models import SubmissionRow
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.projection import Projection
 from muster.protocol.ids import Address
@@ -65,21 +66,13 @@ class UnitCap:
 
     async def in_flight(self, session: AsyncSession, worker: WorkerView, now: int) -> int:
         """Return the worker's units in flight, open leases at their maximum."""
-        leased = await session.scalar(
-            select(func.count())
-            .select_from(LeaseRow)
-            .where(
-                LeaseRow.worker == worker.address,
-                LeaseRow.is_filled.is_(False),
-                # Its upload is taken until the deadline, its batch some time longer.
-                LeaseRow.deadline >= now - COMMIT_GRACE_S,
-            )
-        )
+        # An upload is taken until the deadline, its batch some time longer.
+        leased = await counts.unfilled_leases(session, worker.address, since=now - COMMIT_GRACE_S)
         posted = self._projection.posted_units(
             worker.worker_id, posted_after=now - self._terms.challenge_window_s
         )
         uploaded = await self._without_outcomes(session, worker.address, now)
-        return (leased or 0) * self._max_units + uploaded + posted
+        return leased * self._max_units + uploaded + posted
 
     async def _without_outcomes(self, session: AsyncSession, worker: Address, now: int) -> int:
         """Return units that were uploaded or committed, have no outcomes and are not final."""

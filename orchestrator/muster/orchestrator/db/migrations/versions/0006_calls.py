@@ -11,9 +11,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the column."""
-    op.add_column(
-        "outcomes", sa.Column("received_at", sa.BigInteger, nullable=False, server_default="0")
-    )
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.add_column("outcomes", sa.Column("received_at", number, nullable=False, server_default="0"))
 
 
 def downgrade() -> None:
