@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony calibration dashboard delta diloco forgers gas history index inference resume shardcast tasks toploc trainer worker
+BENCHES := adapter asynchrony calibration dashboard delta diloco forgers gas history index inference orchestrator resume shardcast tasks toploc trainer worker
 
 .PHONY: setup vllm check fmt test test-packages test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -129,6 +129,10 @@ bench-worker: setup
 # Some minutes and 3 GB: a million submissions are written first.
 bench-dashboard: setup
 	$(BIN)/python benchmarks/dashboard.py $(ARGS)
+
+# Ten minutes and 6 GB: a million submissions are written into two databases first.
+bench-orchestrator: setup
+	$(BIN)/python benchmarks/orchestrator.py $(ARGS)
 
 bench-history: setup
 	$(BIN)/python benchmarks/history.py

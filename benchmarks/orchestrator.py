@@ -251,24 +251,18 @@ def summary(found: dict[str, list[Measured]], pages: dict[str, float]) -> dict[s
 
 def tell(kind: str, found: dict[str, list[Measured]], pages: dict[str, float]) -> None:
     """Print one database's tables."""
-    header = (
-        "",
-        "offered/s",
-        "answered/s",
-        "p50 ms",
-        "p99 ms",
-        "CPU ms",
-        "database CPU ms",
-        "load CPU ms",
-    )
+    times = ("p50_ms", "p99_ms", "cpu_ms", "database_cpu_ms", "load_cpu_ms")
+    header = ("", "offered/s", "answered/s", *times)
     rows = [
         (
-            name, "all" if one.rate is None else f"{one.rate:.0f}", f"{one.per_s:.0f}",
-            *(f"{ms:.2f}" for ms in (one.p50_ms, one.p99_ms, one.cpu_ms, one.database_cpu_ms, one.load_cpu_ms)),
+            name,
+            "all" if one.rate is None else f"{one.rate:.0f}",
+            f"{one.per_s:.0f}",
+            *(f"{getattr(one, each):.2f}" for each in times),
         )
-        for name, each in found.items()
-        for one in each
-    ]  # fmt: skip
+        for name, phases in found.items()
+        for one in phases
+    ]
     print_table(f"{kind}: requests", header, rows)
     print_table(f"{kind}: pages", ("page", "ms"), [(p, f"{ms:.1f}") for p, ms in pages.items()])
     print(f"load average {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sqlite3
@@ -74,10 +75,8 @@ class Stage:
 
     def heartbeats(self, count: int) -> list[bytes]:
         """Return signed heartbeats of the nodes in turn."""
-        keys = self.keys()
-        return [
-            self._post(keys[i % len(keys)], "/v1/heartbeat", BEAT % (i % 7)) for i in range(count)
-        ]
+        nodes = itertools.islice(itertools.cycle(self.keys()), count)
+        return [self._post(key, "/v1/heartbeat", BEAT % (i % 7)) for i, key in enumerate(nodes)]
 
     def leases(self, keys: Sequence[bytes]) -> list[bytes]:
         """Return requests of nodes for work."""

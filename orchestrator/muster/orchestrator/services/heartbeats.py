@@ -62,7 +62,8 @@ class Heartbeats:
         columns = select(row.node, row.policy_version, row.state, row.software, row.seen_at)
         async with self._database.read() as session:
             found = (await session.execute(columns.where(row.seen_at >= self._read_from))).all()
-        for node, version, state, software, seen_at in found:
+        for node, number, state, software, seen_at in found:
+            version = None if number is None else PolicyVersion(number)
             self._note(Address(node), Heartbeat(version, state, software, seen_at))
             self._read_from = max(self._read_from, seen_at - CLOCK_SKEW_S)
 
