@@ -10,6 +10,7 @@ export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := adapter asynchrony calibration dashboard delta diloco forgers gas history index inference orchestrator resume shardcast tasks toploc trainer worker
+BENCHES := adapter asynchrony calibration dashboard delta diloco forgers gas history index inference redteam resume shardcast tasks toploc trainer worker
 
 .PHONY: setup vllm check fmt test test-packages test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -118,6 +119,10 @@ bench-calibration: setup
 
 bench-forgers: setup
 	$(BIN)/python benchmarks/forgers.py
+
+# Half an hour of one core; goes on with what runs/redteam/trials.jsonl holds.
+bench-redteam: setup
+	$(BIN)/python benchmarks/redteam.py $(ARGS)
 
 # Some minutes: 30 lives of a trainer.
 bench-resume: setup

@@ -29,6 +29,7 @@ from muster.devnet.redteam.trials import (
     Variant,
     conclude,
 )
+from muster.protocol import economics
 from muster.protocol.errors import ConfigError
 from muster.protocol.messages import Reason
 
@@ -52,6 +53,18 @@ def test_profit_is_saving_less_what_is_lost_when_found() -> None:
     assert TERMS.profit(Gain(saved=0.75), 0.5, is_fraud=True) == pytest.approx(0.75 - 0.5 * 11)
     assert TERMS.profit(Gain(saved=0.75), 0.5, is_fraud=False) == pytest.approx(0.25)
     assert TERMS.profit(Gain(saved=0, extra=1), 1.0, is_fraud=False) == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
+def test_profit_is_that_of_the_economics_for_a_whole_submission(power: float) -> None:
+    terms = economics.Terms(
+        price_wei=10, fraud_ppm=500_000, exact_fraud_ppm=500_000, fraud_strikes=1, samples=1,
+        units_per_sample=5, required_stake=1000, stake_per_unit=1,
+    )  # fmt: skip
+    cheat = economics.Cheat("forged", power, exact=True, saving=0.75)
+    odds = economics.odds_of(terms, cheat, 1)
+    per_unit = economics.profit(terms, cheat, 1000, odds) / (10 * 5)
+    assert TERMS.profit(Gain(saved=0.75), power, is_fraud=True) == pytest.approx(per_unit)
 
 
 def test_one_escape_breaks_a_hard_defence() -> None:

@@ -77,7 +77,9 @@ def distance(claimed: bytes, recomputed: bytes) -> float:
     if len(claimed) != len(recomputed) or len(claimed) % 4:
         return math.inf
     mine = np.frombuffer(recomputed, dtype="<f4").astype(np.float64)
-    theirs = np.frombuffer(claimed, dtype="<f4").astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        # A signalling NaN is no number like any other.
+        theirs = np.frombuffer(claimed, dtype="<f4").astype(np.float64)
     if not np.isfinite(theirs).all():
         return math.inf
     size = float(np.linalg.norm(mine))

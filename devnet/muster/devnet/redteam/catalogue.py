@@ -60,11 +60,6 @@ ATTACKS = _all_attacks()
 
 ELSEWHERE = (
     Elsewhere(
-        "A24",
-        "validators that sign without looking",
-        "FaultCourtValidators.t.sol: overturned verdicts and silence cost stake",
-    ),
-    Elsewhere(
         "A36",
         "honest work slashed because machines compute differently",
         "no attack but the price of the defences: the honest matrix measures it below",

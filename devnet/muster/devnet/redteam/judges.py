@@ -1,4 +1,4 @@
-"""A25 and A31: validators in league with workers, and workers that await their judges.
+"""A24, A25 and A31: validators that do not look, or look away, and workers that await them.
 
 Played on the production schedule (`muster.protocol.schedule`) and jury draw: who is called, who is
 called besides when two disagree, what is checked once more, who sits on the jury. Colluding
@@ -8,13 +8,15 @@ Profits are of the coalition, in prices of a unit, at the stakes of `make demo`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
+from muster.client.validator.checking import is_checked
 from muster.devnet.network import PARAMETERS, VALIDATOR_STAKE
 from muster.devnet.redteam.gain import PPM
-from muster.devnet.redteam.stage import NOW, RUN, Stage
+from muster.devnet.redteam.stage import NOW, RUN, Stage, Worker
 from muster.devnet.redteam.trials import Attack, Outcome, Play, Variant
+from muster.protocol import economics, judges
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, to_address
 from muster.protocol.jury import draw_jury, jury_seed
@@ -27,11 +29,14 @@ from muster.protocol.schedule import (
     plan_calls,
     timeout_of,
 )
+from muster.toploc.projections import FINGERPRINT_BYTES
 
 QUORUM = 2
 ACCEPTED, FRAUD = keccak(b"accepted"), keccak(b"fraud")
 SHARES = (0.1, 0.2, 0.3, 0.4)
 """Of the validators, in the coalition's hands."""
+TRAP_RATE = 0.05
+"""Share of a trap owner's files whose answer is known, by default of `muster validator trap`."""
 LOOKS = 200
 """Batches that a worker lets pass honestly while it waits for the judges it wants."""
 
@@ -124,7 +129,92 @@ def _awaited(stage: Stage, random: Random) -> Outcome:
     return _submitted(bench, _order(bench, random), stage, random)
 
 
+# A24
+
+
+def lazy_profit(stage: Stage) -> float:
+    """Return what a file accepted unseen brings a validator, in prices of the file: the check that
+    it saves less what its signature under a trap costs (`muster.protocol.judges`).
+    """
+    terms, sampling = stage.terms, stage.recipe.sampling
+    of_workers = economics.Terms(
+        price_wei=terms.price_wei,
+        fraud_ppm=terms.fraud_ppm,
+        exact_fraud_ppm=terms.fraud_ppm,
+        fraud_strikes=stage.calibration.fraud_strikes,
+        samples=sampling.problems_per_submission * sampling.samples_per_problem,
+        units_per_sample=sampling.max_new_tokens,
+        required_stake=PARAMETERS.required_worker_stake,
+        stake_per_unit=PARAMETERS.stake_per_unit,
+    )
+    bench = judges.Bench(
+        quorum=QUORUM,
+        validator_stake=VALIDATOR_STAKE,
+        wrong_verdict_ppm=PARAMETERS.wrong_verdict_ppm,
+        challenge_bond=PARAMETERS.challenge_bond,
+        reporter_ppm=PARAMETERS.reporter_ppm,
+        reporter_cap=PARAMETERS.reporter_cap,
+        jury_size=PARAMETERS.jury_size,
+        trap_rate=TRAP_RATE,
+    )
+    return judges.lazy_profit(of_workers, bench) / (terms.price_wei * terms.units)
+
+
+MakeUp = Callable[[bytes, bytes, bytes, Random], bytes]
+"""Makes up fingerprints from what it must not know (for its size, and what it did check), those of
+another validator, those of another file."""
+
+
+def _tenth(right: bytes, _others: bytes, _old: bytes, _random: Random) -> bytes:
+    size = len(right) // FINGERPRINT_BYTES // 10 * FINGERPRINT_BYTES
+    return right[:size] + bytes(len(right) - size)
+
+
+def _unseen(make_up: MakeUp) -> Play:
+    def play(stage: Stage, random: Random) -> Outcome:
+        me, other = (to_address(random.randbytes(20)) for _ in range(2))
+        work = Worker(stage, random)
+        seen = stage.examine(work.deliver(stage.ticket(random)), seats=(me, other))
+        old = stage.examine(work.deliver(stage.ticket(random)), seats=(me,)).fingerprints[me]
+        right = seen.fingerprints[me]
+        shown = make_up(right, seen.fingerprints[other], old, random)
+        return _shown(shown, right, lazy_profit(stage))
+
+    return play
+
+
+def _checked_elsewhere(stage: Stage, random: Random) -> Outcome:
+    """An honest validator on a machine that computes in bfloat16."""
+    me = to_address(random.randbytes(20))
+    delivery = Worker(stage, random).deliver(stage.ticket(random))
+    right = stage.examine(delivery, seats=(me,)).fingerprints[me]
+    shown = stage.examine(delivery, seats=(me,), engine=stage.coarse).fingerprints[me]
+    return _shown(shown, right, None)
+
+
+def _shown(shown: bytes, right: bytes, profit: float | None) -> Outcome:
+    if is_checked(shown, right):
+        return Outcome(False, "ACCEPTED", "", profit=profit)
+    return Outcome(True, "REPORTED", "fingerprints of no recomputation", profit=profit)
+
+
 ATTACKS = (
+    Attack(
+        "A24",
+        "validators that accept without looking, or copy",
+        "fingerprints of the recomputed states, committed with the outcome; traps with known "
+        "answers",
+        "hard",
+        (
+            Variant("zeros", _unseen(lambda right, _o, _f, _r: bytes(len(right)))),
+            Variant("another validator's", _unseen(lambda _right, other, _f, _r: other)),
+            Variant("of another file", _unseen(lambda right, _o, old, _r: old[: len(right)])),
+            Variant("noise", _unseen(lambda right, _o, _f, r: r.randbytes(len(right)))),
+            Variant("none", _unseen(lambda _right, _o, _f, _r: b"")),
+            Variant("a tenth of the file checked", _unseen(_tenth)),
+            Variant("bfloat16 (honest)", _checked_elsewhere, must_pass=True),
+        ),
+    ),
     Attack(
         "A25",
         "validators in league with a worker: they accept its forgeries",

@@ -95,8 +95,8 @@ A1 = Attack(
                 f"weights with {scale:g} noise",
                 _play(substitutes.weights(substitutes.noise(scale))),
                 level=scale,
-                # Below a thousandth of the weights' spread nothing is saved and nothing changed.
-                must_catch=scale >= 1e-3,
+                # Less saves nothing, and changes next to nothing.
+                must_catch=scale >= 1e-2,
             )
             for scale in NOISES
         ),

@@ -262,7 +262,7 @@ PLAYED = {
     "A16": "forged-reward",
 }
 """Attacks that are played in a network, and by which adversary."""
-MOST = 20
+MOST = 5
 """Sessions in the full run."""
 
 

@@ -155,6 +155,11 @@ class Stage:
         engine.load_policy(self.model, VERSION)
         return engine
 
+    @cached_property
+    def coarse(self) -> TransformersEngine:
+        """The policy in bfloat16: what another honest validator may run."""
+        return self.load("bfloat16")
+
     @property
     def terms(self) -> Terms:
         """The run's terms, for gain models."""
@@ -261,8 +266,17 @@ class Stage:
             is_slot_used=delivery.is_slot_used,
         )
 
-    def examine(self, delivery: Delivery, terms: TicketTerms | None = None) -> Judgement:
-        """Return the judgement of an honest validator, by the checks of docs/protocol.md."""
+    def examine(
+        self,
+        delivery: Delivery,
+        terms: TicketTerms | None = None,
+        *,
+        seats: Sequence[Address] = (),
+        engine: TransformersEngine | None = None,
+    ) -> Judgement:
+        """Return the judgement of an honest validator, by the checks of docs/protocol.md, and what
+        the fingerprints of the validators in `seats` must be.
+        """
         claim = self.claim(delivery, terms)
         if finding := check_claim(claim) or check_file(delivery.data):
             return Judgement(finding, 0)
@@ -271,7 +285,7 @@ class Stage:
             rows = decode_rollouts(delivery.data, max_rows=_rows_of(self.recipe))
         except EncodingError as error:
             return Judgement(unreadable(str(error)), 0)
-        return examine(claim, rows, self.rules, self.validator)
+        return examine(claim, rows, self.rules, engine or self.validator, seats)
 
     def judge(self, delivery: Delivery, terms: TicketTerms | None = None) -> Finding | None:
         """Return why an honest validator does not accept a delivery."""
