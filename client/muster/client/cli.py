@@ -17,6 +17,8 @@ from muster.client.options import (
     FILE,
     FOLDER,
     PASSWORD_HELP,
+    VALIDATOR_VARIABLES,
+    WORKER_VARIABLES,
     chain_options,
     endpoint,
     json_option,
@@ -27,16 +29,13 @@ from muster.client.options import (
     yes_option,
 )
 from muster.client.printing import print_facts, print_json
+from muster.client.trap_cli import trap
 from muster.client.worker_status import status
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId, to_address
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
-
-
-WORKER_VARIABLES, VALIDATOR_VARIABLES = "MUSTER_WORKER_", "MUSTER_VALIDATOR_"
-"""Prefixes of the environment variables that set what flags do not."""
 
 
 @click.group()
@@ -311,6 +310,9 @@ def validator_run(
     from muster.client.validator.process import run_validator
 
     run_until_stopped(lambda: run_validator(settings, account))
+
+
+validator.add_command(trap)
 
 
 @click.command()

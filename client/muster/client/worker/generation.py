@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from muster.client.assignment import Group, derive
 from muster.inference import InferenceEngine, Request
 from muster.inference.dialogue import Played, play
@@ -39,6 +41,25 @@ def build_submission(
         _rollout(ticket, group, (j, i), played)
         for (j, i, group), played in zip(places, made, strict=True)
     ]
+
+
+def generate_row(
+    ticket: Ticket,
+    ground: tuple[Recipe, TaskSet, InferenceEngine],
+    number: int,
+    change: Callable[[Request], Request],
+) -> Rollout:
+    """Return one row of the ticket, sampled as a changed request says; it claims the ticket's."""
+    recipe, task_set, engine = ground
+    sampling = recipe.sampling
+    groups = derive(ticket, sampling, task_set, engine.encode).groups
+    j, i = divmod(number, sampling.samples_per_problem)
+    group = groups[j]
+    request = Request(
+        group.prompt_tokens, group.seeds[i], sampling.temperature, sampling.max_new_tokens
+    )
+    [played] = play(engine, [(group.problem, change(request))], proof=recipe.proof)
+    return _rollout(ticket, group, (j, i), played)
 
 
 def _rollout(ticket: Ticket, group: Group, place: tuple[int, int], played: Played) -> Rollout:

@@ -1,0 +1,167 @@
+"""The trap worker: an honest, staked worker, but where its plan says so one sample is spoilt.
+
+A trap is tried with the validators' own checks before it is submitted: exactly one strike, so that
+its right verdict is Rejected, and the worker loses no more than its pay. Where no way of spoiling
+the sample fails the checks, the file stays honest, and is noted as such.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from muster.client.documents import fetch_calibration
+from muster.client.journal import Journal
+from muster.client.validator.checks import count_strikes
+from muster.client.validator.replay import replay_rows
+from muster.client.worker.generation import generate_row
+from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.place import WorkerPlace
+from muster.inference import Request
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Hash32
+from muster.protocol.messages import Submission, Ticket
+from muster.protocol.rollouts import Rollout
+from muster.protocol.traps import Trap, TrapKind, TrapPlan
+from muster.toploc import Calibration
+
+logger = logging.getLogger(__name__)
+
+Slot = tuple[int, int]
+"""Step and index."""
+COLDER = 10.0
+"""What a cold sample's temperature is divided by."""
+
+
+class TrapJournal(Journal):
+    """Remembers what was laid, before it is signed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.laid: dict[Slot, dict[str, Any]] = {}
+        super().__init__(folder / "traps.jsonl")
+
+    def take_in(self, entry: dict[str, Any]) -> None:
+        """Remember one slot."""
+        self.laid[int(entry["step"]), int(entry["index"])] = entry
+
+    def record(self, slot: Slot, file_hash: Hash32, kind: TrapKind | None) -> None:
+        """Note what a planned slot became: a trap of some kind, or an honest file."""
+        entry = {
+            "step": slot[0],
+            "index": slot[1],
+            "file_hash": hex0x(file_hash),
+            "kind": kind,
+        }
+        self.append(entry)
+        self.take_in(entry)
+
+
+class TrapWorker(WorkerLoop):
+    """Follows a plan; see `trap_worker`."""
+
+    plan: ClassVar[TrapPlan]
+    """Which slots are traps."""
+    traps: ClassVar[TrapJournal]
+    """What was laid."""
+
+    def __init__(self, place: WorkerPlace) -> None:
+        super().__init__(place)
+        if (self.plan.run_id, self.plan.worker) != (place.run_id, place.worker):
+            raise ConfigError(
+                f"the plan is for worker {self.plan.worker} of run {self.plan.run_id}",
+                hint="check --plan, --worker and --run",
+            )
+        self._calibration: Calibration | None = None
+        self._spoilt: dict[Slot, TrapKind | None] = {}
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        """Return the ticket's rollouts, one spoilt where the plan says so."""
+        rollouts = await super().generate(ticket)
+        trap = self.plan.trap_at(ticket.step, ticket.index)
+        if trap is None:
+            return rollouts
+        calibration = await self._limits()
+        kind, rollouts = await self.compute.run(
+            lay, trap, ticket, rollouts, self.place, calibration
+        )
+        self._spoilt[ticket.step, ticket.index] = kind
+        return rollouts
+
+    async def _limits(self) -> Calibration:
+        if self._calibration is None:
+            config = self.place.view.runs[self.place.run_id].config
+            self._calibration = await fetch_calibration(self.place.api, config.calibration_hash)
+            if self._calibration.fraud_strikes < 2:
+                raise ConfigError(
+                    "one strike is fraud in this run: a trap would be slashed",
+                    hint="traps need a calibration with fraud_strikes of 2 or more",
+                )
+        return self._calibration
+
+    def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
+        """Note what the slot became, then claim as any worker does."""
+        slot = (ticket.step, ticket.index)
+        if slot in self._spoilt and slot not in self.traps.laid:
+            self.traps.record(slot, data_hash, self._spoilt.pop(slot))
+        return super().claim(ticket, rollouts, data_hash)
+
+
+def trap_worker(plan: TrapPlan, traps: TrapJournal) -> type[TrapWorker]:
+    """Return the worker that follows a plan."""
+    return type("PlannedTrapWorker", (TrapWorker,), {"plan": plan, "traps": traps})
+
+
+# Laying: off the event loop
+
+
+def lay(
+    trap: Trap,
+    ticket: Ticket,
+    rollouts: list[Rollout],
+    place: WorkerPlace,
+    calibration: Calibration,
+) -> tuple[TrapKind | None, list[Rollout]]:
+    """Return the rollouts with one sample spoilt, and how; as they were where nothing fails."""
+    number = trap.row % len(rollouts)
+    for kind in trap.kinds():
+        spoilt = _spoil(kind, number, ticket, rollouts, place)
+        if spoilt is not None and _strikes(spoilt, place, calibration) == 1:
+            return kind, [*rollouts[:number], spoilt, *rollouts[number + 1 :]]
+    logger.info("no trap could be laid", extra={"step": ticket.step, "index": ticket.index})
+    return None, rollouts
+
+
+def _spoil(
+    kind: TrapKind, number: int, ticket: Ticket, rollouts: list[Rollout], place: WorkerPlace
+) -> Rollout | None:
+    if kind is TrapKind.OTHER_PROOF:
+        return _with_other_proof(rollouts, number)
+    change: Callable[[Request], Request] = (
+        _with_other_seed if kind is TrapKind.OTHER_SEED else _colder
+    )
+    # Only the sampling differs: what is claimed is what the ticket says, and the reward is real.
+    return generate_row(ticket, (place.recipe, place.task_set, place.engine), number, change)
+
+
+def _with_other_seed(request: Request) -> Request:
+    return replace(request, seed=request.seed ^ 1)
+
+
+def _colder(request: Request) -> Request:
+    return replace(request, temperature=request.temperature / COLDER)
+
+
+def _with_other_proof(rollouts: list[Rollout], number: int) -> Rollout | None:
+    row = rollouts[number]
+    for other in (*rollouts[number + 1 :], *rollouts[:number]):
+        if len(other.proofs) == len(row.proofs) and other.proofs != row.proofs:
+            return replace(row, proofs=other.proofs)
+    return None
+
+
+def _strikes(row: Rollout, place: WorkerPlace, calibration: Calibration) -> int:
+    return count_strikes(replay_rows([row], place.engine, place.recipe), calibration)

@@ -1,0 +1,148 @@
+"""Hidden traps on a real chain: who checks catches them, who accepts unread pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from client_network import (
+    OWNER,
+    PARAMETERS,
+    TOKEN,
+    VALIDATORS,
+    WORKERS,
+    Network,
+    eventually,
+    open_network,
+)
+
+from muster.chain import Fault
+from muster.client.trap_cli import read_plan
+from muster.client.validator.loop import ValidatorLoop
+from muster.client.worker.trapping import TrapJournal, trap_worker
+from muster.devnet.cli import muster
+from muster.devnet.false_validators import Lazy
+from muster.protocol.messages import Verdict
+from muster.wallet import save_wallet
+
+LONGER = PARAMETERS.model_copy(
+    update={"challenge_window_s": 60, "vote_commit_s": 60, "vote_reveal_s": 30}
+)
+STAKE, WORKER_STAKE = 500 * TOKEN, 100 * TOKEN
+TRAPPER = WORKERS[0]
+
+
+async def run(network: Network, *words: str) -> Any:
+    environment = {
+        "MUSTER_PASSWORD": "secret",
+        "MUSTER_RPC": network.anvil.rpc_url,
+        "MUSTER_DEPLOYMENTS": str(network.folder / "deployments"),
+    }
+    found = await asyncio.to_thread(CliRunner().invoke, muster, words, env=environment)
+    assert found.exception is None, found.output
+    return found
+
+
+@asynccontextmanager
+async def trapped(
+    network: Network, signers: tuple[type[ValidatorLoop], ...]
+) -> AsyncIterator[dict[str, Any]]:
+    """Plan traps for every file of a worker; yield the report once one has its outcome."""
+    for name, wallet in (("owner", OWNER), ("trapper", TRAPPER)):
+        save_wallet(network.folder / f"{name}.json", wallet.key, "secret", light=True)
+    plan = network.folder / "plan.json"
+    await run(
+        network, "validator", "trap", "plan", "--run", "1", "--worker", TRAPPER.address,
+        "--rate", "1", "--last-step", "1000", "--out", str(plan),
+        "--keystore", str(network.folder / "owner.json"),
+    )  # fmt: skip
+    with TrapJournal(network.folder / "trap") as traps:
+        worker = network.worker(0, trap_worker(read_plan(plan), traps))
+        mains = [worker, *(network.validator(n, kind) for n, kind in enumerate(signers))]
+        tasks = [asyncio.ensure_future(main) for main in mains]
+        reports: list[dict[str, Any]] = []
+
+        async def is_judged() -> bool:
+            view = await network.view()
+            if not any(batch.records for batch in view.batches.values()):
+                return False
+            reports[:] = [json.loads((await report(network, "--json")).stdout)]
+            return any(each["fate"] != "honest" for each in reports[0]["traps"])
+
+        try:
+            await eventually(is_judged, 60)
+            yield reports[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def report(network: Network, *words: str) -> Any:
+    plan, journal = network.folder / "plan.json", network.folder / "trap" / "traps.jsonl"
+    return await run(
+        network, "validator", "trap", "report", "--plan", str(plan), "--journal", str(journal),
+        *words,
+    )  # fmt: skip
+
+
+async def test_validators_that_check_catch_every_trap_and_its_maker_keeps_its_stake(
+    tmp_path: Path,
+) -> None:
+    async with (
+        open_network(tmp_path) as network,
+        trapped(network, (ValidatorLoop, ValidatorLoop)) as found,
+    ):
+        laid = [each for each in found["traps"] if each["fate"] != "honest"]
+        assert {each["fate"] for each in laid} == {"caught"}
+        assert {each["verdict"] for each in laid} == {"rejected"}
+        scores = {who: counts["missed"] for who, counts in found["validators"].items()}
+        assert scores == {each.address: 0 for each in VALIDATORS}
+        assert await network.owner.vault.active_stake(TRAPPER.address) == WORKER_STAKE
+        text = (await report(network)).stdout
+        assert "before every file below" in text
+        assert "challenge it" not in text
+
+
+async def test_who_accepts_a_trap_unread_is_slashed_by_its_maker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with open_network(tmp_path, LONGER) as network:
+        await network.seat_third()
+        async with trapped(network, (Lazy, Lazy, ValidatorLoop)) as found:
+            missed = next(each for each in found["traps"] if each["fate"] == "missed")
+            place = missed["submission"]
+            assert (
+                f"muster dispute open {place} --verdict rejected" in (await report(network)).stdout
+            )
+            bond = LONGER.challenge_bond
+            await network.owner.token.faucet(TRAPPER.address, bond)
+            await run(
+                network, "dispute", "open", place, "--verdict", "rejected", "--wait", "--yes",
+                "--keystore", "trapper.json",
+            )  # fmt: skip
+            after = json.loads((await report(network, "--json")).stdout)
+        fates = {each["submission"]: each["fate"] for each in after["traps"]}
+        assert fates[place] == "overturned"
+        await lazy_ones_paid(network)
+
+
+async def lazy_ones_paid(network: Network) -> None:
+    """Both signers lost stake, and the maker of the trap has its bond and the reporter's share."""
+    view = await network.view()
+    wrong = [slash for slash in view.slashes if slash.fault is Fault.WRONG_VERDICT]
+    assert {slash.owner for slash in wrong} == {each.address for each in VALIDATORS}
+    assert {slash.reporter for slash in wrong} == {TRAPPER.address}
+    share = STAKE * LONGER.wrong_verdict_ppm // 10**6 * LONGER.reporter_ppm // 10**6
+    held = await network.owner.token.balance_of(TRAPPER.address)
+    assert held == LONGER.challenge_bond + len(wrong) * share
+    assert await network.owner.vault.active_stake(TRAPPER.address) == WORKER_STAKE
+    [case] = view.cases.values()
+    assert case.verdict == Verdict.REJECTED
