@@ -155,6 +155,7 @@ async def test_a_rerun_repeats_the_verdict_with_every_statistic(network: Network
     assert found["rerun"]["units"] == record.units
     assert all(each["passes"] for each in found["rerun"]["statistics"])
     assert len(found["rerun"]["statistics"]) == 7
+    assert set(found["rerun"]["proofs_of_checking"].values()) == {"recomputed it"}
 
 
 async def test_a_rerun_of_another_file_is_refused(network: Network, tmp_path: Path) -> None:

@@ -290,6 +290,7 @@ def rerun_facts(again: Recomputed, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "rerun": f"{record.verdict.name.lower()}{reason}, {record.units} units",
         "statistics": [str(each) for each in again.statistics],
+        "checked by": [f"{who}: {proof}" for who, proof in again.proofs.items()],
         "so": advice_on(again, found) if "recorded_verdict" in found else None,
     }
 
@@ -301,6 +302,7 @@ def rerun_json(again: Recomputed) -> dict[str, Any]:
         "reason": again.record.reason.name,
         "detail": again.detail,
         "units": again.record.units,
+        "proofs_of_checking": dict(again.proofs),
         "statistics": [
             {"name": s.name, "worst": s.worst, "limit": s.limit, "passes": s.passes}
             for s in again.statistics

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Hash32
 
 if TYPE_CHECKING:
-    from muster.api import BatchEntry, SubmissionState
+    from muster.api import BatchChecking, BatchEntry, OrchestratorApi, SubmissionState
     from muster.chain import BatchView, Chain, ChainView, RunView
     from muster.client.bundle import Contents
     from muster.client.explain import Place
@@ -191,6 +192,7 @@ async def _rerun(
     from muster.client.doctor.command import load_transformers
     from muster.client.documents import TASK_SETS, read_rules
     from muster.client.rerun import claim_at, read_submission, recompute
+    from muster.client.validator.checking import who_checked
 
     batch = place.batch
     run = view.runs[batch.run_id]
@@ -201,15 +203,30 @@ async def _rerun(
     async with OrchestratorApi(options["orchestrator"]) as api:
         rules = await read_rules(api, run.config, _state_dir(options) / TASK_SETS)
         named = await api.run_info(run.run_id)
+        checking = await _checking(api, batch)
     relays = tuple(options["relay"]) or tuple(named.relays) or (named.origin,)
     engine = load_transformers(options["threads"] or 1)(
         options["dtype"] or "float32", options["device"] or "cpu"
     )
     folder = await _load(run, submission.policy_version, relays, options, engine)
-    again = await recompute(claim, data, rules, engine)
+    signers = [who for who, bit in run.seats.items() if batch.signers & bit]
+    again = await recompute(claim, data, rules, engine, signers)
+    if checking is not None:
+        proofs = who_checked(checking, batch, place.position, again.fingerprints, domain)
+        again = replace(again, proofs=proofs)
     if options["save"] is not None:
         _save(options["save"], (run, place, claim, domain), entries, Contents(data, rules, folder))
     return again
+
+
+async def _checking(api: OrchestratorApi, batch: BatchView) -> BatchChecking | None:
+    """Return what validators showed of a batch; None of an orchestrator that has nothing."""
+    if batch.records is None:
+        return None
+    try:
+        return await api.checking(batch.batch_id)
+    except ApiError:
+        return None
 
 
 def _save(

@@ -6,20 +6,21 @@ The same pure checks as a validator's, with the facts of the block that committe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.client.facts import HistoryView, ticket_terms
 from muster.client.measured import Statistic, measure
+from muster.client.validator.checking import Proof
 from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
 from muster.client.validator.slots import KnownBatch, SlotIndex, slots_of_records
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError, EncodingError
-from muster.protocol.ids import RunId
+from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.rollouts import MAX_FILE_BYTES
 
@@ -40,6 +41,10 @@ class Recomputed:
     """Where and with which values it is not acceptable; empty when it is."""
     statistics: list[Statistic]
     """What checks 6 and 7 measured, if it came to them."""
+    fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
+    """What the validators asked about must have shown as proof of checking."""
+    proofs: Mapping[Address, Proof] = field(default_factory=dict)
+    """What those validators did show, where somebody has it."""
 
 
 def read_submission(path: Path, expected: bytes) -> bytes:
@@ -106,17 +111,29 @@ def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
     return slots
 
 
-async def recompute(claim: Claim, data: bytes, rules: Rules, engine: InferenceEngine) -> Recomputed:
-    """Return the outcome of a claim; the ticket's policy is loaded."""
-    judgement = await _judge(claim, data, rules, engine)
+async def recompute(
+    claim: Claim,
+    data: bytes,
+    rules: Rules,
+    engine: InferenceEngine,
+    seats: Sequence[Address] = (),
+) -> Recomputed:
+    """Return the outcome of a claim; the ticket's policy is loaded.
+
+    Of the validators in `seats`, also what their fingerprints must be.
+    """
+    judgement = await _judge(claim, data, rules, engine, seats)
     return Recomputed(
         record=outcome_record(claim, judgement),
         detail=judgement.finding.detail if judgement.finding else "",
         statistics=measure(judgement.replays, rules.calibration),
+        fingerprints=judgement.fingerprints,
     )
 
 
-async def _judge(claim: Claim, data: bytes, rules: Rules, engine: InferenceEngine) -> Judgement:
+async def _judge(
+    claim: Claim, data: bytes, rules: Rules, engine: InferenceEngine, seats: Sequence[Address]
+) -> Judgement:
     if finding := check_claim(claim) or check_file(data):
         return unread(claim, finding)
     sampling = rules.recipe.sampling
@@ -126,4 +143,4 @@ async def _judge(claim: Claim, data: bytes, rules: Rules, engine: InferenceEngin
             rows = await decoder.decode(data, max_rows=max_rows)
         except EncodingError as error:
             return unread(claim, unreadable(str(error)))
-    return await asyncio.to_thread(examine, claim, rows, rules, engine)
+    return await asyncio.to_thread(examine, claim, rows, rules, engine, seats)

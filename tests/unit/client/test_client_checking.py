@@ -27,9 +27,11 @@ from muster.client.validator.checking import (
     KEPT_BATCHES,
     Checked,
     CheckingStore,
+    Proof,
     compare,
     is_checked,
     shown_fingerprints,
+    who_checked,
 )
 from muster.client.validator.judging import examine
 from muster.protocol.checking import Checking, fingerprints_hash, pack_fingerprints
@@ -156,6 +158,13 @@ def test_fingerprints_that_go_with_other_outcomes_than_those_on_chain_do_not() -
     batch = batch_of()
     batch.records_hash = keccak(b"what others signed")
     assert shown_fingerprints(shown(), YOU, batch, DOMAIN) is None
+
+
+def test_who_re_runs_a_file_learns_who_checked_it() -> None:
+    proven = who_checked(shown(), batch_of(), 0, MINE, DOMAIN)
+    assert proven == {ME: Proof.NONE, YOU: Proof.CHECKED}
+    made_up = dict.fromkeys(MINE, MINE[ME])
+    assert who_checked(shown(), batch_of(), 0, made_up, DOMAIN)[YOU] is Proof.UNCHECKED
 
 
 # What is kept

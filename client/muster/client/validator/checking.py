@@ -16,6 +16,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,39 @@ def shown_fingerprints(
         is_its_own = signer == validator and each.records_hash == batch.records_hash
         return parts if is_bound and is_its_own else None
     return None
+
+
+class Proof(StrEnum):
+    """What a validator's proof of checking says about one submission."""
+
+    CHECKED = "recomputed it"
+    """Its fingerprints come from the same hidden states."""
+    UNCHECKED = "signed without recomputing it"
+    """They come from no recomputation."""
+    NONE = "showed no proof"
+    """It committed to nothing in time, or never showed it."""
+
+
+def who_checked(
+    checking: BatchChecking,
+    batch: BatchView,
+    position: int,
+    recomputed: Fingerprints,
+    domain: Domain,
+) -> dict[Address, Proof]:
+    """Return what each validator in `recomputed` proved about one submission of a batch.
+
+    For whoever re-runs it: `recomputed` is what their fingerprints must be. Never raises.
+    """
+    found = {}
+    for validator, expected in recomputed.items():
+        shown = shown_fingerprints(checking, validator, batch, domain)
+        if shown is None:
+            found[validator] = Proof.NONE
+        else:
+            is_same = is_checked(shown[position], expected)
+            found[validator] = Proof.CHECKED if is_same else Proof.UNCHECKED
+    return found
 
 
 # The duty
