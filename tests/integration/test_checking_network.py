@@ -47,7 +47,7 @@ async def watched(api: OrchestratorApi, validator: Address) -> dict[str, Any]:
         found[:] = [each for each in await api.watched() if each["validator"] == validator]
         return found[0]["compared"] > 0
 
-    await eventually(is_compared, 12)
+    await eventually(is_compared, 60)
     return found[0]
 
 
