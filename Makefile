@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony calibration dashboard delta diloco forgers gas history index inference orchestrator resume shardcast tasks toploc trainer worker
+BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator resume shardcast tasks toploc trainer worker
 BENCHES := adapter asynchrony calibration dashboard delta diloco forgers gas history index inference redteam resume shardcast tasks toploc trainer worker
 
 .PHONY: setup vllm check fmt test test-packages test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
@@ -113,6 +113,10 @@ bench-adapter: setup
 
 bench-asynchrony: setup
 	$(BIN)/python benchmarks/asynchrony.py
+
+# Some minutes: a million submissions are written first.
+bench-audit: setup
+	$(BIN)/python benchmarks/audit.py $(ARGS)
 
 bench-calibration: setup
 	$(BIN)/python benchmarks/calibration.py

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,15 @@ class DumpEnd:
 
 
 def write_dump(
-    path: Path, deployment: Deployment, blocks: Iterable[DumpedBlock], end: DumpEnd
+    path: Path,
+    deployment: Deployment,
+    blocks: Iterable[DumpedBlock],
+    end: Callable[[], DumpEnd],
 ) -> int:
-    """Write a dump and return its number of blocks; it appears whole or not at all."""
+    """Write a dump and return its number of blocks; it appears whole or not at all.
+
+    `end` is asked after the last block.
+    """
     partial = path.with_name(f".{path.name}.partial")
     count = 0
     try:
@@ -68,7 +74,7 @@ def write_dump(
             for block in blocks:
                 file.write(_line(_block(block)))
                 count += 1
-            file.write(_line(_closing(end, count)))
+            file.write(_line(_closing(end(), count)))
         partial.replace(path)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from error

@@ -88,7 +88,8 @@ class History:
 
     def save(self, path: Path) -> int:
         """Write a dump and return its number of blocks."""
-        return write_dump(path, self.deployment, self.blocks, DumpEnd(self.head, self.observed))
+        end = DumpEnd(self.head, self.observed)
+        return write_dump(path, self.deployment, self.blocks, lambda: end)
 
 
 async def read(wanted: Wanted, *, keeps_blocks: bool = False) -> History:
