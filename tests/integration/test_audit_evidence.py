@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -229,6 +230,52 @@ async def test_a_tampered_copy_is_caught_with_what_is_wrong(
     assert {each["kind"] for each in found} == {str(kind)}
     assert any(words in each["detail"] for each in found), found
     assert all(each["batch_id"] is not None and each["tx"] for each in found)
+
+
+# The orchestrator's database
+
+
+def database_of(network: Network, folder: Path) -> Path:
+    """Return a consistent copy of the orchestrator's database."""
+    (source,) = network.folder.glob("*.sqlite3")
+    with sqlite3.connect(source) as old, sqlite3.connect(folder / "copy.sqlite3") as new:
+        old.backup(new)
+    return folder / "copy.sqlite3"
+
+
+CHANGES = [
+    ("update batches set units = units + 1", "on chain"),
+    ("update submissions set submission = json_set(submission, '$.units', 1)", "not those that"),
+    ("update submissions set submission = '{'", "malformed"),
+    ("update submissions set file_hash = randomblob(32)", "says another"),
+    ("delete from submissions", "the 0 submissions kept"),
+    ("update outcomes set records = zeroblob(56)", "did not sign the outcomes kept"),
+]
+
+
+async def test_an_untouched_database_is_a_projection_of_the_chain(
+    judged: Network, tmp_path: Path
+) -> None:
+    database = database_of(judged, tmp_path)
+    result = await audit(judged, "run", "1", "--database", str(database))
+    assert result.exit_code == 0, result.output
+    assert "ok   the database is a projection of the chain" in result.stdout
+    not_one = await audit(judged, "run", "1", "--database", str(tmp_path / "none"))
+    assert "is not an orchestrator's database" in str(not_one.exception)
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES)
+async def test_a_tampered_database_is_caught_with_what_is_wrong(
+    judged: Network, tmp_path: Path, change: str, words: str
+) -> None:
+    database = database_of(judged, tmp_path)
+    with sqlite3.connect(database) as opened:
+        opened.execute(change)
+    result = await audit(judged, "run", "1", "--database", str(database), "--json")
+    assert result.exit_code == 1
+    found = found_in(result)
+    assert {each["kind"] for each in found} == {"database-altered"}
+    assert any(words in each["detail"] for each in found), found
 
 
 # Wrong verdicts

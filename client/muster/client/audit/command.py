@@ -40,6 +40,8 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from muster.client.audit.contradictions import Check
     from muster.client.audit.history import History
     from muster.client.audit.report import AuditReport
@@ -88,6 +90,7 @@ for command in (worker, submission, slashes, watch, lineage, verify):
 @click.option("--sample", type=click.IntRange(1), help="Run so many verdicts again.")
 @click.option("--all", "runs_all", is_flag=True, help="Run all verdicts again.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the sample.")
+@click.option("--database", type=FILE, help="An orchestrator's, held against the chain.")
 @copy_options
 @engine_options
 @json_option
@@ -104,13 +107,22 @@ def run_command(run: int, as_json: bool, **options: Any) -> None:
     run_id = RunId(run)
     history = read_history(options)
     history.require_run(run_id)
-    if options["sample"] or options["runs_all"]:
-        history = replace(
-            history, about_source=(*history.about_source, _rerun(history, run_id, options))
-        )
+    history = replace(
+        history, about_source=(*history.about_source, *_extra_checks(history, run_id, options))
+    )
     report = history.report(run_id)
     _write_files(history, report, run_id, options)
     finish(report, as_json=as_json)
+
+
+def _extra_checks(history: History, run_id: RunId, options: dict[str, Any]) -> Iterator[Check]:
+    """Yield the checks of what is not on chain: verdicts run again, a database."""
+    if options["sample"] or options["runs_all"]:
+        yield _rerun(history, run_id, options)
+    if options["database"] is not None:
+        from muster.client.audit.database import check_database
+
+        yield check_database(options["database"], history.ledger, run_id, history.domain)
 
 
 def _rerun(history: History, run_id: RunId, options: dict[str, Any]) -> Check:

@@ -29,6 +29,7 @@ from muster.client.audit.sources import (
     hear,
     prove,
 )
+from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import RunId
 
@@ -65,6 +66,11 @@ class History:
     """Checks of where it was read."""
     blocks: Sequence[DumpedBlock] = ()
     """The raw blocks, when they were kept."""
+
+    @property
+    def domain(self) -> Domain:
+        """The domain under which submissions and outcomes are signed."""
+        return Domain(self.deployment.chain_id, self.deployment.contracts["ContributionLedger"])
 
     def report(self, run_id: RunId | None = None) -> AuditReport:
         """Return the audit; raises ConfigError when there is no such run."""

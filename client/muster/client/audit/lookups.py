@@ -13,7 +13,6 @@ from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.audit.history import History
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.audit.work import outcome_signers
-from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32
@@ -100,7 +99,6 @@ def submission_facts(history: History, submission: str) -> dict[str, Any]:
     leaf = leaves[position]
     case = ledger.cases.get(leaf)
     worker = ledger.worker_by_id.get(record.worker_id)
-    domain = Domain(history.deployment.chain_id, history.deployment.contracts["ContributionLedger"])
     slash = next(
         (s for s in ledger.slashes if (s.batch_id, s.position) == (batch.batch_id, position)), None
     )
@@ -110,7 +108,7 @@ def submission_facts(history: History, submission: str) -> dict[str, Any]:
         "price_wei_per_unit": str(batch.price_per_unit),
         "committed": _moment(batch.committed_at, batch.block_number, batch.tx_hash),
         "posted": _moment(batch.posted_at, batch.posted_block, batch.posted_tx),
-        "signed_by": [signer for signer in outcome_signers(batch, domain) if signer],
+        "signed_by": [signer for signer in outcome_signers(batch, history.domain) if signer],
         "leaf": hex0x(leaf),
         "outcomes_root": None if batch.outcomes_root is None else hex0x(batch.outcomes_root),
         "proof": [hex0x(node) for node in merkle_proof(leaves, position)],

@@ -30,7 +30,6 @@ from muster.client.bundle_checks import NOT_OF_ONE_FILE, Answer, check_verdict, 
 from muster.client.rerun import claim_at, recompute, slots_of
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
-from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ConfigError, EncodingError, MusterError, PolicyUnavailable
 from muster.protocol.ids import PolicyVersion, RunId
@@ -223,8 +222,7 @@ class Rejudge:
         """Return where the recorded outcome and the recomputed one differ, empty if nowhere."""
         assert self._rules is not None  # read by the caller
         assert batch.records is not None  # a row is of a judged batch
-        deployment = self._history.deployment
-        domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
+        domain = self._history.domain
         claim = claim_at(self._history.ledger, batch, entries, position, domain, self._slots)
         again = await recompute(claim, data, self._rules, self._engine)
         checks = check_verdict(batch.records[position], again)

@@ -103,7 +103,7 @@ def direct_submissions(view: ChainView, domain: Domain) -> Check:
 
 def _is_signed_by_node(view: ChainView, batch: BatchView, domain: Domain) -> bool:
     assert batch.direct is not None  # the caller's filter
-    signer = _recovered(digest(domain, batch.direct.struct_hash()), batch.direct_signature)
+    signer = recovered(digest(domain, batch.direct.struct_hash()), batch.direct_signature)
     worker = view.workers.get(batch.direct.worker)
     return worker is not None and signer in {node for _, node in worker.nodes}
 
@@ -152,10 +152,11 @@ def outcome_signers(batch: BatchView, domain: Domain) -> list[Address | None]:
         return []
     message = Outcomes(batch.batch_id, batch.root, batch.records_hash)
     hashed = digest(domain, message.struct_hash())
-    return [_recovered(hashed, signature) for signature in batch.signatures]
+    return [recovered(hashed, signature) for signature in batch.signatures]
 
 
-def _recovered(hashed: Hash32, signature: bytes) -> Address | None:
+def recovered(hashed: Hash32, signature: bytes) -> Address | None:
+    """Return who signed, None for a signature that recovers to nobody."""
     try:
         return recover(hashed, signature)
     except SignatureError:
