@@ -1,8 +1,8 @@
-"""Writes docs/reference/: every field of recipe and settings, and every figure of the trainer.
+"""Writes docs/reference/: fields of recipe and settings, the trainer's figures, what audits find.
 
     make docs
 
-Both pages are made of the code alone, so they say what it does; a test fails when they are older.
+The pages are made of the code alone, so they say what it does; a test fails when they are older.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from muster.client.audit.contradictions import RULES
+from muster.client.audit.export import COLUMNS
 from muster.client.relay import RelaySettings
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.orchestrator.settings import OrchestratorSettings
@@ -189,7 +191,40 @@ def _escaped(text: str) -> str:
     return text.replace("|", "&#124;")
 
 
-PAGES = {"config.md": config_page, "metrics.md": metrics_page}
+def audit_page() -> str:
+    """Return the page of what an audit finds and exports."""
+    kinds = "\n".join(f"| `{kind}` | {_escaped(rule)} |" for kind, rule in RULES.items())
+    tables = "\n".join(
+        f"\n### {name}\n\n| column | meaning |\n|---|---|\n"
+        + "\n".join(f"| `{column}` | {_escaped(text)} |" for column, text in columns.items())
+        for name, columns in COLUMNS.items()
+    )
+    return f"""# What an audit finds and exports
+
+{MADE}
+
+How to audit: [the guide](../guides/audit.md).
+
+## Contradictions
+
+Every one has a kind, what was found, and where: transaction, block, batch, position. The kinds are
+stable.
+
+| kind | the rule that is broken |
+|---|---|
+{kinds}
+
+## Tables
+
+`muster audit run ID --export FOLDER --format csv|parquet|json` writes one file per table (`json`:
+one object per line). Columns keep their names and order. Wei are decimal text, for they do not fit
+64 bits; hashes and addresses are `0x` hexadecimal; times are Unix seconds of the chain's clock;
+what does not apply is null, empty in CSV.
+{tables}
+"""
+
+
+PAGES = {"config.md": config_page, "metrics.md": metrics_page, "audit.md": audit_page}
 """What is written, by file name."""
 
 

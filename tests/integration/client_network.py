@@ -104,6 +104,7 @@ class Network:
     run_id: RunId
     run: Run
     orchestrator: str = ""
+    origin: str = ""
 
     def _common(self, name: str) -> dict[str, Any]:
         return {
@@ -219,6 +220,7 @@ async def open_network(
         network = Network(folder, anvil, owner, await connect(TRAINER), store, run_id, run)
         await network.publish(V0)
         origin = await stack.enter_async_context(ShardServer(store))
+        network.origin = origin.url
         network.orchestrator = await stack.enter_async_context(_orchestrator(network, origin.url))
         yield network
 
