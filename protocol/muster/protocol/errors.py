@@ -21,6 +21,7 @@ MusterError
 ├── PolicyUnavailable (RuntimeError)    no relay delivers a version that matches the chain
 ├── TaskError (ValueError)              a task set or verifier that breaks its contract
 ├── EngineError (RuntimeError)          an inference engine failed
+│   └── ValidatorDisturbed              a validator that fails what it knows to be good
 ├── TrainingCollapsed (RuntimeError)    the policy got worse for long, and the run was to stop then
 └── StorageError (OSError)              a disk that is full, a database or folder that is corrupt
 
@@ -182,6 +183,10 @@ class TaskError(MusterError, ValueError):
 
 class EngineError(MusterError, RuntimeError):
     """An inference engine failed."""
+
+
+class ValidatorDisturbed(EngineError):
+    """A validator fails items that it knows to be good, and must not sign."""
 
 
 class TrainingCollapsed(MusterError, RuntimeError):

@@ -26,7 +26,7 @@ from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import EngineError
-from muster.protocol.ids import Address, Step, to_address
+from muster.protocol.ids import Address, PolicyVersion, Step, to_address
 from muster.protocol.messages import Submission, Ticket
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
@@ -65,16 +65,19 @@ class Proven:
     """Seconds to check them."""
 
 
-def fictitious_ticket(run: RunView, worker: Address | None) -> Ticket:
-    """Return a ticket for the newest policy and a slot that is nobody's."""
-    assert run.latest_version is not None  # the caller asked
-    checkpoint = run.checkpoints[run.latest_version]
+def fictitious_ticket(
+    run: RunView, worker: Address | None, version: PolicyVersion | None = None
+) -> Ticket:
+    """Return a ticket for a policy, the newest unless given, and a slot that is nobody's."""
+    version = run.latest_version if version is None else version
+    assert version is not None  # the caller asked
+    checkpoint = run.checkpoints[version]
     return Ticket(
         run_id=run.run_id,
         worker=worker or to_address(secrets.token_bytes(20)),
         step=NO_STEP,
         index=secrets.randbelow(1 << 32),
-        policy_version=run.latest_version,
+        policy_version=version,
         policy_root=checkpoint.manifest_root,
         beacon=checkpoint.beacon,
         deadline=int(time.time()) + 3600,

@@ -19,15 +19,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry, OrchestratorApi
+from muster.client.doctor.selfproof import fictitious_ticket
 from muster.client.facts import HistoryView, ticket_terms
 from muster.client.outage import SURVIVED, Outages
 from muster.client.validator.calls import ASK_S, CallDuty, Windows
 from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
-from muster.client.validator.checks import Claim, check_claim, check_file, unreadable
+from muster.client.validator.checks import Claim, Finding, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import JudgedBatch, OutcomeJournal
@@ -46,10 +47,17 @@ from muster.client.validator.slots import (
     slot_of_record,
     slots_of_records,
 )
+from muster.client.validator.soundness import (
+    BEFORE_ACCUSING_S,
+    CHECK_EVERY_S,
+    Flaw,
+    Soundness,
+    judge_generated,
+)
 from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain, address_of, digest, sign
-from muster.protocol.errors import ApiError, ConfigError, EncodingError
+from muster.protocol.errors import ApiError, ConfigError, EncodingError, ValidatorDisturbed
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Submission, Verdict
@@ -150,6 +158,8 @@ class ValidatorLoop:
         # Batches and cases are judged side by side, with one engine that holds one policy.
         self._engine_turn = asyncio.Lock()
         self.outages = Outages()
+        self.soundness: Soundness | None = None
+        """Whether it may sign; it is not asked while there is none."""
         self._failing_since: dict[object, float] = {}
         self._passed_over: set[int] = set()
         self._handed_over: dict[int, float] = {}
@@ -210,10 +220,16 @@ class ValidatorLoop:
     # 7. validate
 
     async def validate(self, batch: BatchView) -> None:
-        """Judge a batch unless it was judged before, and hand its outcomes over."""
+        """Judge a batch unless it was judged before, and hand its outcomes over.
+
+        Raises ValidatorDisturbed, and signs nothing, while the validator fails its own items.
+        """
+        await self._require_sound(CHECK_EVERY_S)
         judged = self.place.journal.judged(batch.batch_id)
         if judged is None:
             records = within_declared(await self.judge(batch), batch.units)
+            if any(record.verdict is Verdict.FRAUD for record in records):
+                await self._require_sound(BEFORE_ACCUSING_S)
             await self._remember(batch)
             mine = JudgedBatch(batch.batch_id, batch.root, tuple(records))
             judged = await asyncio.to_thread(self.place.journal.record, mine)
@@ -245,6 +261,56 @@ class ValidatorLoop:
             _log(place, record, judgement)
         return self._unfinished.pop((batch.batch_id, batch.root))
 
+    async def _require_sound(self, within_s: float) -> None:
+        """Raise ValidatorDisturbed unless the validator passes its own items."""
+        if self.soundness is None:
+            return
+        try:
+            await self.soundness.require(within_s)
+        except ValidatorDisturbed:
+            # What it found while it was disturbed is worth nothing.
+            self._unfinished.clear()
+            self._fingerprints.clear()
+            raise
+
+    async def find_flaw(self) -> Flaw | None:
+        """Return the first known-good item that this validator would not accept, or None."""
+        run = self.place.view.runs[self.place.run_id]
+        if run.latest_version is None:
+            return None
+        version = self._loaded[0] if self._loaded else run.latest_version
+        ticket = fictitious_ticket(run, self._address, version)
+        async with self._engine_turn:
+            await self.load(version, ticket.policy_root)
+            finding = await self.compute.run(
+                judge_generated, ticket, self.place.rules, self.place.engine
+            )
+        if finding is not None:
+            return Flaw("generated", version, finding)
+        return await self._flaw_of_accepted(version)
+
+    async def _flaw_of_accepted(self, version: PolicyVersion) -> Flaw | None:
+        """Judge the newest submission again that this validator accepted under a policy version."""
+        for judged in reversed(self.place.journal.all()):
+            batch = self.place.view.batches.get(judged.batch_id)
+            if batch is None or batch.root != judged.root:
+                continue
+            for position, record in enumerate(judged.records):
+                if record.verdict is Verdict.ACCEPTED and record.policy_version == version:
+                    finding = await self._judge_accepted(batch, position)
+                    what = f"accepted: batch {batch.batch_id}, position {position}"
+                    return None if finding is None else Flaw(what, version, finding)
+        return None
+
+    async def _judge_accepted(self, batch: BatchView, position: int) -> Finding | None:
+        try:
+            entries = await self.contents(batch)
+            claim = self._claim(batch, entries[position], ())
+            judgement, data = await self._judge_claim(replace(claim, is_slot_used=False))
+        except ApiError:
+            return None  # not to be had any more, or not now: the other item has passed
+        return None if data is None else judgement.finding
+
     async def _remember(self, batch: BatchView) -> None:
         """Keep what was recomputed of a batch, before its outcomes are signed."""
         found = self._fingerprints.pop((batch.batch_id, batch.root), [])
@@ -255,6 +321,7 @@ class ValidatorLoop:
         self, batch: BatchView, entries: Sequence[BatchEntry], position: int
     ) -> tuple[Claim, Judgement, bytes | None]:
         """Return the judgement on one submission of a batch, as if nobody had judged it."""
+        await self._require_sound(CHECK_EVERY_S)
         self._slots.refresh(await self._known_batches(before=batch.batch_id))
         earlier = [self._slot(batch, entry.submission) for entry in entries[:position]]
         claim = self._claim(batch, entries[position], earlier)

@@ -29,6 +29,7 @@ from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Rules
 from muster.client.validator.jury import JuryDuty, JuryPlace
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace, require_seat
+from muster.client.validator.soundness import Soundness, pausing
 from muster.client.validator.votes import VoteJournal
 from muster.lifecycle import run_together
 from muster.protocol.errors import ConfigError
@@ -36,6 +37,8 @@ from muster.protocol.ids import Address
 from muster.tasks import check_task_set, require_pinned
 from muster.wallet import Wallet
 
+FLAWS = "flaws"
+"""The folder, in the state folder, of what this validator found wrong with itself."""
 MOST_TRIED = 1024
 """Problems among which one of each task type is looked for, and graded, at the start."""
 
@@ -78,6 +81,11 @@ async def run_validator(
                 checking=_checking(settings, account, seat),
             )
             loop = loop_class(place)
+            loop.soundness = Soundness(
+                loop.find_flaw,
+                pausing(seat.chain, settings.run, account.address, settings.state_dir / FLAWS),
+                clock=place.clock,
+            )
             following = follow(
                 seat.chain, seat.view, poll_s=settings.poll_s, on_change=loop.on_change
             )
