@@ -9,8 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator resume shardcast tasks toploc trainer worker
-BENCHES := adapter asynchrony calibration dashboard delta diloco forgers gas history index inference redteam resume shardcast tasks toploc trainer worker
+BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast tasks toploc trainer worker
 
 .PHONY: setup vllm check fmt test test-packages test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
