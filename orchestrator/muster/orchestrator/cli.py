@@ -7,10 +7,15 @@ from typing import Any
 
 import click
 
+from muster.orchestrator.admin_cli import admin
+
 
 @click.group()
 def orchestrator() -> None:
     """Lease work and record outcomes."""
+
+
+orchestrator.add_command(admin)
 
 
 @orchestrator.command()
@@ -27,6 +32,7 @@ def orchestrator() -> None:
 @click.option("--database", metavar="FILE|URL", help="SQLite file or PostgreSQL; can be rebuilt.")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
+@click.option("--admin-socket", metavar="FILE", help="Unix socket for the owner's commands.")
 @click.option("--ready-file", metavar="FILE", help="Receives the URL once it listens.")
 @click.option("--origin", metavar="URL", help="Where the trainer serves policy weights.")
 @click.option("--relay", "relays", metavar="URL", multiple=True, help="A mirror of them.")

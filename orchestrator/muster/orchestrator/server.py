@@ -7,12 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
+from muster.orchestrator.admin import admin_listener, create_admin_app
 from muster.orchestrator.app import create_app
 from muster.orchestrator.connections import protocol_of
 from muster.orchestrator.loop import run as run_loop
@@ -64,7 +65,7 @@ async def _serve(services: Services, reader: ReaderPort, leadership: Leadership 
     settings, stop = services.settings, asyncio.Event()
     with _listen(settings.host, settings.port) as listener, _signals(stop):
         server = _Server(_uvicorn_config(create_app(services), settings))
-        async with asyncio.TaskGroup() as tasks:
+        async with _admin(services), asyncio.TaskGroup() as tasks:
             flow = tasks.create_task(run_loop(services, reader, leadership))
             web = tasks.create_task(server.serve(sockets=[listener]))
             await server.listening.wait()
@@ -76,6 +77,33 @@ async def _serve(services: Services, reader: ReaderPort, leadership: Leadership 
             server.should_exit = True
             await web
             flow.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _admin(services: Services) -> AsyncIterator[None]:
+    """Serve the owner's socket, if there is to be one."""
+    path = services.settings.admin_socket
+    if path is None:
+        yield
+        return
+    with admin_listener(path) as listener:
+        config = uvicorn.Config(
+            create_admin_app(services),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=STOP_S,
+        )
+        server = _Server(config)
+        async with asyncio.TaskGroup() as tasks:
+            web = tasks.create_task(server.serve(sockets=[listener]))
+            await server.listening.wait()
+            try:
+                yield
+            finally:
+                server.should_exit = True
+                await web
 
 
 def _uvicorn_config(app: FastAPI, settings: OrchestratorSettings) -> uvicorn.Config:

@@ -41,6 +41,8 @@ class OrchestratorSettings(Settings):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8600
     """Port to listen on; 0 for any free one."""
+    admin_socket: Path | None = None
+    """Unix socket for the owner's commands (`muster orchestrator admin`); None for none."""
     ready_file: Path | None = None
     """File that receives the URL once the process listens."""
     origin: str = ""

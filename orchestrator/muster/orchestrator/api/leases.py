@@ -13,6 +13,9 @@ from muster.orchestrator.services.leases import SignedTicket
 
 router = APIRouter(prefix="/v1")
 
+PAUSED = "paused"
+"""The reason of an orchestrator whose owner lets it give no tickets."""
+
 
 @router.post("/leases", response_model=Lease, responses={204: {"description": "No work now."}})
 async def lease(request: Request, services: ServicesDep) -> Response:
@@ -21,12 +24,12 @@ async def lease(request: Request, services: ServicesDep) -> Response:
     require_run(services, body.run_id)
     worker = services.identities.active_worker(headers.address)
     await services.nonces.use(headers)
-    signed = await services.leases.lease(worker)
+    signed = PAUSED if services.switches.leases_are_paused else await services.leases.lease(worker)
     if not isinstance(signed, SignedTicket):
-        LEASES.labels(answer="none" if signed is None else signed.value).inc()
+        LEASES.labels(answer="none" if signed is None else str(signed)).inc()
         headers_out = {"retry-after": f"{services.settings.retry_after_s:g}"}
         if signed is not None:
-            headers_out[REASON_HEADER] = signed.value
+            headers_out[REASON_HEADER] = str(signed)
         return Response(status_code=204, headers=headers_out)
     LEASES.labels(answer="ticket").inc()
     services.wakes.status.set()

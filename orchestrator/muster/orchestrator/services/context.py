@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from muster.chain import ChainView
 from muster.orchestrator.db.engine import Database
@@ -44,6 +44,14 @@ from muster.protocol.ids import Address, RunId
 from muster.protocol.recipe import Recipe
 
 
+@dataclass(slots=True)
+class Switches:
+    """What the run's owner may switch while the process runs; see `muster.orchestrator.admin`."""
+
+    leases_are_paused: bool = False
+    """No tickets are given, for as long as this process lives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ground:
     """What every service stands on."""
@@ -78,6 +86,9 @@ class Ground:
     """The files folder."""
     projection: Projection
     """What follows from the chain."""
+
+    switches: Switches = field(default_factory=Switches, kw_only=True)
+    """What the owner has switched off."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(run_id={self.run_id})"
@@ -214,7 +225,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
     for loading in (nonces, heartbeats, hardware, training):
         await loading.load()
     return Services(
-        **{field.name: getattr(ground, field.name) for field in fields(ground)},
+        **{part.name: getattr(ground, part.name) for part in fields(ground)},
         identities=Identities(ground.projection),
         quotas=Quotas.of(settings),
         nonces=nonces,

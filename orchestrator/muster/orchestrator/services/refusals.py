@@ -20,6 +20,7 @@ CODES = {
     "batch_unknown": 404,
     "file_unknown": 404,
     "body_timeout": 408,
+    "not_configured": 409,
     "slot_taken": 409,
     "file_taken": 409,
     "ticket_unknown": 409,

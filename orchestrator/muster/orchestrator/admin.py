@@ -1,0 +1,177 @@
+"""What the run's owner may do to a running orchestrator: over a unix socket of its own, if at all.
+
+There are no passwords: whoever may open the socket is the user that runs the process. Nothing here
+can be reached from the network, and nothing here is in the public application. What is switched
+here holds for this process until it ends; replicas are told one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, FastAPI
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import func, select, update
+
+from muster.api.answers import AccountAddress
+from muster.orchestrator.api.deps import ServicesDep
+from muster.orchestrator.api.errors import add_error_handlers
+from muster.orchestrator.db.models import LeaseRow, SubmissionRow
+from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.refusals import refuse
+from muster.protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter(prefix="/admin")
+
+
+class _Order(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LogLevel(_Order):
+    """How much is logged."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+    """Of the standard library."""
+
+
+@router.get("/counters")
+async def counters(services: ServicesDep) -> dict[str, Any]:
+    """Return what an owner wants to know first."""
+    async with services.database.read() as session:
+        submissions = await session.scalar(select(func.count()).select_from(SubmissionRow))
+        leases = await session.scalar(
+            select(func.count())
+            .select_from(LeaseRow)
+            .where(LeaseRow.is_filled.is_(False), LeaseRow.deadline >= services.chain_clock.now())
+        )
+    committed, judged = services.projection.batch_counts
+    return {
+        "run": services.run_id,
+        "leases_are_paused": services.switches.leases_are_paused,
+        "log_level": logging.getLevelName(logging.getLogger().getEffectiveLevel()),
+        "open_leases": leases or 0,
+        "submissions": submissions or 0,
+        "batches_committed": committed,
+        "batches_judged": judged,
+        "pending_transactions": await services.chain.pending_transactions(),
+        "listeners": services.feed.listeners,
+        "chain_error": services.chain_health.error,
+    }
+
+
+@router.post("/leases/pause")
+async def pause_leases(services: ServicesDep) -> dict[str, Any]:
+    """Give no tickets from now on; what is leased may still be uploaded."""
+    return _switch(services, True)
+
+
+@router.post("/leases/resume")
+async def resume_leases(services: ServicesDep) -> dict[str, Any]:
+    """Give tickets again."""
+    return _switch(services, False)
+
+
+@router.delete("/leases/{node}")
+async def drop_lease(node: AccountAddress, services: ServicesDep) -> dict[str, Any]:
+    """End a node's lease now, so that it gets another ticket; the signed one stays good in time."""
+    now = services.chain_clock.now()
+    async with services.database.write() as session:
+        ended = await session.execute(
+            update(LeaseRow)
+            .where(LeaseRow.node == node, LeaseRow.is_filled.is_(False), LeaseRow.deadline >= now)
+            .values(deadline=now - 1)
+            .returning(LeaseRow.id)
+        )
+        dropped = len(ended.all())
+    logger.warning("lease dropped by the owner", extra={"node": node, "count": dropped})
+    return {"dropped": dropped}
+
+
+@router.put("/log-level")
+async def set_log_level(order: LogLevel) -> dict[str, Any]:
+    """Log more, or less."""
+    logging.getLogger().setLevel(order.level)
+    return {"log_level": order.level}
+
+
+@router.post("/retention")
+async def collect(services: ServicesDep) -> dict[str, Any]:
+    """Drop files that nobody can need any more, now instead of within ten minutes."""
+    if services.retention is None:
+        raise refuse("not_configured", "files are kept for ever", "start with --retention-s")
+    return {"dropped": await services.retention.collect()}
+
+
+@router.post("/rebuild")
+async def rebuild(services: ServicesDep) -> dict[str, Any]:
+    """Derive again, from the events that were read, what follows from the chain."""
+    services.projection.rebuild()
+    await services.batching.load()
+    services.wakes.chain_changed()
+    committed, judged = services.projection.batch_counts
+    return {"batches_committed": committed, "batches_judged": judged}
+
+
+def _switch(services: Services, paused: bool) -> dict[str, Any]:
+    services.switches.leases_are_paused = paused
+    logger.warning("leases switched by the owner", extra={"are_paused": paused})
+    return {"leases_are_paused": paused}
+
+
+def create_admin_app(services: Services) -> FastAPI:
+    """Return the application behind the owner's socket."""
+    app = FastAPI(title="Muster orchestrator, owner", docs_url=None, redoc_url=None)
+    app.state.services = services
+    add_error_handlers(app)
+    app.include_router(router)
+    return app
+
+
+@contextlib.contextmanager
+def admin_listener(path: Path) -> Iterator[socket.socket]:
+    """Listen on a unix socket that this user alone may open; it is gone afterwards.
+
+    Raises ConfigError when something else is at the path, or another process listens there.
+    """
+    _clear(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {path}: {error.strerror or error}",
+                hint="give a short path in a folder that this user may write",
+            ) from error
+        finally:
+            os.umask(before)
+        listener.listen(16)
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _clear(path: Path) -> None:
+    """Remove what a killed process left."""
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"{path} is there and no socket", hint="name another admin_socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise ConfigError(f"another process listens on {path}", hint="name another admin_socket")
