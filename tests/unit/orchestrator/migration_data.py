@@ -29,7 +29,7 @@ def _number(start: int) -> Value:
 
 
 def _document(kind: str) -> Value:
-    return lambda n: {"kind": kind, "n": n, "nested": [None, True, 0.5, "ü"]}
+    return lambda n: {"kind": kind, "policy_version": 3 + n, "nested": [None, True, 0.5, "ü"]}
 
 
 _SLOT = {"worker": _name("0xworker"), "step": _number(40), "index": _number(7)}
@@ -50,6 +50,7 @@ VALUES: dict[str, dict[str, Value]] = {
         "ticket": _document("ticket"),
         "signature": _bytes(1, 65),
         "is_filled": lambda n: n % 2 == 0,
+        "policy_version": _number(3),
     },
     "batches": {
         "root": _bytes(2),

@@ -86,7 +86,9 @@ async def test_owner_rebuilds_changes_the_log_level_and_collects(tmp_path: Path)
             logging.getLogger().setLevel(level)
         with pytest.raises(ApiError, match="kept for ever"):
             await asyncio.to_thread(order, path, "collect")
-    async with served(tmp_path, admin_socket=path, retention_s=10) as (_, _):
+    again = tmp_path / "again"
+    again.mkdir()
+    async with served(again, admin_socket=path, retention_s=10) as (_, _):
         assert await asyncio.to_thread(order, path, "collect") == {"dropped": 0}
 
 
