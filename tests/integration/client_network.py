@@ -136,11 +136,12 @@ class Network:
         number: int,
         loop_class: type[ValidatorLoop] = ValidatorLoop,
         make_engine: EngineFactory = hash_engine,
+        wallet: Wallet | None = None,
         **settings: Any,
     ) -> Any:
         return run_validator(
             ValidatorSettings(**self._common(f"validator-{number}"), **settings),
-            [*VALIDATORS, THIRD][number],
+            wallet or [*VALIDATORS, THIRD][number],
             engine_factory=make_engine,
             loop_class=loop_class,
         )

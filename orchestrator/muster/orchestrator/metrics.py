@@ -70,6 +70,13 @@ REASON_WORKERS = Gauge(
 WORKERS = Gauge(
     "muster_orchestrator_workers", "Registered workers by status.", ("status",), registry=REGISTRY
 )
+WORKER_STATES = Gauge(
+    "muster_orchestrator_worker_states",
+    "Registered workers by the state of their life: discovered, active, unhealthy, dead, jailed, "
+    "exiting or banned.",
+    ("state",),
+    registry=REGISTRY,
+)
 NODES_ALIVE = Gauge(
     "muster_orchestrator_nodes_alive",
     "Nodes that sent a heartbeat within two minutes.",

@@ -54,6 +54,9 @@ class OrchestratorSettings(Settings):
     shows token ids."""
     lease_s: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Seconds from lease to deadline."""
+    dead_after_s: Annotated[int, Field(ge=1, le=86_400)] = 120
+    """Seconds of silence after which a worker is dead, and its leases hold back nobody; after a
+    quarter of them it is unhealthy."""
     call_timeout_s: Annotated[int, Field(ge=1)] | None = None
     """Seconds after which a validator that was called for a batch and is silent is replaced; None
     for an eighth of the chain's outcome deadline, which is the longest."""

@@ -222,6 +222,7 @@ class ChainView:
             active_from=args["active_from"],
             first_active_from=args["active_from"],
             stake=self._stake(args["worker"]),
+            status_since=event.block_timestamp,
             registered_block=event.block_number,
             registered_tx=event.tx_hash,
             nodes=[(event.block_number, args["node"])],
@@ -242,7 +243,7 @@ class ChainView:
 
     def _set_status(self, event: Event, status: WorkerStatus) -> WorkerView:
         worker = self.workers[event.args["worker"]]
-        worker.status = status
+        worker.status, worker.status_since = status, event.block_timestamp
         worker.standings.append((event.block_number, status))
         return worker
 

@@ -76,6 +76,8 @@ class WorkerView:
     """The same when it registered: unjailing changes the other."""
     stake: StakeView
     """Its stake."""
+    status_since: int = 0
+    """Time at which its status began."""
     jailed_until: int = 0
     """Before this time it stays jailed."""
     convictions: int = 0

@@ -235,7 +235,7 @@ async def test_workers_are_ranked_and_filtered(site: Site) -> None:
     ranked = rows_of(await site.get("/workers?order=accepted"), "ranking")
     accepted = [int(row[3]) for row in ranked]
     assert accepted == sorted(accepted, reverse=True)
-    banned = rows_of(await site.get("/workers?status=banned"), "ranking")
+    banned = rows_of(await site.get("/workers?state=banned"), "ranking")
     assert {row[2] for row in banned} == {"banned"}
     assert "7–8 of 8" in await site.get("/workers?after=6")
 
@@ -258,7 +258,7 @@ async def test_workers_are_ranked_and_filtered(site: Site) -> None:
         ("/submissions?worker=0xzz", 400),
         ("/submissions?verdict=maybe", 400),
         ("/workers?order=beauty", 400),
-        ("/workers?status=%3Cscript%3E", 400),
+        ("/workers?state=%3Cscript%3E", 400),
         ("/search?q=", 404),
         ("/search?q=%3Cscript%3Ealert(1)%3C/script%3E", 404),
         ("/static/..%2Fpage.py", 404),

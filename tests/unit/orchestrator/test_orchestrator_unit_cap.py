@@ -14,7 +14,7 @@ from orchestrator_fakes import NOW, RUN, STAKE_PER_UNIT, Network
 
 from muster.api import Lease, NoWork
 from muster.orchestrator.services.batching import Composition
-from muster.orchestrator.services.unit_cap import is_covered, max_units
+from muster.orchestrator.services.unit_cap import free_leases, max_units
 from muster.protocol.errors import ContractRevert
 from muster.protocol.messages import Verdict
 from muster.protocol.recipe import SamplingRecipe, TrainingRecipe
@@ -49,11 +49,17 @@ async def in_flight(bench: Bench) -> int:
 UNCOVERED = NoWork(retry_after_s=1.0, reason="unit_cap")
 
 
-@given(st.integers(0, 10**9), st.integers(0, 10**6), st.integers(1, 10**20))
-def test_stake_covers_units_up_to_the_boundary(in_flight: int, new: int, per_unit: int) -> None:
-    enough = (in_flight + new) * per_unit
-    assert is_covered(in_flight, new, enough, per_unit)
-    assert in_flight + new == 0 or not is_covered(in_flight, new, enough - 1, per_unit)
+@given(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(1, 100), st.integers(1, 10**20))
+def test_stake_covers_leases_up_to_the_boundary(
+    in_flight: int, per_lease: int, leases: int, per_unit: int
+) -> None:
+    enough = (in_flight + leases * per_lease) * per_unit
+    assert free_leases(in_flight, per_lease, enough, per_unit) == leases
+    assert free_leases(in_flight, per_lease, enough - 1, per_unit) == leases - 1
+
+
+def test_overdrawn_stake_covers_no_lease() -> None:
+    assert free_leases(100, 10, 50, 1) == 0
 
 
 def test_submission_is_worth_every_token_of_every_sample_at_most() -> None:

@@ -20,7 +20,7 @@ from muster.orchestrator.dashboard.submissions import Wanted, find_submission, l
 from muster.orchestrator.dashboard.workers import (
     ORDERS,
     PAGE,
-    STATUSES,
+    STATES,
     find_worker,
     rank_workers,
 )
@@ -94,7 +94,7 @@ async def run_page(request: Request, services: ServicesDep) -> Response:
         reward=reward,
         multiples=multiples,
         latest=latest.lines,
-        leaders=rank_workers(services, order="units", status=None, first=0, limit=FRONT_WORKERS),
+        leaders=rank_workers(services, order="units", state=None, first=0, limit=FRONT_WORKERS),
         total=services.projection.total,
         alarm_steps=services.training.latest("alarm_steps") or 0,
         run=services.projection.run,
@@ -106,9 +106,9 @@ async def workers_page(request: Request, services: ServicesDep) -> Response:
     """The ranking of workers."""
     query = request.query_params
     order = _choice(query, "order", ORDERS, "units")
-    status = _choice(query, "status", dict.fromkeys(STATUSES), None)
+    state = _choice(query, "state", dict.fromkeys(STATES), None)
     ranking = rank_workers(
-        services, order=order or "units", status=status, first=_number(query, "after") or 0
+        services, order=order or "units", state=state, first=_number(query, "after") or 0
     )
     return await _page(
         services,
@@ -116,8 +116,8 @@ async def workers_page(request: Request, services: ServicesDep) -> Response:
         ranking=ranking,
         order=order,
         orders={key: each.title for key, each in ORDERS.items()},
-        status_filter=status,
-        statuses=STATUSES,
+        state_filter=state,
+        states=STATES,
         page_size=PAGE,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastapi import APIRouter, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 
 from muster.api.answers import RunDocuments, RunInfo
 from muster.orchestrator.api.deps import ServicesDep, require_run
@@ -35,6 +35,13 @@ async def run_info(run_id: int, services: ServicesDep) -> RunInfo:
         step=services.status.step(),
         policy_version=run.latest_version,
     )
+
+
+@router.get("/runs/{run_id}/step", response_class=PlainTextResponse)
+async def step(run_id: int, services: ServicesDep) -> PlainTextResponse:
+    """Return the training step whose submissions are being collected: one integer, as text."""
+    require_run(services, run_id)
+    return PlainTextResponse(str(services.status.step()))
 
 
 @router.get("/documents/{document_hash}")

@@ -21,6 +21,8 @@ class ValidatorLine:
     """The validator."""
     is_seated: bool
     """Whether it holds the seat now."""
+    is_absent: bool
+    """Whether it let the time of a call pass and was not heard of since."""
     batches: int
     """Posted outcomes that carry its signature."""
     latest_at: int | None
@@ -126,6 +128,7 @@ def _validators(services: Services, watched: Sequence[Watched]) -> list[Validato
         ValidatorLine(
             address=validator,
             is_seated=validator in run.validators,
+            is_absent=validator in services.outcomes.caller.absent,
             batches=signed[validator].batches if validator in signed else 0,
             latest_at=signed[validator].latest_at if validator in signed else None,
             heard_at=services.outcomes.heard_at.get(validator),

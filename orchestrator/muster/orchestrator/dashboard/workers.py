@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster.chain import PaymentView, SlashView, WorkerView
 from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.life import WorkerState
 from muster.orchestrator.services.projection import Tally
 from muster.orchestrator.services.status import SlashStatus, WorkerStatus
 from muster.protocol.ids import Address
@@ -16,7 +18,7 @@ PAGE = 100
 """Workers of one page."""
 SHOWN_PAYMENTS = 50
 """Latest payments of one worker's page."""
-STATUSES = ("active", "jailed", "exiting", "banned")
+STATES = tuple(state.value for state in WorkerState)
 """What workers can be filtered by."""
 
 
@@ -63,7 +65,7 @@ class Ranking:
     total: int
     """Workers that pass the filter."""
     counts: dict[str, int]
-    """Workers by status."""
+    """Workers by state."""
 
     @property
     def after(self) -> int | None:
@@ -91,16 +93,15 @@ class WorkerDetail:
 
 
 def rank_workers(
-    services: Services, *, order: str, status: str | None, first: int, limit: int = PAGE
+    services: Services, *, order: str, state: str | None, first: int, limit: int = PAGE
 ) -> Ranking:
     """Return a page of workers; ties go to whoever registered first."""
     everyone = services.projection.view.workers.values()
     key = ORDERS[order].key
-    chosen = [w for w in everyone if status in (None, w.status.lower())]
+    states = {w.worker_id: services.lives.state(w).value for w in everyone}
+    chosen = [w for w in everyone if state in (None, states[w.worker_id])]
     chosen.sort(key=lambda w: (-key(services, w), w.worker_id))
-    counts = dict.fromkeys(STATUSES, 0)
-    for worker in everyone:
-        counts[worker.status.lower()] = counts.get(worker.status.lower(), 0) + 1
+    counts = dict.fromkeys(STATES, 0) | Counter(states.values())
     shown = chosen[first : first + limit]
     lines = [services.status.worker(worker) for worker in shown]
     return Ranking(lines, first, len(chosen), counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
@@ -26,6 +27,7 @@ from muster.orchestrator.services.heartbeats import Heartbeats
 from muster.orchestrator.services.identities import Identities
 from muster.orchestrator.services.intake import Intake
 from muster.orchestrator.services.leases import Leases
+from muster.orchestrator.services.life import Lives
 from muster.orchestrator.services.nonces import NonceStore
 from muster.orchestrator.services.outcomes import OutcomeDesk
 from muster.orchestrator.services.payments import Payments
@@ -36,6 +38,7 @@ from muster.orchestrator.services.retention import Retention
 from muster.orchestrator.services.settlement import Settlement
 from muster.orchestrator.services.status import StatusDesk
 from muster.orchestrator.services.training import TrainingMetrics
+from muster.orchestrator.services.turns import Turns
 from muster.orchestrator.services.unit_cap import CapTerms, UnitCap
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import Domain
@@ -111,6 +114,8 @@ class Services(Ground):
     """Used nonces."""
     heartbeats: Heartbeats
     """Signs of life."""
+    lives: Lives
+    """The states of workers."""
     hardware: Hardware
     """What machines have, and which get work."""
     batching: Batching
@@ -213,15 +218,22 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         domain=ground.domain,
         lease_s=settings.lease_s,
     )
-    leases = await _leases(ground, batching, hardware)
     nonces = NonceStore(ground.database, ground.group, clock=ground.clock, valid_from=valid_from)
     heartbeats = Heartbeats(ground.database, clock=ground.clock)
+    lives = Lives(
+        lambda: ground.projection.view.workers,
+        heartbeats.latest,
+        dead_after_s=settings.dead_after_s,
+        clock=ground.clock,
+    )
+    leases = await _leases(ground, batching, hardware, lives)
     training = TrainingMetrics(
         ground.database,
         ground.files,
         on_figures=ground.projection.note_figures,
         on_received=ground.wakes.status.set,
     )
+    outcomes = await _outcomes(ground, batching)
     for loading in (nonces, heartbeats, hardware, training):
         await loading.load()
     return Services(
@@ -230,11 +242,12 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         quotas=Quotas.of(settings),
         nonces=nonces,
         heartbeats=heartbeats,
+        lives=lives,
         hardware=hardware,
         batching=batching,
         leases=leases,
         intake=_intake(ground),
-        outcomes=await _outcomes(ground, batching),
+        outcomes=outcomes,
         checking=CheckingDesk(
             database=ground.database,
             projection=ground.projection,
@@ -263,6 +276,8 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
             batching=batching,
             leases=leases,
             heartbeats=heartbeats,
+            lives=lives,
+            caller=outcomes.caller,
             training=training,
             recipe=ground.recipe,
             now=ground.chain_clock.now,
@@ -315,7 +330,7 @@ async def _batching(ground: Ground) -> Batching:
     return batching
 
 
-async def _leases(ground: Ground, batching: Batching, hardware: Hardware) -> Leases:
+async def _leases(ground: Ground, batching: Batching, hardware: Hardware, lives: Lives) -> Leases:
     ledger = ground.chain.ledger
     terms = CapTerms(
         stake_per_unit=await ledger.stake_per_unit(),
@@ -328,6 +343,9 @@ async def _leases(ground: Ground, batching: Batching, hardware: Hardware) -> Lea
         batching=batching,
         unit_cap=UnitCap(ground.projection, batching, ground.recipe.sampling, terms),
         hardware=hardware,
+        lives=lives,
+        # Who waits asks again after `retry_after_s`; once it did not, nobody waits for it.
+        turns=Turns(patience_s=2 * ground.settings.retry_after_s, clock=time.monotonic),
         training=ground.recipe.training,
         key=ground.key,
         domain=ground.domain,

@@ -15,6 +15,7 @@ from muster.orchestrator import metrics
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import LeaseRow, SubmissionRow
 from muster.orchestrator.ports import ChainPort
+from muster.orchestrator.services.life import WorkerState
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Reason
 from muster.protocol.schedule import Stage
@@ -98,6 +99,9 @@ def _set_workers(services: Services) -> None:
     statuses = Counter(worker.status.lower() for worker in view.workers.values())
     for status in ("active", "jailed", "exiting", "banned"):
         metrics.WORKERS.labels(status=status).set(statuses[status])
+    lives = services.lives.counts()
+    for state in WorkerState:
+        metrics.WORKER_STATES.labels(state=state.value).set(lives[state])
     beats = services.heartbeats.latest.values()
     metrics.NODES_ALIVE.set(sum(now - beat.seen_at <= ALIVE_S for beat in beats))
     affected: Counter[Reason] = Counter()

@@ -12,11 +12,17 @@ those that are leased, received or committed but not judged. A ticket belongs to
 (used + outstanding) // K + 1, and a run of S steps has capacity for S steps at most.
 
 A lease whose policy has become too old to be trained on is no longer open: it neither holds back
-others nor is handed out again. Its ticket stays good for an upload until its deadline, as signed.
+others nor is handed out again. Nor does the lease of a dead worker hold back others. Either ticket
+stays good for an upload until its deadline, as signed.
+
+When more nodes ask than there are tickets, they take turns by the leases that their stakes still
+cover (`turns.py`); nobody is queued: who has to wait is told when to ask again.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,12 +36,19 @@ from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import LeaseRow
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.hardware import Hardware, Unfit
+from muster.orchestrator.services.life import Lives, WorkerState
 from muster.orchestrator.services.projection import Projection
+from muster.orchestrator.services.turns import Turns
 from muster.orchestrator.services.unit_cap import UnitCap
 from muster.protocol.eip712 import Domain, digest, sign
-from muster.protocol.ids import Step
+from muster.protocol.ids import Address, Step
 from muster.protocol.messages import Ticket
 from muster.protocol.recipe import TrainingRecipe
+
+logger = logging.getLogger(__name__)
+
+DEAD_KNOWN_S = 1.0
+"""For how long it is not asked again who of those that hold leases is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +100,25 @@ class Leases:
         batching: Batching,
         unit_cap: UnitCap,
         hardware: Hardware,
+        lives: Lives,
+        turns: Turns,
         training: TrainingRecipe,
         key: bytes,
         domain: Domain,
         now: Callable[[], int],
         lease_s: int,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._projection = projection
         self._batching = batching
         self._unit_cap = unit_cap
         self._hardware = hardware
+        self._lives = lives
+        self._turns = turns
+        self._monotonic = monotonic
+        self._dead: frozenset[Address] = frozenset()
+        self._dead_known_at = float("-inf")
         self._training = training
         self._key = key
         self._domain = domain
@@ -120,16 +141,29 @@ class Leases:
                 return None
             await self._batching.refresh(session)
             used, outstanding = await self._load(session)
-            if not capacity(used, outstanding, checkpoint.version, self._training):
+            tickets = capacity(used, outstanding, checkpoint.version, self._training)
+            if not tickets:
+                self._turns.ask(worker.node)
                 return None
-            if self._batching.is_unfunded:
-                return Withheld.UNFUNDED
-            if not await self._unit_cap.allows(session, worker, self._now()):
-                return Withheld.UNIT_CAP
-            if unfit := await self._hardware.fault(session, worker.node, self._now()):
-                return Withheld(unfit.value)
+            fitness = await self._fitness(session, worker)
+            if isinstance(fitness, Withheld):
+                self._turns.withdraw(worker.node)
+                return fitness
+            if not self._turns.may_go(worker.node, fitness, tickets):
+                return None
+            self._turns.served(worker.node)
             step = next_step(used, outstanding, self._training.submissions_per_step)
             return await self._give(session, worker, checkpoint, step)
+
+    async def _fitness(self, session: AsyncSession, worker: WorkerView) -> int | Withheld:
+        """Return how many leases the worker's stake covers, or why it gets none."""
+        if self._batching.is_unfunded:
+            return Withheld.UNFUNDED
+        free = await self._unit_cap.free(session, worker, self._now())
+        if not free:
+            return Withheld.UNIT_CAP
+        unfit = await self._hardware.fault(session, worker.node, self._now())
+        return Withheld(unfit.value) if unfit else free
 
     async def collecting_step(self, session: AsyncSession) -> Step:
         """Return the rollout step that the next ticket would belong to."""
@@ -152,7 +186,26 @@ class Leases:
         return SignedTicket(Ticket.from_json(row.ticket), row.signature)
 
     async def _leased(self, session: AsyncSession) -> int:
-        return await counts.open_leases(session, now=self._now(), oldest=self._oldest_version())
+        """Return the open leases whose workers are not dead."""
+        dead = await self._leases_of_dead(session)
+        found = await counts.open_leases(session, now=self._now(), oldest=self._oldest_version())
+        return max(0, found - dead)
+
+    async def _leases_of_dead(self, session: AsyncSession) -> int:
+        """Return how many open leases dead workers hold, as of a moment ago."""
+        if self._monotonic() - self._dead_known_at < DEAD_KNOWN_S:
+            return len(self._dead)
+        holders = await session.scalars(select(LeaseRow.node).where(*self._is_open()).distinct())
+        serving = self._projection.view.worker_by_node
+        dead = frozenset(
+            Address(node)
+            for node in holders
+            if node in serving and self._lives.state(serving[Address(node)]) is WorkerState.DEAD
+        )
+        for node in dead - self._dead:
+            logger.info("worker is dead, its slot is given to others", extra={"node": node})
+        self._dead, self._dead_known_at = dead, self._monotonic()
+        return len(dead)
 
     def _is_open(self) -> tuple[ColumnElement[bool], ...]:
         return (

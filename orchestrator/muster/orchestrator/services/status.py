@@ -16,8 +16,10 @@ from muster.chain import SlashView, WorkerView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import SubmissionRow
 from muster.orchestrator.services.batching import Batching
+from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.heartbeats import Heartbeats
 from muster.orchestrator.services.leases import Leases
+from muster.orchestrator.services.life import Lives
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.training import TrainingMetrics
 from muster.protocol.encoding import hex0x
@@ -67,6 +69,8 @@ class WorkerStatus:
     """What it says it does."""
     seen_at: int | None
     """Wall clock of its last heartbeat."""
+    life: str
+    """Where it is in its life: discovered, active, unhealthy, dead, jailed, exiting or banned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,8 @@ class Status:
     """The current validators."""
     quorum: int
     """How many must agree."""
+    absent_validators: list[Address]
+    """Those of them that let the time of a call pass and were not heard of since."""
     funded_wei: str
     """Reward deposited."""
     paid_wei: str
@@ -183,6 +189,8 @@ class StatusDesk:
         batching: Batching,
         leases: Leases,
         heartbeats: Heartbeats,
+        lives: Lives,
+        caller: Caller,
         training: TrainingMetrics,
         recipe: Recipe,
         now: Callable[[], int],
@@ -193,6 +201,8 @@ class StatusDesk:
         self._batching = batching
         self._leases = leases
         self._heartbeats = heartbeats
+        self._lives = lives
+        self._caller = caller
         self._training = training
         self._recipe = recipe
         self._now = now
@@ -238,6 +248,7 @@ class StatusDesk:
             batches_judged=judged,
             validators=list(run.validators),
             quorum=run.config.terms.quorum,
+            absent_validators=list(self._caller.absent),
             funded_wei=str(run.funded_wei),
             paid_wei=str(run.paid_wei),
             workers_total=len(projection.view.workers),
@@ -302,6 +313,7 @@ class StatusDesk:
             policy_version=None if beat is None else beat.policy_version,
             state=None if beat is None else beat.state,
             seen_at=None if beat is None else beat.seen_at,
+            life=self._lives.state(worker).value,
         )
 
     def slash(self, slash: SlashView) -> SlashStatus:

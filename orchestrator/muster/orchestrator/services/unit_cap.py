@@ -39,13 +39,13 @@ def max_units(sampling: SamplingRecipe) -> int:
     return sampling.problems_per_submission * sampling.samples_per_problem * sampling.max_new_tokens
 
 
-def is_covered(in_flight: int, new: int, active_wei: int, stake_per_unit: int) -> bool:
-    """Return whether a stake covers units in flight and new ones together."""
-    return in_flight + new <= active_wei // stake_per_unit
+def free_leases(in_flight: int, per_lease: int, active_wei: int, stake_per_unit: int) -> int:
+    """Return how many leases of so many units a stake covers beside the units in flight."""
+    return max(0, active_wei // stake_per_unit - in_flight) // per_lease
 
 
 class UnitCap:
-    """Says whether another lease is covered by its worker's stake."""
+    """Says how many more leases are covered by their worker's stake."""
 
     def __init__(
         self,
@@ -59,10 +59,12 @@ class UnitCap:
         self._max_units = max_units(sampling)
         self._terms = terms
 
-    async def allows(self, session: AsyncSession, worker: WorkerView, now: int) -> bool:
-        """Return whether the worker's stake covers one more lease."""
+    async def free(self, session: AsyncSession, worker: WorkerView, now: int) -> int:
+        """Return how many more leases the worker's stake covers."""
         in_flight = await self.in_flight(session, worker, now)
-        return is_covered(in_flight, self._max_units, worker.active_wei, self._terms.stake_per_unit)
+        return free_leases(
+            in_flight, self._max_units, worker.active_wei, self._terms.stake_per_unit
+        )
 
     async def in_flight(self, session: AsyncSession, worker: WorkerView, now: int) -> int:
         """Return the worker's units in flight, open leases at their maximum."""

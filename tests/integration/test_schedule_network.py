@@ -1,0 +1,180 @@
+"""Seven validators on a real chain: each judges its share, and no single one holds things up.
+
+The quorum is two. Who judged what is read from the validators' journals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_network import (
+    OWNER,
+    THIRD,
+    TOKEN,
+    VALIDATORS,
+    WORKERS,
+    Network,
+    eventually,
+    open_network,
+)
+from test_client_network import Forger
+
+from muster.chain import BatchView
+from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.journal import OutcomeJournal
+from muster.client.validator.judging import Judgement, unread
+from muster.client.validator.loop import ValidatorLoop
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import Address
+from muster.protocol.messages import Reason, Verdict
+from muster.protocol.schedule import batch_seed, draw_order
+from muster.wallet import Wallet
+
+QUORUM = 2
+TIMEOUT_S = 7
+"""An eighth of the network's outcome deadline, in whole seconds."""
+MORE = [Wallet(address_of(key), key) for key in (keccak(b"validator %d" % i) for i in range(4))]
+BENCH = [*VALIDATORS, THIRD, *MORE]
+
+
+class Liar(ValidatorLoop):
+    """Rejects whatever it judges."""
+
+    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        return unread(claim, Finding(Verdict.REJECTED, Reason.LATE, "it lies")), None
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[Network]:
+    async with open_network(tmp_path) as opened:
+        await opened.owner.token.faucet(OWNER.address, 3000 * TOKEN)
+        vault = opened.owner.deployment.contracts["StakeVault"]
+        await opened.owner.token.approve(vault, 2500 * TOKEN)
+        for wallet in BENCH[2:]:
+            await opened.owner.vault.deposit(wallet.address, 500 * TOKEN)
+            await opened.owner.runs.seat_validator(opened.run_id, wallet.address)
+        yield opened
+
+
+def validator(
+    network: Network, number: int, loop: type[ValidatorLoop] = ValidatorLoop, **settings: Any
+) -> Any:
+    return network.validator(number, loop, wallet=BENCH[number], **settings)
+
+
+@asynccontextmanager
+async def running(*mains: Any) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(main) for main in mains]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def batches_of(network: Network) -> list[BatchView]:
+    return list((await network.view()).batches.values())
+
+
+async def until(network: Network, check: Callable[[list[BatchView]], bool]) -> list[BatchView]:
+    """The run's batches once they are as wanted."""
+    seen: list[BatchView] = []
+
+    async def holds() -> bool:
+        seen[:] = await batches_of(network)
+        return check(seen)
+
+    await eventually(holds, 90)
+    return seen
+
+
+def judged(batches: list[BatchView]) -> list[BatchView]:
+    return [batch for batch in batches if batch.records is not None]
+
+
+def called_first(batch: BatchView) -> tuple[Address, ...]:
+    seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
+    return draw_order(seed, batch.seated)[:QUORUM]
+
+
+def work(network: Network) -> dict[int, set[int]]:
+    """The batches that each validator judged."""
+    done: dict[int, set[int]] = {}
+    for number in range(len(BENCH)):
+        folder = network.folder / f"validator-{number}"
+        if (folder / "outcomes.jsonl").exists():
+            with OutcomeJournal(folder) as journal:
+                done[number] = {batch.batch_id for batch in journal.all()}
+    return done
+
+
+async def test_every_validator_judges_its_share(network: Network) -> None:
+    everybody = [validator(network, number) for number in range(len(BENCH))]
+    async with running(network.worker(0), *everybody):
+        batches = judged(await until(network, lambda b: len(judged(b)) >= 20))
+    done = work(network)
+    ids = {batch.batch_id for batch in batches}
+    looks = sum(len(mine & ids) for mine in done.values())
+    share = looks / len(ids) / len(BENCH)
+    # 2/7, and the re-audits of one batch in twenty.
+    assert QUORUM / len(BENCH) <= share <= 1.35 * QUORUM / len(BENCH)
+    for batch in batches:
+        assert {v.verdict for v in batch.records or ()} == {Verdict.ACCEPTED}
+        signers = {BENCH[n].address for n, mine in done.items() if batch.batch_id in mine}
+        assert set(called_first(batch)) <= signers
+
+
+async def test_silent_validator_is_replaced_and_then_no_longer_waited_for(
+    network: Network,
+) -> None:
+    silent = BENCH[6].address
+    present = [validator(network, number) for number in range(6)]
+
+    def was_called_twice(batches: list[BatchView]) -> bool:
+        return sum(silent in called_first(batch) for batch in judged(batches)) >= 3
+
+    async with running(network.worker(0), *present):
+        batches = judged(await until(network, was_called_twice))
+    waits = [
+        (batch.posted_at or 0) - batch.committed_at
+        for batch in batches
+        if silent in called_first(batch)
+    ]
+    # The first call runs out; from then on its replacement is called with it.
+    assert waits[0] >= TIMEOUT_S
+    assert max(waits) <= 4 * TIMEOUT_S
+    assert min(waits[1:]) < TIMEOUT_S
+
+
+async def test_reject_calls_more_and_stands_when_they_agree(network: Network) -> None:
+    everybody = [validator(network, number) for number in range(len(BENCH))]
+    async with running(network.worker(1, Forger), *everybody):
+
+        def has_fraud(batches: list[BatchView]) -> bool:
+            return any(v.verdict is Verdict.FRAUD for b in judged(batches) for v in b.records or ())
+
+        batches = await until(network, has_fraud)
+    fraud = next(b for b in batches if b.records and b.records[0].verdict is Verdict.FRAUD)
+    looked = [n for n, mine in work(network).items() if fraud.batch_id in mine]
+    # A majority of the 2 * quorum + 1 that an alarm calls.
+    assert len(looked) >= QUORUM + 1
+
+
+async def test_wrong_minority_does_not_hold_things_up(network: Network) -> None:
+    honest = [validator(network, number) for number in range(6)]
+    liar = validator(network, 6, Liar, checks_everything=True)
+    async with running(network.worker(0), *honest, liar):
+        batches = judged(await until(network, lambda b: len(judged(b)) >= 8))
+    verdicts = Counter(v.verdict for batch in batches for v in batch.records or ())
+    assert set(verdicts) == {Verdict.ACCEPTED}
+    assert max((b.posted_at or 0) - b.committed_at for b in batches) < 2 * TIMEOUT_S
+    view = await network.view()
+    assert view.workers[WORKERS[0].address].slashed_wei == 0
