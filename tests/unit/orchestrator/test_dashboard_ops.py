@@ -15,6 +15,7 @@ from orchestrator_fakes import RUN
 
 from muster.orchestrator.metrics import REGISTRY
 from muster.orchestrator.services.gauges import TRAINING_FIGURES, Gauges
+from muster.protocol.eip712 import address_of
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason, Verdict
 from muster.shardcast.metrics import ShardMetrics
@@ -144,16 +145,33 @@ async def test_absent_validators_are_told_from_diligent_ones(bench: Bench) -> No
     await bench.commit()
     bench.wall.time += 1000
     await bench.judge(1, [submission], validators=(0, 1))
-    seats = bench.network.run.validators
-    bench.network.apply("RunRegistry", "ValidatorUnseated", run_id=RUN, validator=seats[1])
+    called = [address_of(bench.network.keys.validators[n]) for n in bench.order(1)]
+    bench.network.apply("RunRegistry", "ValidatorUnseated", run_id=RUN, validator=called[1])
     found = await scrape(bench)
 
     def silent(validator: Address) -> float | None:
         return found.get(f'muster_orchestrator_validator_signed_seconds{{validator="{validator}"}}')
 
-    first, _, third = bench.network.run.config.validators
-    assert [silent(first), silent(third)] == [0, 1000]
-    assert silent(bench.network.run.config.validators[1]) is None
+    assert [silent(validator) for validator in called] == [0, None, 1000]
+
+
+async def test_validator_that_let_a_call_pass_is_absent_until_it_speaks(bench: Bench) -> None:
+    submission = await bench.upload()
+    await bench.commit()
+    await bench.judge(1, [submission], validators=(0,))
+    bench.set_chain_time(bench.network.view.batches[1].committed_at + 125)
+    called = [address_of(bench.network.keys.validators[n]) for n in bench.order(1)]
+
+    async def absent() -> list[float]:
+        found = await scrape(bench)
+        name = "muster_orchestrator_validator_absent"
+        return [found[f'{name}{{validator="{validator}"}}'] for validator in called]
+
+    assert await absent() == [0, 1, 0]
+    assert (await bench.services.status.build()).absent_validators == [called[1]]
+    await bench.judge(1, [submission], validators=(1,))
+    bench.services.gauges._read_at = float("-inf")
+    assert await absent() == [0, 0, 0]
 
 
 async def test_trainers_figures_are_passed_on(bench: Bench) -> None:

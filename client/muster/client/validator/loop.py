@@ -477,7 +477,7 @@ def _compare(batch: BatchView, judged: JudgedBatch) -> None:
     for position, (theirs, ours) in enumerate(pairs):
         if theirs != ours:
             logger.error(
-                "posted outcome is wrong, it can be challenged: muster dispute open",
+                "posted outcome is wrong, it can be challenged: muster dispute open BATCH:POSITION",
                 extra={
                     "batch_id": batch.batch_id,
                     "position": position,
