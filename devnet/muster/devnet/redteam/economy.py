@@ -16,7 +16,7 @@ from muster.devnet.redteam.models import OtherModel
 from muster.devnet.redteam.stage import RUN, Stage
 from muster.devnet.redteam.trials import Attack, Outcome, Variant
 from muster.inference import substitutes
-from muster.orchestrator.services.unit_cap import is_covered, max_units
+from muster.orchestrator.services.unit_cap import free_leases, max_units
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, Step, to_address
 from muster.protocol.seeds import problem_indices, ticket_seed
@@ -96,8 +96,8 @@ def _split(stage: Stage, random: Random) -> Outcome:
 def _in_flight(stake: int, size: int, per_unit: int) -> int:
     """Return how many submissions of `size` units a stake covers at a time."""
     count = stake // per_unit // size
-    assert is_covered(count * size, 0, stake, per_unit)
-    assert not is_covered(count * size, size, stake, per_unit)
+    assert free_leases((count - 1) * size, size, stake, per_unit) == 1
+    assert free_leases(count * size, size, stake, per_unit) == 0
     return count
 
 
