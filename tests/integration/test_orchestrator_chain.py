@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from orchestrator_network import (
+    VALIDATORS,
     WORKERS,
     Network,
     Process,
@@ -20,7 +24,7 @@ from muster.api import OrchestratorApi
 from muster.chain import ChainView, EventReader, SlashState, WorkerStatus, apply_poll
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, ConfigError
-from muster.protocol.messages import Reason, Verdict
+from muster.protocol.messages import Reason, Submission, Verdict
 
 
 @pytest.fixture
@@ -130,3 +134,40 @@ async def test_every_submission_is_committed_once_when_the_process_is_killed_aga
     view = ChainView()
     apply_poll(view, await EventReader(network.chain).poll())
     assert sum(batch.count for batch in view.batches.values()) == len(submissions)
+
+
+@pytest.mark.slow
+async def test_every_submission_is_judged_once_when_the_process_is_killed_at_random(
+    network: Network,
+) -> None:
+    process, submissions, random = Process(network), [], Random(7)
+    for number in range(6):
+        url = await process.start()
+        submissions.append(await network.upload(url, number % 2, b"rows %d" % number))
+        # Anywhere between the answer to the upload and the outcomes read back.
+        judging = asyncio.create_task(network.judge(url, submissions[-1]))
+        await asyncio.sleep(random.uniform(0, 1.5))
+        await process.kill()
+        judging.cancel()
+        await asyncio.gather(judging, return_exceptions=True)
+    url = await process.start()
+    for submission in submissions:
+        await judge_in_the_end(network, url, submission)
+    await process.stop()
+    view = ChainView()
+    apply_poll(view, await EventReader(network.chain).poll())
+    recorded = Counter(r.file_hash for b in view.batches.values() for r in b.records or ())
+    assert recorded == Counter(submission.file_hash for submission in submissions)
+    assert view.contradictions == []
+
+
+async def judge_in_the_end(network: Network, url: str, submission: Submission) -> None:
+    """Judge a submission unless what was handed in before the kill suffices."""
+    while True:
+        async with network.api(url, VALIDATORS[0]) as api:
+            if (await api.submission_state(submission.file_hash)).state == "judged":
+                return
+        with contextlib.suppress(TimeoutError):
+            # It may be judged at any moment, and then is never only committed.
+            async with asyncio.timeout(3):
+                await network.judge(url, submission)
