@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from muster.client.case_proofs import as_claimed
 from muster.client.validator.checking import (
     KEPT_BATCHES,
     Checked,
+    CheckingDuty,
     CheckingStore,
     Proof,
     compare,
@@ -34,9 +36,15 @@ from muster.client.validator.checking import (
     who_checked,
 )
 from muster.client.validator.judging import examine
-from muster.protocol.checking import Checking, fingerprints_hash, pack_fingerprints
+from muster.protocol.checking import (
+    Checking,
+    CheckReport,
+    fingerprints_hash,
+    pack_fingerprints,
+)
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
+from muster.protocol.errors import ApiError
 from muster.protocol.messages import Verdict
 from muster.toploc.projections import FINGERPRINT_BYTES
 
@@ -165,6 +173,106 @@ def test_who_re_runs_a_file_learns_who_checked_it() -> None:
     assert proven == {ME: Proof.NONE, YOU: Proof.CHECKED}
     made_up = dict.fromkeys(MINE, MINE[ME])
     assert who_checked(shown(), batch_of(), 0, made_up, DOMAIN)[YOU] is Proof.UNCHECKED
+
+
+# The duty, with an orchestrator in memory
+
+
+class Desk:
+    """What the orchestrator does with proofs of checking, as far as a validator sees it."""
+
+    def __init__(self, *, refuses: str | None = None) -> None:
+        self.refuses = refuses
+        self.asked = 0
+        self.said: list[tuple[str, Any]] = []
+
+    def _take(self, what: str, value: Any) -> None:
+        if self.refuses == what:
+            raise ApiError(f"no {what}", status=409, code="checking_late")
+        self.said.append((what, value))
+
+    async def post_checking(self, message: Checking, _signature: bytes) -> None:
+        self._take("commitment", message)
+
+    async def post_fingerprints(self, _batch_id: int, packed: bytes) -> None:
+        self._take("fingerprints", packed)
+
+    async def post_check_report(self, report: CheckReport, _signature: bytes) -> None:
+        self._take("report", report)
+
+    async def checking(self, _batch_id: int) -> BatchChecking:
+        self.asked += 1
+        return shown()
+
+    def of(self, what: str) -> list[Any]:
+        return [value for name, value in self.said if name == what]
+
+
+def make_duty(folder: Path, desk: Desk, mine: dict[Any, bytes] = MINE) -> CheckingDuty:
+    batch = batch_of()
+    batch.signers, batch.posted_at = 0b11, 100
+    run = SimpleNamespace(seats={ME: 1, YOU: 2}, validators=[ME, YOU])
+    store = CheckingStore(folder)
+    store.record(Checked(1, batch.root, (mine,)))
+    clock = iter(range(100, 100_000, 100))
+    place: Any = SimpleNamespace(
+        run_id=7,
+        key=VALIDATOR_KEY,
+        domain=DOMAIN,
+        view=SimpleNamespace(batches={1: batch}, runs={7: run}),
+        api=desk,
+        store=store,
+        now=lambda: next(clock),
+        poll_s=0.1,
+    )
+    return CheckingDuty(place)
+
+
+async def test_duty_shows_once_compares_and_is_done(tmp_path: Path) -> None:
+    desk = Desk()
+    duty = make_duty(tmp_path, desk)
+    for _ in range(3):
+        await duty.serve()
+    assert desk.of("fingerprints") == [pack_fingerprints([MINE[ME]])]
+    [report] = desk.of("report")
+    assert (report.validator, report.compared, report.failed) == (YOU, 1, 0)
+    assert desk.asked == 1
+
+
+async def test_duty_reports_who_showed_other_states(tmp_path: Path) -> None:
+    desk = Desk()
+    other = {ME: MINE[ME], YOU: MINE[ME]}
+    await make_duty(tmp_path, desk, other).serve()
+    assert desk.of("report")[0].failed == 1
+
+
+async def test_duty_commits_once_to_its_own_fingerprints(tmp_path: Path) -> None:
+    desk = Desk()
+    duty, root = make_duty(tmp_path, desk), batch_of().root
+    for _ in range(2):
+        await duty.commit(1, root, b"records")
+    [message] = desk.of("commitment")
+    assert message.fingerprints_hash == fingerprints_hash([MINE[ME]])
+    assert message.records_hash == keccak(b"records")
+    await duty.commit(2, root, b"records")
+    assert len(desk.of("commitment")) == 1
+
+
+@pytest.mark.parametrize("refuses", ["commitment", "fingerprints"])
+async def test_refusal_of_a_proof_stops_nothing(tmp_path: Path, refuses: str) -> None:
+    desk = Desk(refuses=refuses)
+    duty = make_duty(tmp_path, desk)
+    await duty.commit(1, batch_of().root, b"records")
+    await duty.serve()
+    assert len(desk.of("report")) == 1
+
+
+async def test_batches_without_outcomes_are_left_alone(tmp_path: Path) -> None:
+    desk = Desk()
+    duty = make_duty(tmp_path, desk)
+    duty.place.view.batches[1].records = None
+    await duty.serve()
+    assert (desk.said, desk.asked) == ([], 0)
 
 
 # What is kept

@@ -45,6 +45,8 @@ _REFUSALS = frozenset({404, 405, 409, 422})
 """Answers that say fingerprints are not wanted: too late, or an orchestrator that knows none."""
 LONGEST_PAUSE_S = 60.0
 """Pause between two looks at a batch whose signers show nothing."""
+RECENT_BATCHES = 256
+"""Newest remembered batches that are looked at: a restart must not ask about all of them."""
 KEPT_BATCHES = 1000
 """Batches whose fingerprints are kept, the newest."""
 PATIENCE_S = 600.0
@@ -280,7 +282,8 @@ class CheckingDuty:
 
     async def serve(self) -> None:
         """Show what is due, and compare what others show."""
-        for batch_id in await asyncio.to_thread(self.place.store.batches):
+        remembered = await asyncio.to_thread(self.place.store.batches)
+        for batch_id in remembered[-RECENT_BATCHES:]:
             batch = self.place.view.batches.get(batch_id)
             if batch_id in self._done or batch is None or batch.records is None:
                 continue
