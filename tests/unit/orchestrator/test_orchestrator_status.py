@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import httpx
 import pytest
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import NOW, RUN, Network
@@ -22,6 +23,17 @@ async def test_status_of_a_fresh_run_is_empty(bench: Bench) -> None:
     )
     assert (status.received, status.batches_committed, status.submissions) == (0, 0, [])
     assert [w.accepted for w in status.workers] == [0, 0, 0]
+
+
+async def test_step_is_one_integer_for_programs_that_ask_a_counter(bench: Bench) -> None:
+    transport = httpx.ASGITransport(bench.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://orchestrator") as http:
+        answer = await http.get(f"/v1/runs/{RUN}/step")
+        assert (answer.text, answer.headers["content-type"]) == ("1", "text/plain; charset=utf-8")
+        await bench.run_through(0, b"one")
+        await bench.run_through(1, b"two")
+        assert int((await http.get(f"/v1/runs/{RUN}/step")).text) == 2
+        assert (await http.get("/v1/runs/9/step")).status_code == 404
 
 
 async def test_status_shows_what_workers_did_and_earned(bench: Bench) -> None:
