@@ -1,0 +1,140 @@
+"""A real engine that is really disturbed: what a validator knows to be good shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muster.client.tickets import TicketTerms
+from muster.client.validator.checks import Claim, Finding
+from muster.client.validator.judging import Rules, examine
+from muster.client.validator.soundness import judge_generated
+from muster.client.worker.generation import build_submission
+from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import file_hash, keccak
+from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
+from muster.protocol.messages import Reason, Submission, Ticket
+from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
+from muster.toploc import Calibration
+from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
+from muster.trainer.base_model import WarmStart, build_base_model
+from muster.trainer.lessons import LESSONS
+
+LIMIT = 16
+RECIPE = Recipe(
+    name="disturbed",
+    sampling=SamplingRecipe(
+        problems_per_submission=2, samples_per_problem=4, temperature=1.0, max_new_tokens=LIMIT
+    ),
+    training=TrainingRecipe(submissions_per_step=1),
+)
+CALIBRATION = Calibration(
+    model=CalibratedModel(
+        name="tiny", architecture="Qwen3ForCausalLM", hidden_size=64, vocab_size=20, engine="-"
+    ),
+    chunk=ChunkLimits(
+        max_exponent_mismatches=4,
+        max_mantissa_error_mean=2.0,
+        max_mantissa_error_median=2.0,
+        max_sign_mismatches=2,
+    ),
+    sampler=SamplerLimits(margin=0.01, max_outside_per_sample=0),
+    fraud_strikes=2,
+)
+WORKER = to_address(keccak(b"worker")[:20])
+
+
+def ticket(index: int) -> Ticket:
+    return Ticket(
+        RunId(1),
+        WORKER,
+        Step(1),
+        index,
+        PolicyVersion(0),
+        keccak(b"root"),
+        keccak(b"block"),
+        1 << 40,
+    )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A model's folder, its run's rules, and a submission that was accepted."""
+
+    folder: Path
+    rules: Rules
+    accepted: list[Rollout]
+
+    def engine(self, kind: type[TransformersEngine] = TransformersEngine) -> TransformersEngine:
+        engine = kind()
+        engine.load_policy(self.folder, PolicyVersion(0))
+        return engine
+
+    def judge_accepted(self, engine: TransformersEngine) -> Finding | None:
+        data, rows = encode_rollouts(self.accepted), self.accepted
+        submission = Submission(
+            RunId(1), WORKER, Step(1), 0, PolicyVersion(0), file_hash(data), len(rows),
+            count_units(rows, LIMIT),
+        )  # fmt: skip
+        terms = TicketTerms(Domain(1, WORKER), WORKER, RunId(1), WORKER, 0, {})
+        claim = Claim(submission, b"", ticket(0), b"", 0, terms, 1, WORKER, False)
+        return examine(claim, rows, self.rules, engine).finding
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("model")
+    lesson = LESSONS["sort"]
+    build_base_model(folder, seed=0, lesson=lesson, warm_start=WarmStart(steps=2, batch=8))
+    tasks, _ = lesson.split(32, 4, 0)
+    rules = Rules(RECIPE, tasks, CALIBRATION)
+    threads = torch.get_num_threads()
+    engine = TransformersEngine()
+    engine.load_policy(folder, PolicyVersion(0))
+    yield Stage(folder, rules, build_submission(ticket(0), RECIPE, tasks, engine))
+    torch.set_num_threads(threads)
+
+
+def corrupt(engine: TransformersEngine, seed: int) -> None:
+    """Change the weights of a layer where they are in memory."""
+    noise = torch.Generator().manual_seed(seed)
+    assert engine._policy is not None
+    with torch.no_grad():
+        for parameter in engine._policy.model.model.layers[0].parameters():
+            parameter += torch.randn(parameter.shape, generator=noise)
+
+
+class Decaying(TransformersEngine):
+    """Its memory changes between what it generates and what it prefills."""
+
+    def prefill(self, samples: Any) -> Any:
+        corrupt(self, 0)
+        return super().prefill(samples)
+
+
+def test_a_sound_engine_passes_both_items(stage: Stage) -> None:
+    engine = stage.engine()
+    assert judge_generated(ticket(7), stage.rules, engine) is None
+    assert stage.judge_accepted(engine) is None
+
+
+def assert_found(finding: Finding | None) -> None:
+    assert finding is not None
+    assert finding.reason in (Reason.TOPLOC_MISMATCH, Reason.SAMPLER_MISMATCH)
+
+
+def test_an_engine_that_changes_from_call_to_call_fails_what_it_generates(stage: Stage) -> None:
+    assert_found(judge_generated(ticket(7), stage.rules, stage.engine(Decaying)))
+
+
+def test_an_engine_that_is_always_wrong_fails_what_was_accepted(stage: Stage) -> None:
+    engine = stage.engine()
+    corrupt(engine, 1)
+    assert_found(stage.judge_accepted(engine))
