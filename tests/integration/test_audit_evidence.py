@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import sqlite3
+import zipfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -126,22 +127,53 @@ async def test_a_sample_is_the_same_for_everybody_who_draws_alike(
     assert all(len(each.splitlines()) == 2 for each in drawn)
 
 
-async def test_bundles_are_evidence_too(judged: Network, tmp_path: Path) -> None:
-    record = (await records_of(judged, Verdict.FRAUD))[0]
-    file = next((judged.folder / "files").rglob(f"{record.file_hash.hex()}.parquet"))
+async def bundle_of(network: Network, record: OutcomeRecord, path: Path) -> Path:
+    """Return the evidence bundle of one verdict, as `muster explain --save` writes it."""
+    file = next((network.folder / "files").rglob(f"{record.file_hash.hex()}.parquet"))
     saved = await asyncio.to_thread(
         CliRunner().invoke,
         muster,
         [
             *("explain", record.file_hash.hex(), "--rerun", str(file)),
-            *("--orchestrator", judged.orchestrator, "--save", str(tmp_path / "one.zip")),
-            *("--state-dir", str(judged.folder / "doctor"), "--rpc", judged.anvil.rpc_url),
-            *("--deployments", str(judged.folder / "deployments")),
+            *("--orchestrator", network.orchestrator, "--save", str(path)),
+            *("--state-dir", str(network.folder / "doctor"), "--rpc", network.anvil.rpc_url),
+            *("--deployments", str(network.folder / "deployments")),
         ],
     )
     assert saved.exit_code == 0, saved.output
-    result = await rerun(judged, tmp_path)
-    assert "fraud: agrees" in result.stderr
+    return path
+
+
+def rewritten(bundle: Path, part: str, data: bytes) -> None:
+    """Put something else in the place of a bundle's part."""
+    with zipfile.ZipFile(bundle) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(bundle, "w") as new:
+        for name, content in {**parts, part: data}.items():
+            new.writestr(name, content)
+
+
+async def test_bundles_are_evidence_too(judged: Network, tmp_path: Path) -> None:
+    record = (await records_of(judged, Verdict.FRAUD))[0]
+    await bundle_of(judged, record, tmp_path / "one.zip")
+    assert "fraud: agrees" in (await rerun(judged, tmp_path)).stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("submission.parquet", "has the hash 0x"),
+        ("evidence.json", "one.zip is no bundle: evidence.json is malformed"),
+    ],
+)
+async def test_an_altered_bundle_is_caught_with_what_is_wrong(
+    judged: Network, tmp_path: Path, part: str, words: str
+) -> None:
+    record = (await records_of(judged, Verdict.FRAUD))[0]
+    rewritten(await bundle_of(judged, record, tmp_path / "one.zip"), part, b"something else")
+    found = found_in(await rerun(judged, tmp_path))
+    altered = [each for each in found if each["kind"] == "evidence-altered"]
+    assert any(words in each["detail"] for each in altered), found
 
 
 async def test_a_rerun_without_evidence_is_refused(judged: Network) -> None:

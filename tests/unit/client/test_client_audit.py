@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import rlp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trie import HexaryTrie
 
@@ -258,6 +258,7 @@ def test_outcomes_are_run_again_policy_by_policy() -> None:
 # Tries and headers
 
 
+@settings(max_examples=50)
 @given(
     st.dictionaries(st.binary(min_size=1, max_size=4), st.binary(min_size=1, max_size=70)),
 )
@@ -352,6 +353,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(json_values | st.just({"format": "muster-chain-dump", "version": 1}), max_size=4))
 def test_no_dump_crashes_who_reads_it(lines: list[Any]) -> None:
     with TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -35,6 +36,17 @@ MAX_ENTRY_BYTES = 1 << 20
 """What is written beside a submission's file is smaller."""
 
 
+class Known(NamedTuple):
+    """A bundle, by what it says it is about."""
+
+    path: Path
+    """The file."""
+    batch_id: int
+    """The batch."""
+    file_hash: Hash32
+    """The submission's file."""
+
+
 class EvidenceStore:
     """Folders with evidence, found by hash."""
 
@@ -43,7 +55,9 @@ class EvidenceStore:
         self._named: dict[str, Path] = {}
         self._loose: list[Path] = []
         self._folders: list[Path] = []
-        self._bundles: list[Path] = []
+        self._bundles: list[Known] = []
+        self.broken: list[tuple[Path, MusterError]] = []
+        """Bundles that cannot be read, with why."""
         self._small: dict[Hash32, Path] | None = None
         for place, path in enumerate(_walk(folders)):
             if place >= MAX_ENTRIES:
@@ -54,10 +68,19 @@ class EvidenceStore:
         if path.is_dir():
             self._folders.append(path)
         elif path.suffix == ".zip":
-            self._bundles.append(path)
+            self._take_in_bundle(path)
         else:
             self._named.setdefault(path.name.lower().removeprefix("0x"), path)
             self._loose.append(path)
+
+    def _take_in_bundle(self, path: Path) -> None:
+        try:
+            with Bundle(path) as bundle:
+                evidence = bundle.evidence()
+        except MusterError as error:
+            self.broken.append((path, error))
+            return
+        self._bundles.append(Known(path, evidence.batch_id, evidence.entry.submission.file_hash))
 
     # Submissions
 
@@ -68,9 +91,10 @@ class EvidenceStore:
         for name in (f"{file_hash.hex()}.parquet", file_hash.hex()):
             if (path := self._named.get(name)) is not None:
                 return _read(path, MAX_FILE_BYTES)
-        for bundle in self._bundles_about(file_hash):
-            if (data := bundle.part(SUBMISSION)) is not None:
-                return data
+        for known in self._bundles:
+            if known.file_hash == file_hash:
+                with Bundle(known.path) as bundle:
+                    return bundle.part(SUBMISSION)
         return None
 
     def entries(self, batch: BatchView) -> list[BatchEntry] | None:
@@ -81,9 +105,10 @@ class EvidenceStore:
         found = [self._entry(record.file_hash) for record in batch.records or ()]
         if found and all(entry is not None for entry in found):
             return [entry for entry in found if entry is not None]
-        for path in self._bundles:
-            if (entries := _entries_of(path, batch.batch_id)) is not None:
-                return entries
+        for known in self._bundles:
+            if known.batch_id == batch.batch_id:
+                with Bundle(known.path) as bundle:
+                    return bundle.evidence().entries
         return None
 
     def _entry(self, file_hash: Hash32) -> BatchEntry | None:
@@ -94,12 +119,6 @@ class EvidenceStore:
             return BatchEntry.model_validate_json(_read(path, MAX_ENTRY_BYTES))
         except (ValidationError, RecursionError) as error:
             raise EncodingError(f"{path.name} of the evidence is malformed: {error}") from error
-
-    def _bundles_about(self, file_hash: Hash32) -> Iterator[Bundle]:
-        for path in self._bundles:
-            with Bundle(path) as bundle:
-                if bundle.evidence().entry.submission.file_hash == file_hash:
-                    yield bundle
 
     # Documents
 
@@ -137,8 +156,8 @@ class EvidenceStore:
         return self._small
 
     def _parts(self, *names: str) -> Iterator[bytes]:
-        for path in self._bundles:
-            with Bundle(path) as bundle:
+        for known in self._bundles:
+            with Bundle(known.path) as bundle:
                 for name in names:
                     if (data := bundle.part(name)) is not None:
                         yield data
@@ -152,8 +171,8 @@ class EvidenceStore:
 
     def bundles_of(self, root: Hash32) -> Iterator[Bundle]:
         """Yield the bundles that have the manifest of this root and weights."""
-        for path in self._bundles:
-            with Bundle(path) as bundle:
+        for known in self._bundles:
+            with Bundle(known.path) as bundle:
                 data = bundle.part(MANIFEST)
                 if data is not None and keccak(data) == root and bundle.has_weights():
                     yield bundle
@@ -176,12 +195,6 @@ def _read(path: Path, most: int) -> bytes:
             return file.read(most + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _entries_of(path: Path, batch_id: int) -> list[BatchEntry] | None:
-    with Bundle(path) as bundle:
-        evidence = bundle.evidence()
-        return evidence.entries if evidence.batch_id == batch_id else None
 
 
 def _root_of(path: Path) -> Hash32 | None:

@@ -84,7 +84,10 @@ async def rerun_verdicts(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-audit-")))
         judge = Rejudge(history, history.ledger.runs[run_id], copies, engine, folder)
-        found: list[Contradiction] = []
+        found = [
+            Contradiction(Kind.EVIDENCE_ALTERED, f"{path.name} is no bundle: {error}")
+            for path, error in copies.store.broken
+        ]
         silent = 0
         for done, row in enumerate(rows, 1):
             contradictions, is_silent = await judge.outcome(row)
@@ -136,7 +139,9 @@ class Rejudge:
             entries, data = self._evidence(batch, record)
             self._rules = self._rules or self._read_rules()
             await self._load(record.policy_version)
+            # A busy machine may kill a decoder: who accuses looks twice.
             problems = await self._compare(batch, position, entries, data)
+            problems = problems and await self._compare(batch, position, entries, data)
         except Withheld as error:
             return wrong(Kind.EVIDENCE_WITHHELD, str(error))
         except EncodingError as error:
