@@ -20,22 +20,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
 import index
-from orchestrator_load import Outcome, drive
 from orchestrator_node import Stage
+from orchestrator_phases import Measured, Place, measure, measure_pages, staged
 from report import machine, print_table, write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -44,32 +38,9 @@ from postgres_server import PostgresServer
 
 from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts
 
-STAGE = Path(__file__).with_name("orchestrator_stage.py")
 LIMIT_MS = 100.0
 MUST = {"heartbeats": 1000, "leases": 200, "uploads": 100}
 FILE_BYTES = 100_000
-PAGE_ROUNDS = 5
-START_S = 3600
-
-
-@dataclass
-class Measured:
-    """One phase of load."""
-
-    rate: float | None
-    """Requests offered per second; None for as many as are answered."""
-    per_s: float
-    """Requests answered per second."""
-    p50_ms: float
-    """Median time of an answer since its request was due."""
-    p99_ms: float
-    """99th percentile of it."""
-    cpu_ms: float
-    """The process's CPU time per request."""
-    database_cpu_ms: float
-    """The database server's CPU time per request."""
-    load_cpu_ms: float
-    """CPU time of the load itself per request."""
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -89,9 +60,15 @@ async def main(options: argparse.Namespace) -> dict[str, float]:
     """Load both, print, write; return the metrics."""
     metrics: dict[str, float] = {}
     detail: dict[str, object] = {"workers": options.workers, "submissions": options.submissions}
-    with staged(options) as stages:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench") as folder,
+        PostgresServer(is_durable=True) as server,
+        staged(
+            Path(folder), places(folder, server), options.workers, options.submissions
+        ) as stages,
+    ):
         for kind, stage in stages:
-            found, pages = await load(stage, options), await measure_pages(stage)
+            found, pages = await load(stage, options), await measure_pages(stage, options.rounds)
             tell(kind, found, pages)
             suffix = "" if kind == "SQLite" else "_postgres"
             metrics |= {name + suffix: value for name, value in summary(found, pages).items()}
@@ -99,6 +76,8 @@ async def main(options: argparse.Namespace) -> dict[str, float]:
                 "phases": {name: [vars(one) for one in each] for name, each in found.items()},
                 "pages_ms": pages,
                 "memory_mb": stage.memory_mb(),
+                "database_mb": stage.database_mb(),
+                "load_average": os.getloadavg()[0],
             }
     if options.index:
         metrics["index_100k_s"] = await index_seconds()
@@ -107,40 +86,12 @@ async def main(options: argparse.Namespace) -> dict[str, float]:
     return metrics
 
 
-@contextlib.contextmanager
-def staged(options: argparse.Namespace) -> Iterator[Iterator[tuple[str, Stage]]]:
-    """Yield the stages, one after the other, each until the next is asked for."""
-    with (
-        tempfile.TemporaryDirectory(prefix="bench") as name,
-        PostgresServer(is_durable=True) as server,
-    ):
-        folder, url = Path(name), server.create()
-        command = [sys.executable, str(STAGE), name, "sqlite", url]
-        command += ["--workers", str(options.workers), "--submissions", str(options.submissions)]
-        process = subprocess.Popen(command)
-        places = {"SQLite": (str(folder / "sqlite"), None), "PostgreSQL": (url, server.pid)}
-        try:
-            yield _each(folder, process, options.workers, places)
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _each(
-    folder: Path,
-    process: subprocess.Popen[bytes],
-    workers: int,
-    places: dict[str, tuple[str, int | None]],
-) -> Iterator[tuple[str, Stage]]:
-    for number, (kind, (database, server_pid)) in enumerate(places.items()):
-        deadline = time.monotonic() + START_S
-        while not (folder / f"{number}.ready").exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("error: the orchestrator did not start")
-            time.sleep(0.1)
-        known = {"database": database, "pid": process.pid, "server_pid": server_pid}
-        yield kind, Stage.read(folder, number, workers=workers, **known)
-        process.send_signal(signal.SIGTERM)
+def places(folder: str, server: PostgresServer) -> dict[str, Place]:
+    """Return both kinds of databases."""
+    return {
+        "SQLite": (str(Path(folder) / "sqlite"), None),
+        "PostgreSQL": (server.create(), server.pid),
+    }
 
 
 async def load(stage: Stage, options: argparse.Namespace) -> dict[str, list[Measured]]:
@@ -168,44 +119,6 @@ async def load(stage: Stage, options: argparse.Namespace) -> dict[str, list[Meas
     wanted = {"heartbeats": sent, "leases": len(keys), "uploads": len(uploads)}
     if stored != wanted:
         raise SystemExit(f"error: {wanted} were answered, the database holds {stored}")
-    return found
-
-
-async def measure(
-    stage: Stage, requests: Sequence[bytes], rate: float | None
-) -> tuple[Measured, Outcome]:
-    """Send requests; all of them must be taken."""
-    before, own = stage.cpu_s(), time.process_time()
-    outcome = await drive(stage.url, requests, rate=rate)
-    spent = [now - then for now, then in zip(stage.cpu_s(), before, strict=True)]
-    own, count = time.process_time() - own, len(requests)
-    if set(outcome.statuses) - {200, 202}:
-        raise SystemExit(f"error: not every request was taken: {dict(outcome.statuses)}")
-    measured = Measured(
-        rate=rate,
-        per_s=outcome.per_s,
-        p50_ms=outcome.percentile_ms(0.5),
-        p99_ms=outcome.percentile_ms(0.99),
-        cpu_ms=1000 * spent[0] / count,
-        database_cpu_ms=1000 * spent[1] / count,
-        load_cpu_ms=1000 * own / count,
-    )
-    return measured, outcome
-
-
-async def measure_pages(stage: Stage) -> dict[str, float]:
-    """Return the median milliseconds of each page."""
-    found: dict[str, float] = {}
-    async with httpx.AsyncClient(base_url=stage.url, timeout=60, trust_env=False) as http:
-        for name, path in stage.pages.items():
-            times = []
-            for _ in range(PAGE_ROUNDS):
-                # Caches of a fraction of a second must not hide what a page costs.
-                await asyncio.sleep(0.25)
-                started = time.perf_counter()
-                (await http.get(path)).raise_for_status()
-                times.append(1000 * (time.perf_counter() - started))
-            found[name] = statistics.median(times)
     return found
 
 

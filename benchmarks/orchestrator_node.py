@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -106,6 +107,12 @@ class Stage:
         """Return the resident memory of the orchestrator."""
         return float(psutil.Process(self.pid).memory_info().rss) / 1e6
 
+    def database_mb(self) -> float:
+        """Return the size of the database."""
+        if not is_url(self.database):
+            return Path(self.database).stat().st_size / 1e6
+        return self._ask("SELECT pg_database_size(current_database())") / 1e6
+
     def stored(self) -> dict[str, int]:
         """Return how many heartbeats, leases and submissions the database holds."""
         queries = {
@@ -113,13 +120,18 @@ class Stage:
             "leases": "SELECT count(*) FROM leases",
             "uploads": "SELECT count(*) FROM submissions",
         }
+        return {name: self._ask(query) for name, query in queries.items()}
+
+    def _ask(self, query: str) -> int:
         if not is_url(self.database):
-            with sqlite3.connect(self.database) as connection:
-                return {name: connection.execute(q).fetchone()[0] for name, q in queries.items()}
+            with contextlib.closing(sqlite3.connect(self.database)) as file:
+                return int(file.execute(query).fetchone()[0])
         import psycopg
 
         with psycopg.connect(self.database) as server:
-            return {name: int(server.execute(q).fetchone()[0]) for name, q in queries.items()}  # type: ignore[arg-type,index]
+            row = server.execute(query.encode()).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def _post(self, key: bytes, path: str, body: bytes) -> bytes:
         return wire("POST", path, self._sign(key, "POST", path, file_hash(body)) | JSON, body)
