@@ -63,9 +63,7 @@ async def main(options: argparse.Namespace) -> dict[str, float]:
     with (
         tempfile.TemporaryDirectory(prefix="bench") as folder,
         PostgresServer(is_durable=True) as server,
-        staged(
-            Path(folder), places(folder, server), options.workers, options.submissions
-        ) as stages,
+        staged(Path(folder), options, places(folder, server)) as stages,
     ):
         for kind, stage in stages:
             found, pages = await load(stage, options), await measure_pages(stage, options.rounds)
