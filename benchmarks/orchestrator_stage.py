@@ -67,7 +67,6 @@ async def main(options: argparse.Namespace) -> None:
     gc.disable()
     await fill(places, history, options.submissions)
     history.fund_and_pay()
-    gc.freeze()
     gc.enable()
     for number, place in enumerate(places):
         await serve(options.folder, number, place, history.network)
@@ -113,6 +112,9 @@ async def serve(folder: Path, number: int, place: Path | str, network: Network) 
         chain_clock=chain_clock,
     )
     _describe(folder, services)
+    # As the process does, see muster.orchestrator.process.
+    gc.collect()
+    gc.freeze()
     leadership = Leadership(str(place), network.chain) if database.is_shared else None
     await serve_until_stopped(services, network.chain, leadership)
     await database.close()
