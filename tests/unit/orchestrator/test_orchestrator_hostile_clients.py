@@ -28,7 +28,7 @@ from muster.orchestrator.connections import GuardedProtocol, protocol_of
 from muster.orchestrator.settings import OrchestratorSettings
 
 PER_HOST, MOST = 30, 70
-HEADER_S, BODY_S = 0.5, 1.0
+HEADER_S, BODY_S = 0.5, 4.0
 REQUESTS_PER_S = 200.0
 BYTES_PER_S = 1 << 17
 
@@ -59,7 +59,7 @@ class Clients:
 
     def connect(self) -> socket.socket:
         client = socket.create_connection(
-            ("127.0.0.1", self._port), timeout=10, source_address=(self.address, 0)
+            ("127.0.0.1", self._port), timeout=30, source_address=(self.address, 0)
         )
         return self._stack.enter_context(client)
 
@@ -276,7 +276,7 @@ def test_large_bodies_that_never_end_take_bounded_memory(
     answers = []
     sockets = []
     for client in (crowd[i % 2].connect() for i in range(2 * PER_HOST - 2)):
-        client.settimeout(5)
+        client.settimeout(30)
         client.sendall(
             post("/v1/batches/1/outcomes", f"content-length: {MAX_RECORDS_BYTES}")
             + bytes(MAX_RECORDS_BYTES - 1)

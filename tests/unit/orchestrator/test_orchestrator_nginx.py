@@ -46,7 +46,8 @@ class Front:
     def http(self, *, address: str = "127.0.0.1", url: str | None = None) -> httpx.AsyncClient:
         """A client with an address of its own."""
         transport = httpx.AsyncHTTPTransport(verify=self.trust, local_address=address)
-        return httpx.AsyncClient(base_url=url or self.url, transport=transport)
+        # The machine may be busy with other tests.
+        return httpx.AsyncClient(base_url=url or self.url, transport=transport, timeout=60)
 
     def api(self, number: int) -> OrchestratorApi:
         return OrchestratorApi(
@@ -112,7 +113,10 @@ async def front(folder: Path, **settings: object) -> AsyncIterator[Front]:
     nginx_folder.mkdir()
     chain, key = certificate(nginx_folder)
     tls, plain, down = free_port(), free_port(), free_port()
-    async with served(folder, trusted_proxies="127.0.0.1", **settings) as (bench, direct):
+    async with served(folder, trusted_proxies="127.0.0.1", patience_s=120, **settings) as (
+        bench,
+        direct,
+    ):
         process = start_nginx(
             nginx_folder,
             {
