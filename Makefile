@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast tasks toploc trainer worker
+BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast simulator tasks toploc trainer worker
 
 .PHONY: setup vllm check fmt test test-packages test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -144,6 +144,10 @@ bench-orchestrator: setup
 
 bench-history: setup
 	$(BIN)/python benchmarks/history.py
+
+# An hour of one core: networks of up to 10,000 workers. ARGS="--up-to 1000" for minutes.
+bench-simulator: setup
+	$(BIN)/python benchmarks/simulator.py $(ARGS)
 
 bench-tasks: setup
 	$(BIN)/python benchmarks/tasks.py

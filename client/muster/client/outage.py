@@ -77,10 +77,15 @@ class Outages:
     """An Outage for each dependency of a client process."""
 
     def __init__(
-        self, *, first_s: float = FIRST_PAUSE_S, longest_s: float = LONGEST_PAUSE_S
+        self,
+        *,
+        first_s: float = FIRST_PAUSE_S,
+        longest_s: float = LONGEST_PAUSE_S,
+        rng: random.Random | None = None,
     ) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
+        self._rng = rng
         self._outages: dict[str, Outage] = {}
 
     @property
@@ -92,7 +97,9 @@ class Outages:
         """Return the seconds to pause after one of the errors in SURVIVED."""
         what = _dependency(error)
         if what not in self._outages:
-            self._outages[what] = Outage(what, first_s=self._first_s, longest_s=self._longest_s)
+            self._outages[what] = Outage(
+                what, first_s=self._first_s, longest_s=self._longest_s, rng=self._rng
+            )
         return self._outages[what].failed(error)
 
     def recovered(self) -> None:

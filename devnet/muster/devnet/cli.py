@@ -50,6 +50,7 @@ COMMANDS = {
     "run": Lazy("muster.trainer.cli:run", "Create a training run."),
     "trainer": Lazy("muster.trainer.cli:trainer", "Train the policy and publish it."),
     "orchestrator": Lazy("muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."),
+    "simulate": Lazy("muster.devnet.simulator.command:simulate", "Play a network in virtual time."),
     "audit": Lazy(
         "muster.client.audit.command:audit", "Rebuild and check everything from the chain."
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Braille dot bits by row (top to bottom) and column."""
@@ -57,5 +58,36 @@ def save_reward_curve(
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def save_scale(path: Path, sizes: Sequence[dict[str, Any]]) -> None:
+    """Write what simulated networks cost as PNG: latency, processor time and gas over workers.
+
+    `sizes` are figures of `muster.devnet.simulator.figures`, by rising number of workers.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    workers = [size["workers"] for size in sizes]
+    figure, (latency, cost, chain) = pyplot.subplots(1, 3, figsize=(12, 4), dpi=120)
+    for name, colour in (("median", "#4c72b0"), ("p95", "#dd8452")):
+        latency.plot(workers, [s["to_verdict_s"][name] for s in sizes], "o-", label=name, c=colour)
+    latency.set(title="upload to verdict", ylabel="virtual seconds", ylim=(0, None))
+    for kind in ("orchestrator", "validator", "worker"):
+        each = [1000 * s["cpu_s"].get(kind, 0.0) / max(s["submissions"], 1) for s in sizes]
+        cost.plot(workers, each, "o-", label=kind)
+    cost.set(title="processor time per submission", ylabel="milliseconds", yscale="log")
+    chain.plot(workers, [s["gas_per_submission"] for s in sizes], "o-", label="gas", c="#55a868")
+    chain.set(title="chain per submission", ylabel="gas", yscale="log")
+    for axes in (latency, cost, chain):
+        axes.set(xlabel="workers", xscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     pyplot.close(figure)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import NoReturn
@@ -33,7 +32,7 @@ from muster.chain import OutcomeProof, PauseCause, apply_poll
 from muster.orchestrator.metrics import TRANSACTIONS
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.breaker import LOOK_INTERVAL_S
-from muster.orchestrator.services.clock import Backoff, wait_for
+from muster.orchestrator.services.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.faults import ValidatorFault
 from muster.orchestrator.services.leadership import Leadership
@@ -192,9 +191,9 @@ async def commit(services: Services) -> NoReturn:
     """Step 6: commit batches of received submissions, at most one per interval."""
     backoff = Backoff(first_s=RETRY_S)
     while True:
-        started = time.monotonic()
+        started = loop_time()
         if await commit_once(services, backoff):
-            rest_s = services.settings.commit_interval_s - (time.monotonic() - started)
+            rest_s = services.settings.commit_interval_s - (loop_time() - started)
             await asyncio.sleep(max(rest_s, 0.0))
         else:
             await wait_for(services.wakes.commit, IDLE_S)

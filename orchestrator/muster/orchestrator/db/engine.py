@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +28,8 @@ from muster.protocol.errors import ConfigError, StorageError
 
 logger = logging.getLogger(__name__)
 
+Connector = Callable[[], Awaitable[Any]]
+"""Returns a connection that answers as aiosqlite's do."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 MIGRATION_LOCK, WRITER_LOCK, LEADER_LOCK = range(0x6D7573_74_01, 0x6D7573_74_04)
@@ -57,8 +59,10 @@ class Database:
         return isinstance(self.place, str)
 
     @classmethod
-    async def open(cls, place: Path | str) -> Self:
+    async def open(cls, place: Path | str, *, connect: Connector | None = None) -> Self:
         """Open or create a SQLite file, or connect to a `postgresql://` URL, and migrate it.
+
+        `connect` makes the connections that read SQLite in another way than aiosqlite's threads.
 
         Raises StorageError when it is corrupt, from another version, or cannot be written;
         ConfigError when the URL is none.
@@ -68,7 +72,7 @@ class Database:
             database = cls(_postgres_engine(place), place)
         else:
             place = Path(place)
-            database = cls(_sqlite_engine(place), place, _inline_engine(place))
+            database = cls(_sqlite_engine(place, connect), place, _inline_engine(place))
         try:
             await database._prepare()
         except (DBAPIError, CommandError, StorageError) as error:
@@ -177,12 +181,13 @@ _CONTINUE = text(
 )
 
 
-def _sqlite_engine(path: Path) -> AsyncEngine:
+def _sqlite_engine(path: Path, connect: Connector | None) -> AsyncEngine:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot create {path.parent}: {error.strerror}") from error
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    made: dict[str, Any] = {} if connect is None else {"async_creator": connect}
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}", **made)
     event.listen(engine.sync_engine, "connect", _on_connect)
     return engine
 

@@ -21,6 +21,7 @@ from muster.orchestrator.db import counts
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import BatchRow, IdentityRow, SubmissionRow, lease_of
 from muster.orchestrator.ports import ChainPort
+from muster.orchestrator.services.clock import loop_time
 from muster.orchestrator.services.files import FileStore, StoredBatch
 from muster.orchestrator.services.projection import Projection
 from muster.protocol.encoding import hex0x
@@ -60,7 +61,7 @@ class Batching:
         batch_limit: int,
         outcome_deadline_s: int,
         now: Callable[[], int],
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = loop_time,
     ) -> None:
         self._database = database
         self._files = files

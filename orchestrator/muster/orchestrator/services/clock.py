@@ -8,10 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
+def loop_time() -> float:
+    """Return the seconds of the event loop's clock: monotonic, and virtual where the loop's is."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()
+
+
 class ChainClock:
     """Unix seconds as the chain counts them: the latest block's time plus what passed since."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float] = loop_time) -> None:
         self._monotonic = monotonic
         self._block_time = 0
         self._seen_at = monotonic()
@@ -93,7 +101,7 @@ class Backoff:
         first_s: float,
         most_s: float = 300.0,
         max_keys: int = 10_000,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = loop_time,
     ) -> None:
         self._max_keys = max_keys
         self._first_s = first_s

@@ -1,0 +1,111 @@
+"""Who takes part: the production loops, and adversaries that differ from them by one method."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from muster.client.outage import Outage, Outages
+from muster.client.validator.checks import Claim
+from muster.client.validator.judging import Judgement
+from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
+from muster.client.worker.journal import SignedSubmission, SubmissionJournal
+from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop
+from muster.client.worker.place import WorkerPlace
+from muster.devnet.simulator.ports import SimulatedEngine
+from muster.protocol.errors import StorageError
+from muster.protocol.ids import Address
+from muster.protocol.messages import Submission, Ticket
+from muster.protocol.rollouts import Rollout
+
+Conduct = Literal["honest", "forger", "liar"]
+"""Honest; samples from another model; claims rewards it did not earn."""
+Judging = Literal["honest", "lazy", "colluding"]
+"""Checks; accepts everything unseen; accepts its friends' work, whatever it is."""
+
+RETRY_S = 0.5
+"""First pause of a loop whose dependency is away, as in production."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """How fast a node works."""
+
+    rng: random.Random
+    """Decides how long each piece takes."""
+    seconds: float
+    """Mean seconds of generating, or of checking, a submission."""
+
+    async def work(self) -> None:
+        """Let the time pass that one piece takes: lognormal, with a spread of a third."""
+        await asyncio.sleep(self.seconds * self.rng.lognormvariate(0, 0.33))
+
+
+class Disk(SubmissionJournal):
+    """A worker's journal on a disk that may be full."""
+
+    is_full = False
+
+    def record(self, ticket: Ticket, submission: Submission, data: bytes) -> SignedSubmission:
+        """Remember a submission; raises StorageError while the disk is full."""
+        if self.is_full:
+            raise StorageError("the simulated disk is full")
+        return super().record(ticket, submission, data)
+
+
+class SimulatedWorker(WorkerLoop):
+    """The worker's loop on a machine that takes its time, and perhaps one that cheats."""
+
+    def __init__(self, place: WorkerPlace, machine: Machine, conduct: Conduct) -> None:
+        super().__init__(place)
+        self._machine, self._conduct = machine, conduct
+        self.outages = Outages(first_s=RETRY_S, rng=machine.rng)
+        self._refusals = Outage(
+            "a ticket that can be worked on", first_s=TICKET_PAUSE_S, rng=machine.rng
+        )
+
+    async def generate(self, ticket: Ticket) -> list[Rollout]:
+        """Return the ticket's rollouts, after as long as the machine takes."""
+        self.state = "generating"
+        await self._machine.work()
+        rollouts = await super().generate(ticket)
+        if self._conduct == "liar":
+            return [replace(row, task_reward=1.0 - row.task_reward) for row in rollouts]
+        return rollouts
+
+
+def engine_for(conduct: Conduct) -> SimulatedEngine:
+    """Return the model that a worker of this conduct runs."""
+    return SimulatedEngine("another model" if conduct == "forger" else "policy")
+
+
+class SimulatedValidator(ValidatorLoop):
+    """The validator's loop on a machine that takes its time, and perhaps a dishonest one."""
+
+    def __init__(
+        self,
+        place: ValidatorPlace,
+        machine: Machine,
+        judging: Judging,
+        friends: frozenset[Address],
+    ) -> None:
+        super().__init__(place)
+        self._machine, self._judging, self._friends = machine, judging, friends
+        self.outages = Outages(first_s=RETRY_S, rng=machine.rng)
+        self.judged = 0
+        """Submissions it looked at."""
+        self.busy_s = 0.0
+        """Virtual seconds it spent on them."""
+
+    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        self.judged += 1
+        is_friend = claim.submission.worker in self._friends
+        if self._judging == "lazy" or (self._judging == "colluding" and is_friend):
+            return Judgement(None, claim.submission.units), None
+        began = asyncio.get_running_loop().time()
+        await self._machine.work()
+        judged = await super()._judge_claim(claim)
+        self.busy_s += asyncio.get_running_loop().time() - began
+        return judged

@@ -1,0 +1,124 @@
+"""`muster simulate`: play a network in virtual time and say what it cost and whether it held."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.client.options import FILE, json_option
+from muster.client.printing import print_facts, print_json
+from muster.protocol.errors import ConfigError
+
+CHAOS: dict[str, Any] = {
+    "loss": 0.02,
+    "churn_s": 120.0,
+    "disk_full_s": 90.0,
+    "outage_s": 60.0,
+    "reorganise_s": 60.0,
+    "skew_s": 3,
+    "relay_failures": 0.05,
+}
+"""What `--chaos` lets happen, of `Scenario`."""
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(1, 20_000), default=8, help="Workers. [default: 8]")
+@click.option("--validators", type=click.IntRange(1, 88), default=4, help="At most 88 have seats.")
+@click.option("--quorum", type=click.IntRange(1, 88), default=2, help="That agree. [default: 2]")
+@click.option("--cheats", metavar="KIND=N,...", default="", help="forger=1,liar=1: workers.")
+@click.option("--judges", metavar="KIND=N,...", default="", help="lazy=1,colluding=1: validators.")
+@click.option("--seconds", type=float, default=300.0, help="Virtual seconds. [default: 300]")
+@click.option("--seed", type=int, default=0, help="Same seed, same history. [default: 0]")
+@click.option("--chaos", is_flag=True, help="Loss, churn, outages, full disks, reorganisations.")
+@click.option("--history", type=FILE, help="Write the history here: a line per event.")
+@click.option("--verbose", is_flag=True, help="Show what the programs log.")
+@json_option
+def simulate(
+    cheats: str, judges: str, chaos: bool, history: Path | None, verbose: bool, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Simulate a network on the production programs, in virtual time, and check its invariants.
+
+    \b
+    Examples:
+      muster simulate --workers 20 --validators 5 --cheats forger=2,liar=1 --seed 7
+      muster simulate --chaos --judges colluding=1 --validators 5 --json
+    """
+    from muster.devnet.simulator.figures import figures_of
+    from muster.devnet.simulator.invariants import hold
+    from muster.devnet.simulator.network import simulate as play
+    from muster.devnet.simulator.scenario import Scenario
+
+    if not verbose:
+        logging.disable(logging.CRITICAL)
+    options["duration_s"] = options.pop("seconds")
+    scenario = Scenario(
+        **options,
+        **(CHAOS if chaos else {}),
+        conduct=_kinds(cheats, ("forger", "liar")),
+        judging=_kinds(judges, ("lazy", "colluding")),
+        submissions_per_step=max(options["workers"], 4),
+    )
+    _require_quorum(scenario.quorum, scenario.validators)
+    world = play(scenario, hold)
+    if history is not None:
+        history.write_text("\n".join(world.history) + "\n")
+    figures = figures_of(world)
+    if as_json:
+        print_json(figures)
+    else:
+        print_facts(_facts(figures))
+
+
+def _require_quorum(quorum: int, validators: int) -> None:
+    if quorum > validators:
+        raise ConfigError(
+            f"a quorum of {quorum} of {validators} validators cannot be",
+            hint="lower --quorum or raise --validators",
+        )
+
+
+def _kinds(text: str, known: tuple[str, ...]) -> Any:
+    """Return what `forger=2,liar=1` says."""
+    found = []
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\w+)=(\d+)", part)
+        if match is None or match[1] not in known:
+            raise ConfigError(f"{part!r} is none of {', '.join(f'{k}=N' for k in known)}")
+        found.append((match[1], int(match[2])))
+    return tuple(found)
+
+
+def _facts(figures: dict[str, Any]) -> dict[str, Any]:
+    load, verdicts = figures["validators_load"], figures["verdicts"]
+    return {
+        "network": f"{figures['workers']} workers, {figures['validators']} validators, quorum "
+        f"{figures['quorum']}, seed {figures['seed']}, {figures['virtual_s']:g} virtual seconds",
+        "submissions": f"{figures['submissions']}: "
+        + ", ".join(f"{count} {name}" for name, count in verdicts.items() if count),
+        "to verdict": _spread(figures["to_verdict_s"]),
+        "to payable": _spread(figures["to_payable_s"]),
+        "messages": f"{figures['messages_per_submission']:g} per submission: "
+        + ", ".join(f"{count} {name}" for name, count in figures["messages"].items()),
+        "chain": f"{figures['gas_per_submission']:,.0f} gas per submission: "
+        + ", ".join(f"{count} {name}" for name, count in figures["transactions"].items())
+        + f"; {figures['reorganisations']} reorganisations",
+        "validators": f"{load['checks_per_submission']:g} checks per submission, "
+        f"{load['checks_mean']:g} each (most {load['checks_max']}), busy {load['busy_mean']:.1%} "
+        f"(most {load['busy_max']:.1%})",
+        "slashed": f"{figures['slashed']:g} tokens",
+        "processor": ", ".join(f"{name} {s:g} s" for name, s in figures["cpu_s"].items() if s),
+        "history": figures["digest"],
+        "invariants": "held: stake conserved, nobody paid twice, no honest worker slashed, every "
+        "slash judged again, replay equals state",
+    }
+
+
+def _spread(values: dict[str, float]) -> str | None:
+    if not values:
+        return None
+    return f"{values['median']:g} s median, {values['p95']:g} s for 95 %, {values['max']:g} s most"

@@ -1,0 +1,183 @@
+"""The contracts, told in plain Python, and their events in the chain's own words.
+
+The rules are those of the model that `tests/integration/test_contracts_differential.py` compares
+with the Solidity call by call. It is test code, so the simulator runs from a checkout. Names of the
+model's are real addresses here, files are real hashes, and what it leaves symbolic (roots, leaves,
+signatures) is computed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from muster.chain import ZERO_ADDRESS, RunConfig
+from muster.chain.abi import CONTRACTS, contract_abi
+from muster.protocol import messages
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict, overdue_leaf
+
+MODEL = Path("tests/integration")
+"""Where the model is, in a checkout."""
+NO_OFFENCE, NOBODY = "no offence", "nobody"
+"""The model's words for the zero hash and the zero address."""
+
+
+@cache
+def model() -> Any:
+    """Return the model's module; raises ConfigError outside of a checkout."""
+    folder = Path(__file__).parents[4] / MODEL
+    if not (folder / "contracts_model_money.py").is_file():
+        raise ConfigError(
+            f"the contracts' model is not in {folder}",
+            hint="run the simulator from a checkout of the project",
+        )
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    return importlib.import_module("contracts_model_money")
+
+
+@cache
+def work() -> Any:
+    """Return the model's words for work: submissions, records, headers, proofs."""
+    model()
+    return importlib.import_module("contracts_model_work")
+
+
+@cache
+def parties() -> Any:
+    """Return the model's words for runs and terms, and its refusal."""
+    model()
+    return importlib.import_module("contracts_model")
+
+
+@cache
+def emitter_of() -> dict[str, str]:
+    """Return which contract emits which event."""
+    return {event.name: name for name in reversed(CONTRACTS) for event in contract_abi(name).events}
+
+
+def in_order(events: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return a transaction's events in the contracts' order.
+
+    The model is compared without it: the ledger says that a fraud is final after the vault did.
+    """
+    return sorted(events, key=lambda event: event[0] == "FraudFinalised")
+
+
+class Ranks(dict[str, int]):
+    """Orders accounts as their addresses are ordered."""
+
+    def __missing__(self, address: str) -> int:
+        return int(address, 16)
+
+
+class Words:
+    """Says in the chain's words what the model says in its own."""
+
+    def __init__(self, configs: dict[int, RunConfig]) -> None:
+        self.configs = configs
+        self.roots: dict[int, Hash32] = {}
+        """Root over submissions, by batch."""
+        self.signatures: dict[int, bytes] = {}
+        """Joined signatures of outcomes, by batch."""
+
+    def args(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Return an event's arguments as its decoder would."""
+        said = {key.rstrip("_"): self.said(value) for key, value in args.items()}
+        if name == "RunCreated":
+            said["config"] = self.configs[args["run_id"]]
+        elif name == "BatchCommitted":
+            self.roots[args["batch_id"]] = said["root"]
+        elif name == "OutcomesPosted":
+            said["signatures"] = self.signatures.get(args["batch_id"], b"")
+        return said
+
+    def said(self, value: Any) -> Any:
+        """Return a value of the model's in the chain's words."""
+        if isinstance(value, str):
+            return {NO_OFFENCE: Hash32(bytes(32)), NOBODY: ZERO_ADDRESS}.get(value, Address(value))
+        if not isinstance(value, tuple) or not value or not isinstance(value[0], str):
+            return value
+        if value[0].startswith("0x"):
+            return tuple(Address(name) for name in value)
+        say: Callable[..., Any] | None = getattr(self, "_" + value[0], None)
+        return say(*value[1:]) if say else value
+
+    def _submissions(self, works: Sequence[Any]) -> Hash32:
+        return merkle_root([submission_of(each).leaf() for each in works])
+
+    def _records(self, records: Sequence[Any]) -> bytes:
+        return b"".join(record_of(record).to_bytes() for record in records)
+
+    def _outcomes(self, batch: int, records: Sequence[Any]) -> Hash32:
+        return merkle_root([self._outcome(batch, n, r) for n, r in enumerate(records)])
+
+    def _outcome(self, batch: int, position: int, record: Any) -> Hash32:
+        return record_of(record).leaf(batch, position)
+
+    def _overdue(self, batch: int, claimed: Any) -> Hash32:
+        return overdue_leaf(batch, submission_of(claimed).leaf())
+
+    def _offence(self, run: int, number: int, step: int, index: int, file: Hash32) -> Hash32:
+        return keccak(abi_words(run, number, step, index, file))
+
+    def _fault(self, fault: int, subject: Any, validator: str) -> Hash32:
+        return keccak(abi_words(fault, self.said(subject), address_bytes(Address(validator))))
+
+    def _number(self, number: int) -> Hash32:
+        return Hash32(number.to_bytes(32, "big"))
+
+    def _manifest(self, manifest: str) -> Hash32:
+        return Hash32(bytes.fromhex(manifest))
+
+    def _signatures(self, *_: Any) -> bytes:
+        return b""
+
+
+def submission_of(claimed: Any) -> messages.Submission:
+    """Return a submission of the model's as it is signed."""
+    return messages.Submission(
+        run_id=RunId(claimed.run),
+        worker=Address(claimed.worker),
+        step=Step(claimed.step),
+        index=claimed.index,
+        policy_version=PolicyVersion(claimed.version),
+        file_hash=claimed.file,
+        rollouts=claimed.rollouts,
+        units=claimed.units,
+    )
+
+
+def claimed_of(submission: messages.Submission) -> Any:
+    """Return a signed submission in the model's words."""
+    s = submission
+    return work().Submission(
+        *(int(s.run_id), str(s.worker), int(s.step), s.index),
+        *(int(s.policy_version), s.file_hash, s.rollouts, s.units),
+    )
+
+
+def record_of(record: Any) -> OutcomeRecord:
+    """Return a record of the model's as it is packed."""
+    number, step, index, version, file, rollouts, units, verdict, reason = record
+    return OutcomeRecord(
+        *(number, Step(step), index, PolicyVersion(version), file, rollouts, units),
+        *(Verdict(verdict), Reason(reason)),
+    )
+
+
+def judged_of(record: OutcomeRecord) -> Any:
+    """Return a packed record in the model's words."""
+    r = record
+    return work().Record(
+        *(int(r.worker_id), int(r.step), r.index, int(r.policy_version), r.file_hash),
+        *(r.rollouts, r.units, int(r.verdict), int(r.reason)),
+    )

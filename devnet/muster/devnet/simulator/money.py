@@ -1,0 +1,56 @@
+"""The books of a simulated chain: whether they balance, and everyone paid at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from muster.devnet.simulator.chain import SimulatedChain
+from muster.devnet.simulator.contracts import work
+from muster.protocol.errors import ChainError
+from muster.protocol.messages import Verdict
+
+TRIED_TWICE = 3
+"""Workers that try to be paid a second time for the same."""
+
+
+async def claim_all(chain: SimulatedChain) -> None:
+    """Claim every worker's accepted final outcomes, and let some try it a second time."""
+    claims: dict[int, list[Any]] = {}
+    for batch in chain.state.batches.values():
+        for number in sorted({record.number for record in batch.records}):
+            chosen = [
+                (place, record)
+                for place, record in enumerate(batch.records)
+                if record.number == number and record.verdict == Verdict.ACCEPTED
+            ]
+            if chosen:
+                places, records = zip(*chosen, strict=True)
+                claims.setdefault(number, []).append(
+                    work().Claim(batch.header, places, records, True)
+                )
+    async with asyncio.TaskGroup() as paying:
+        for number in sorted(claims):
+            call = partial(_claim, claims[number])
+            paying.create_task(chain.send("claim", call, size=len(claims[number])))
+    for number in sorted(claims)[:TRIED_TWICE]:
+        try:
+            await chain.send("claim again", partial(_claim, claims[number][:1]))
+        except ChainError:
+            continue
+        raise AssertionError(f"worker {number} was paid twice")
+
+
+def _claim(claims: list[Any], state: Any) -> None:
+    state.claim(claims)
+
+
+def require_sound(state: Any) -> None:
+    """Raise AssertionError unless the contracts' books balance."""
+    held = sum(a.active + a.unbonding for a in state.stakes.values())
+    escrowed = sum(e.amount for e in state.escrows.values() if e.status == 1)
+    assert state.balances["StakeVault"] == held + escrowed, "the vault's stake does not add up"
+    funds = sum(f.available + f.reserved for f in state.funds.values())
+    assert state.balances["RewardEscrow"] == funds, "the escrow's money does not add up"
+    assert all(amount >= 0 for amount in state.balances.values()), "somebody owes tokens"
