@@ -30,3 +30,9 @@ def test_defence_holds(stage: Stage, name: str) -> None:
 def test_every_number_is_played_or_explained_once() -> None:
     numbers = [*ATTACKS, *(entry.id for entry in ELSEWHERE)]
     assert sorted(numbers, key=lambda n: int(n[1:])) == [f"A{i}" for i in range(1, 41)]
+
+
+def test_page_has_every_attack_and_every_defence_holds() -> None:
+    claims = read_claims(PAGE)
+    assert claims.keys() == ATTACKS.keys()
+    assert all(claimed.holds for claimed in claims.values())

@@ -6,6 +6,7 @@ what somebody sees who reads it for the first time.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -15,6 +16,7 @@ from muster.chain import (
     ChainView,
     DeployParameters,
     EventReader,
+    Poll,
     apply_poll,
     deploy_contracts,
 )
@@ -23,9 +25,11 @@ from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import Stage
 from muster.devnet.redteam.trials import Attack, Outcome, Variant
 from muster.protocol.eip712 import address_of
+from muster.protocol.errors import ChainError
 
 TOKEN = 10**18
 DEEPEST = 20
+RETRIES = 20
 PURSE = 1_000_000 * TOKEN
 
 
@@ -67,7 +71,7 @@ class ReorgChain:
             await self._deposits(random.randint(1, 3), random)
         rewound = await self.follow()
         fresh = ChainView()
-        apply_poll(fresh, await EventReader(self._chain).poll())
+        apply_poll(fresh, await _poll(EventReader(self._chain)))
         is_same = _facts(self.view) == _facts(fresh)
         verdict = "REWOUND" if rewound else "UNTOUCHED"
         # Room for the next reorganisation.
@@ -77,7 +81,7 @@ class ReorgChain:
     async def follow(self) -> bool:
         """Read what is new; return whether something was taken back."""
         assert self._reader is not None
-        poll = await self._reader.poll()
+        poll = await _poll(self._reader)
         apply_poll(self.view, poll)
         return poll.rewound_to is not None
 
@@ -89,6 +93,16 @@ class ReorgChain:
     async def close(self) -> None:
         """End the chain."""
         await self._stack.aclose()
+
+
+async def _poll(reader: EventReader) -> Poll:
+    """Return what is new; a chain that changes while it is read is read again, as followers do."""
+    for _ in range(RETRIES):
+        try:
+            return await reader.poll()
+        except ChainError:
+            await asyncio.sleep(0.2)
+    return await reader.poll()
 
 
 def _facts(view: ChainView) -> list[object]:
