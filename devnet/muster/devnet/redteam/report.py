@@ -33,6 +33,9 @@ or client with one hook overridden, against the real checks. The run is that of 
 recipe, its 0.1M-parameter model in float32, its calibration. Limits and rates for another model are
 that model's calibration; the programs are the same.
 
+A full run plans 300 trials of a hard attack and 60 of each way of a statistical one; the tables
+say how many were played, and the intervals what that proves.
+
 "Caught" means found by the defence named, for its reason. "Found after" counts what the attack got
 away with, the one that was found included. "Profit" is that of a cheated unit over an honest one,
 in prices of a unit: measured, or that of the gain model (`redteam/gain.py`) at the share caught.
