@@ -166,11 +166,11 @@ async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float 
 
 
 @asynccontextmanager
-async def open_network(folder: Path) -> AsyncIterator[Network]:
+async def open_network(folder: Path, *, outcome_deadline_s: int = 60) -> AsyncIterator[Network]:
     parameters = DeployParameters(
         activation_delay_blocks=0,
         challenge_window_s=2,
-        outcome_deadline_s=60,
+        outcome_deadline_s=outcome_deadline_s,
         vote_commit_s=6,
         vote_reveal_s=4,
         unbonding_s=3600,

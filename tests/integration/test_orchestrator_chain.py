@@ -138,10 +138,16 @@ async def test_every_submission_is_committed_once_when_the_process_is_killed_aga
 
 @pytest.mark.slow
 async def test_every_submission_is_judged_once_when_the_process_is_killed_at_random(
-    network: Network,
+    tmp_path: Path,
 ) -> None:
+    # So many restarts take longer than other tests' deadline on a busy machine.
+    async with open_network(tmp_path, outcome_deadline_s=900) as network:
+        await is_judged_once_whatever_is_killed(network)
+
+
+async def is_judged_once_whatever_is_killed(network: Network) -> None:
     process, submissions, random = Process(network), [], Random(7)
-    for number in range(6):
+    for number in range(5):
         url = await process.start()
         submissions.append(await network.upload(url, number % 2, b"rows %d" % number))
         # Anywhere between the answer to the upload and the outcomes read back.
@@ -169,5 +175,5 @@ async def judge_in_the_end(network: Network, url: str, submission: Submission) -
                 return
         with contextlib.suppress(TimeoutError):
             # It may be judged at any moment, and then is never only committed.
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(10):
                 await network.judge(url, submission)
