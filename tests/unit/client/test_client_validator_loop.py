@@ -49,6 +49,7 @@ from muster.client.outage import Outages
 from muster.client.validator import loop as loops
 from muster.client.validator.calls import Windows
 from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.docket import BATCH_PATIENCE_S
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
@@ -365,7 +366,7 @@ async def test_batch_that_fails_for_long_stops_holding_up_the_others(bench: Benc
     running = asyncio.ensure_future(run_until(bench, lambda: bool(bench.orchestrator.outcomes)))
     await asyncio.sleep(0.02)
     assert not bench.orchestrator.outcomes
-    bench.seconds = loops.BATCH_PATIENCE_S
+    bench.seconds = BATCH_PATIENCE_S
     await running
     assert bench.orchestrator.outcomes[0][0] == 2
 

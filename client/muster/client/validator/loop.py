@@ -18,18 +18,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry, OrchestratorApi
 from muster.client.doctor.selfproof import fictitious_ticket
-from muster.client.facts import HistoryView, ticket_terms
+from muster.client.facts import HistoryView
 from muster.client.outage import SURVIVED, Outages
 from muster.client.validator.calls import ASK_S, CallDuty, Windows
 from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import Claim, Finding, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.docket import BATCH_PATIENCE_S, Docket
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import JudgedBatch, OutcomeJournal
 from muster.client.validator.judging import (
@@ -41,11 +42,7 @@ from muster.client.validator.judging import (
     within_declared,
 )
 from muster.client.validator.slots import (
-    KnownBatch,
-    SlotIndex,
-    SlotOfWorker,
     slot_of_record,
-    slots_of_records,
 )
 from muster.client.validator.soundness import (
     BEFORE_ACCUSING_S,
@@ -59,8 +56,7 @@ from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, ValidatorDisturbed
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import OutcomeRecord, Submission, Verdict
+from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.shardcast import Fetcher
 
 if TYPE_CHECKING:
@@ -68,8 +64,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BATCH_PATIENCE_S = 60.0
-"""How long a batch that cannot be judged holds up those after it."""
 REPOST_S = 10.0
 """Signed outcomes that are not on chain are handed over again after this time."""
 _LASTINGLY_MISSING = frozenset({404, 410})
@@ -141,8 +135,16 @@ class ValidatorLoop:
         self._address = address_of(place.key)
         sampling = place.rules.recipe.sampling
         self._max_rows = sampling.problems_per_submission * sampling.samples_per_problem
-        self._slots = SlotIndex()
-        self._slots_shown: dict[tuple[int, Hash32], tuple[SlotOfWorker, ...]] = {}
+        self._failing_since: dict[object, float] = {}
+        self.docket = Docket(
+            run_id=place.run_id,
+            domain=place.domain,
+            view=place.view,
+            api=place.api,
+            journal=place.journal,
+            failing_since=self._failing_since,
+            clock=place.clock,
+        )
         self.duty = CallDuty(
             run_id=place.run_id,
             validator=self._address,
@@ -160,7 +162,6 @@ class ValidatorLoop:
         self.outages = Outages()
         self.soundness: Soundness | None = None
         """Whether it may sign; it is not asked while there is none."""
-        self._failing_since: dict[object, float] = {}
         self._passed_over: set[int] = set()
         self._handed_over: dict[int, float] = {}
         self._unfinished: dict[tuple[int, Hash32], list[OutcomeRecord]] = {}
@@ -245,11 +246,11 @@ class ValidatorLoop:
     async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
         """Return the outcome of every submission of a batch, in batch order."""
         entries = await self.contents(batch)
-        self._slots.refresh(await self._known_batches(before=batch.batch_id))
+        await self.docket.refresh(before=batch.batch_id)
         # What is done stays done when a file or a policy is waited for in the middle of a batch.
         records = self._unfinished.setdefault((batch.batch_id, batch.root), [])
         for position, entry in enumerate(entries[len(records) :], len(records)):
-            claim = self._claim(batch, entry, [slot_of_record(record) for record in records])
+            claim = self.docket.claim(batch, entry, [slot_of_record(record) for record in records])
             judgement, data = await self._judge_claim(claim)
             record = outcome_record(claim, judgement)
             place = (batch.batch_id, position)
@@ -305,7 +306,7 @@ class ValidatorLoop:
     async def _judge_accepted(self, batch: BatchView, position: int) -> Finding | None:
         try:
             entries = await self.contents(batch)
-            claim = self._claim(batch, entries[position], ())
+            claim = self.docket.claim(batch, entries[position], ())
             judgement, data = await self._judge_claim(replace(claim, is_slot_used=False))
         except ApiError:
             return None  # not to be had any more, or not now: the other item has passed
@@ -322,89 +323,14 @@ class ValidatorLoop:
     ) -> tuple[Claim, Judgement, bytes | None]:
         """Return the judgement on one submission of a batch, as if nobody had judged it."""
         await self._require_sound(CHECK_EVERY_S)
-        self._slots.refresh(await self._known_batches(before=batch.batch_id))
-        earlier = [self._slot(batch, entry.submission) for entry in entries[:position]]
-        claim = self._claim(batch, entries[position], earlier)
+        await self.docket.refresh(before=batch.batch_id)
+        earlier = [self.docket.slot(batch, entry.submission) for entry in entries[:position]]
+        claim = self.docket.claim(batch, entries[position], earlier)
         return claim, *await self._judge_claim(claim)
-
-    def _slot(self, batch: BatchView, submission: Submission) -> SlotOfWorker:
-        standing = self.place.view.standing(submission.worker, before=batch.block_number)
-        return (standing.worker_id if standing else 0, submission.step, submission.index)
-
-    async def _known_batches(self, *, before: int) -> list[KnownBatch]:
-        """Return the run's batches whose slots are known: from the chain, the journal, and for
-        those before a batch that others judge, from what they are made of.
-        """
-        known = []
-        for batch in list(self.place.view.batches.values()):
-            if batch.run_id != self.place.run_id:
-                continue
-            judged = self.place.journal.judged(batch.batch_id)
-            slots = None
-            if batch.records is not None:
-                slots = slots_of_records(batch.records)
-            elif judged is not None and judged.root == batch.root:
-                slots = slots_of_records(judged.records)
-            elif batch.batch_id < before:
-                slots = await self._shown_slots(batch)
-            if slots is not None:
-                known.append(KnownBatch(batch.batch_id, batch.root, slots))
-        return known
-
-    async def _shown_slots(self, batch: BatchView) -> tuple[SlotOfWorker, ...] | None:
-        """Return the slots of a batch that nobody judged yet; None once the orchestrator has not
-        shown it for long.
-        """
-        name = (batch.batch_id, batch.root)
-        if name in self._slots_shown:
-            return self._slots_shown[name]
-        try:
-            entries = await self.contents(batch)
-        except ApiError:
-            now = self.place.clock()
-            begun = self._failing_since.get(batch.batch_id, now)
-            if now - self._failing_since.setdefault(name, begun) < BATCH_PATIENCE_S:
-                raise
-            return None
-        self._failing_since.pop(name, None)
-        slots = tuple(self._slot(batch, entry.submission) for entry in entries)
-        self._slots_shown[name] = slots
-        return slots
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the batch's submissions, which reproduce the root on chain."""
-        entries = (await self.place.api.batch(batch.batch_id)).submissions
-        leaves = [entry.submission.leaf() for entry in entries]
-        if len(leaves) != batch.count or merkle_root(leaves) != batch.root:
-            raise ApiError(
-                f"the submissions of batch {batch.batch_id} do not make up its root",
-                status=502,
-                code="bad_answer",
-                hint="the orchestrator is faulty or dishonest",
-            )
-        return entries
-
-    def _claim(
-        self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]
-    ) -> Claim:
-        place, submission = self.place, entry.submission
-        standing = place.view.standing(submission.worker, before=batch.block_number)
-        slot = self._slot(batch, submission)
-        holder = (submission.worker, standing.active_from if standing else 0)
-        is_active = standing is not None and standing.is_active(batch.block_number)
-        return Claim(
-            submission=submission,
-            signature=entry.signature,
-            ticket=entry.ticket,
-            ticket_signature=entry.ticket_signature,
-            committed_at=batch.committed_at,
-            terms=ticket_terms(
-                place.view, place.run_id, place.domain, submission.policy_version, holder
-            ),
-            worker_id=slot[0],
-            node=standing.node if standing and is_active else None,
-            is_slot_used=self._slots.is_used(slot, before=batch.batch_id) or slot in earlier,
-        )
+        return await self.docket.contents(batch)
 
     async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
         """Return the judgement on a claim, and its file if it was read."""
