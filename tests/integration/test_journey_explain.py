@@ -25,6 +25,7 @@ from client_network import (
     world,
 )
 
+from muster.api import OrchestratorApi
 from muster.chain import ChainView
 from muster.client.doctor import command
 from muster.client.worker.loop import WorkerLoop
@@ -81,7 +82,13 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
                 slashed = bool(view.slashes)
                 return bool(outcomes(view, Verdict.ACCEPTED)) and slashed
 
+            async def are_proven() -> bool:
+                place, _ = outcomes(await opened.view(), Verdict.ACCEPTED)[0]
+                return len((await api.checking(int(place.split(":")[0]))).reports) == 2
+
             await eventually(are_judged, 120)
+            async with OrchestratorApi(opened.orchestrator) as api:
+                await eventually(are_proven, 60)
         for name, wallet in (("worker", WORKERS[0]), ("node", NODES[0])):
             save_wallet(folder / f"{name}.json", wallet.key, "s", light=True)
         yield opened

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from transformers.utils import logging as transformers_logging
 
 from muster.protocol.errors import EngineError
 
+# While transformers builds a model it changes defaults of the whole process, so that another one
+# that is built at that moment misses tied weights.
+_BUILDING = threading.Lock()
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".peft")
 
 
@@ -43,14 +47,15 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
     """Return the model of a folder; raises EngineError when any weight is missing or left over."""
     transformers_logging.disable_progress_bar()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with _BUILDING:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )

@@ -405,3 +405,13 @@ def test_generation_and_loading_exclude_each_other(
         loads = [pool.submit(engine.load_policy, policy_folder, PolicyVersion(i)) for i in range(4)]
         assert all(m.result() == expected for m in made)
         assert [load.result() for load in loads] == [None] * 4
+
+
+def test_engines_that_load_at_the_same_time_load_the_same(policy_folder: Path) -> None:
+    engines = [TransformersEngine("float32") for _ in range(6)]
+    with ThreadPoolExecutor(len(engines)) as pool:
+        loads = [pool.submit(e.load_policy, policy_folder, PolicyVersion(0)) for e in engines]
+        assert [load.result() for load in loads] == [None] * len(engines)
+    asked = requests(engines[0])
+    first, *others = [engine.generate(asked, proof=PROOF) for engine in engines]
+    assert all(made == first for made in others)
