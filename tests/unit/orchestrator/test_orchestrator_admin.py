@@ -73,8 +73,7 @@ async def test_owner_drops_a_lease_and_the_node_gets_another(tmp_path: Path) -> 
 async def test_owner_rebuilds_changes_the_log_level_and_collects(tmp_path: Path) -> None:
     path, level = tmp_path / "owner", logging.getLogger().level
     async with served(tmp_path, admin_socket=path) as (bench, _):
-        submission = await bench.upload()
-        bench.network.chain.ledger.submit_direct(submission, bytes(65))
+        await bench.upload()
         while bench.services.projection.batch_counts != (1, 0):
             await asyncio.sleep(0.01)
         rebuilt = await asyncio.to_thread(order, path, "rebuild")
