@@ -102,7 +102,15 @@ def pack(
             room.append(token_budget)
         bins[b].append(k)
         room[b] -= costs[k]
-    return [_packed(samples, [parts[k] for k in sorted(chosen)]) for chosen in bins]
+    return [_packed(samples, _joined(samples, [parts[k] for k in sorted(b)])) for b in bins]
+
+
+def _joined(samples: Sequence[Sample], parts: list[list[int]]) -> list[list[int]]:
+    """Join parts of one prompt that came into one micro-batch after all."""
+    joined: dict[tuple[int, ...], list[int]] = {}
+    for part in parts:
+        joined.setdefault(samples[part[0]].prompt_tokens, []).extend(part)
+    return list(joined.values())
 
 
 def _computed(sample: Sample) -> int:
