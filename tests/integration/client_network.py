@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +178,18 @@ class Network:
     def _sign_root(self, version: PolicyVersion, root: Hash32) -> bytes:
         struct = Checkpoint(self.run_id, version, root).struct_hash()
         return sign(digest(self.owner.domain("RunRegistry"), struct), TRAINER.key)
+
+
+@asynccontextmanager
+async def running(*mains: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run clients until the block ends."""
+    tasks = [asyncio.ensure_future(main) for main in mains]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:

@@ -20,36 +20,26 @@ from client_network import (
     Network,
     eventually,
     open_network,
+    running,
     world,
 )
 
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.table import tabulate
 from muster.client.doctor import command
-from muster.client.worker.loop import WorkerLoop
+from muster.devnet.adversary import ForgedReward
 from muster.devnet.cli import muster
 from muster.protocol.ids import PolicyVersion
-from muster.protocol.messages import OutcomeRecord, Ticket, Verdict
-from muster.protocol.rollouts import Rollout
+from muster.protocol.messages import OutcomeRecord, Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-class Forger(WorkerLoop):
-    """Claims that every answer is right."""
-
-    async def generate(self, ticket: Ticket) -> list[Rollout]:
-        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def judged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
     """A network on which one worker was honest, one forged rewards, and both were judged."""
     async with open_network(tmp_path_factory.mktemp("evidence")) as opened:
-        mains = (opened.worker(0), opened.worker(1, Forger))
-        tasks = [
-            asyncio.ensure_future(m) for m in (*mains, opened.validator(0), opened.validator(1))
-        ]
+        mains = (opened.worker(0), opened.worker(1, ForgedReward))
 
         async def are_judged() -> bool:
             view = await opened.view()
@@ -57,12 +47,8 @@ async def judged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Netw
             accepted = sum(r.verdict is Verdict.ACCEPTED for r in records)
             return accepted >= 2 and any(r.verdict is Verdict.FRAUD for r in records)
 
-        try:
+        async with running(*mains, opened.validator(0), opened.validator(1)):
             await eventually(are_judged, 120)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         yield opened
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from client_network import WORKERS, Network, eventually, open_network, world
+from client_network import WORKERS, Network, eventually, open_network, running, world
 
 from muster.client.doctor import command
 from muster.devnet.cli import muster
@@ -38,19 +38,13 @@ def commands() -> list[str]:
 
 async def judge_two(network: Network) -> None:
     """Let a worker work until two batches are judged."""
-    mains = (network.worker(0), network.validator(0), network.validator(1))
-    tasks = [asyncio.ensure_future(main) for main in mains]
 
     async def are_judged() -> bool:
         batches = (await network.view()).batches.values()
         return sum(bool(batch.records) for batch in batches) >= 2
 
-    try:
+    async with running(network.worker(0), network.validator(0), network.validator(1)):
         await eventually(are_judged, 120)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_every_command_of_the_guide_works(

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from client_network import (
     Run,
     eventually,
     open_network,
+    running,
     world,
 )
 
@@ -34,6 +32,7 @@ from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.soundness import Flaw
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
+from muster.devnet.adversary import ForgedReward
 from muster.inference import Prefill
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -91,22 +90,8 @@ class Brief(WorkerLoop):
         return await super().generate(ticket)
 
 
-class Forger(Brief):
-    """Claims that every answer is right."""
-
-    async def generate(self, ticket: Ticket) -> list[Rollout]:
-        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
-
-
-@asynccontextmanager
-async def running(*mains: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(main) for main in mains]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+class BriefForger(ForgedReward, Brief):
+    """Claims that every answer is right, three times."""
 
 
 async def slashed_workers(network: Network) -> list[SlashView]:
@@ -159,7 +144,7 @@ def cheating(network: Network) -> Any:
         WorkerSettings(**common, worker=CHEATER.address, heartbeat_s=0.5),
         CHEATERS_NODE,
         engine_factory=lambda _settings: world.HashEngine(),
-        loop_class=Forger,
+        loop_class=BriefForger,
     )
 
 

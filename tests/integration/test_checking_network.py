@@ -6,14 +6,13 @@ that they have no hidden states to show fingerprints of.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from client_network import VALIDATORS, Network, eventually, open_network
+from client_network import VALIDATORS, Network, eventually, open_network, running
 
 from muster.api import BatchChecking, OrchestratorApi
 from muster.client.validator.loop import ValidatorLoop
@@ -29,14 +28,8 @@ async def two_validators(
 ) -> AsyncIterator[tuple[Network, OrchestratorApi]]:
     async with open_network(folder) as network:
         mains = (network.worker(0), network.validator(0), network.validator(1, second))
-        tasks = [asyncio.ensure_future(main) for main in mains]
-        try:
-            async with OrchestratorApi(network.orchestrator) as api:
-                yield network, api
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with running(*mains), OrchestratorApi(network.orchestrator) as api:
+            yield network, api
 
 
 async def watched(api: OrchestratorApi, validator: Address) -> dict[str, Any]:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from client_network import PRICE, TOKEN, V0, WORKERS, Network, eventually, open_network
+from client_network import PRICE, TOKEN, V0, WORKERS, Network, eventually, open_network, running
 
 from muster.chain import Chain, WorkerStatus
 from muster.client import cli
 from muster.client.rewards import claim, find_earnings
 from muster.client.rotation import rotate_node
-from muster.client.worker.loop import WorkerLoop
+from muster.devnet.adversary import ForgedReward
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.ids import PolicyVersion, to_address
-from muster.protocol.messages import Reason, Ticket, Verdict
-from muster.protocol.rollouts import Rollout
+from muster.protocol.messages import Reason, Verdict
 from muster.wallet import Wallet
 
 
@@ -32,24 +29,6 @@ from muster.wallet import Wallet
 async def network(tmp_path: Path) -> AsyncIterator[Network]:
     async with open_network(tmp_path) as opened:
         yield opened
-
-
-@asynccontextmanager
-async def running(*mains: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
-    tasks = [asyncio.ensure_future(main) for main in mains]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Forger(WorkerLoop):
-    """Claims that every answer is right."""
-
-    async def generate(self, ticket: Ticket) -> list[Rollout]:
-        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
 
 
 async def accepted(network: Network, number: int) -> int:
@@ -86,7 +65,7 @@ async def test_honest_work_is_accepted_recorded_and_paid(network: Network) -> No
 
 
 async def test_forger_is_slashed_and_stops_while_the_honest_go_on(network: Network) -> None:
-    clients = (network.worker(1, Forger), network.worker(0))
+    clients = (network.worker(1, ForgedReward), network.worker(0))
     async with running(*clients, network.validator(0), network.validator(1)) as tasks:
         with pytest.raises(MusterError, match="banned"):
             async with asyncio.timeout(30):

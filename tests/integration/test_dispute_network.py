@@ -20,6 +20,7 @@ from client_network import (
     Network,
     eventually,
     open_network,
+    running,
 )
 
 from muster.chain import BatchView, ChainView, Fault
@@ -76,8 +77,7 @@ async def test_wrong_rejection_is_overturned_paid_and_its_signers_slashed(tmp_pa
             network.validator(1, InLeague),
             network.validator(2),
         )
-        tasks = [asyncio.ensure_future(main) for main in mains]
-        try:
+        async with running(*mains) as tasks:
             batch = await judged_batch(network)
             tasks[0].cancel()
             await network.owner.token.faucet(worker.address, parameters.challenge_bond)
@@ -89,10 +89,6 @@ async def test_wrong_rejection_is_overturned_paid_and_its_signers_slashed(tmp_pa
                 "--keystore", str(keystore),
             )  # fmt: skip
             view = await closed_case(network)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         assert "bond    10 of 10 tokens" in opened.stderr
         [case] = json.loads((await muster(network, "list", "--json")).stdout)
         assert case["case"] == opened.stdout.strip()

@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from string import Template
 
@@ -25,6 +24,7 @@ from client_network import (
     Network,
     eventually,
     open_network,
+    running,
     world,
 )
 
@@ -33,10 +33,10 @@ from muster.chain import BatchView, Fault, SlashState, WorkerStatus
 from muster.client.doctor import command
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.worker.loop import WorkerLoop
+from muster.devnet.adversary import ForgedReward
 from muster.devnet.cli import muster
 from muster.devnet.false_validators import FalseAccuser
-from muster.protocol.messages import Ticket, Verdict
-from muster.protocol.rollouts import Rollout
+from muster.protocol.messages import Verdict
 from muster.wallet import save_wallet
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "disputes.md"
@@ -62,11 +62,8 @@ class OneFile(WorkerLoop):
         return found
 
 
-class Forger(OneFile):
-    """Claims that every answer is right."""
-
-    async def generate(self, ticket: Ticket) -> list[Rollout]:
-        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
+class Forger(ForgedReward, OneFile):
+    """Claims that every answer is right, on one ticket."""
 
 
 @asynccontextmanager
@@ -79,7 +76,6 @@ async def accused(
     await network.seat_third()
     mains = [network.worker(0, worker)]
     mains += [network.validator(number, loop) for number, loop in enumerate(signers)]
-    tasks = [asyncio.ensure_future(main) for main in (*mains, network.validator(2))]
     found: list[BatchView] = []
 
     async def is_punished() -> bool:
@@ -93,13 +89,9 @@ async def accused(
         ]  # fmt: skip
         return bool(found) and file_of(network, found[0]).exists()
 
-    try:
+    async with running(*mains, network.validator(2)):
         await eventually(is_punished, 60)
         yield found[0]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def file_of(network: Network, batch: BatchView) -> Path:

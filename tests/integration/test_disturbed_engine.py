@@ -9,59 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from one_submission import CALIBRATION, judge, recipe, ticket
 
-from muster.client.tickets import TicketTerms
-from muster.client.validator.checks import Claim, Finding
-from muster.client.validator.judging import Rules, examine
+from muster.client.validator.checks import Finding
+from muster.client.validator.judging import Rules
 from muster.client.validator.soundness import judge_generated
 from muster.client.worker.generation import build_submission
 from muster.inference.transformers_engine import TransformersEngine
-from muster.protocol.eip712 import Domain
-from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
-from muster.protocol.messages import Reason, Submission, Ticket
-from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
-from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
-from muster.toploc import Calibration
-from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.messages import Reason
+from muster.protocol.rollouts import Rollout
 from muster.trainer.base_model import WarmStart, build_base_model
 from muster.trainer.lessons import LESSONS
 
 LIMIT = 16
-RECIPE = Recipe(
-    name="disturbed",
-    sampling=SamplingRecipe(
-        problems_per_submission=2, samples_per_problem=4, temperature=1.0, max_new_tokens=LIMIT
-    ),
-    training=TrainingRecipe(submissions_per_step=1),
-)
-CALIBRATION = Calibration(
-    model=CalibratedModel(
-        name="tiny", architecture="Qwen3ForCausalLM", hidden_size=64, vocab_size=20, engine="-"
-    ),
-    chunk=ChunkLimits(
-        max_exponent_mismatches=4,
-        max_mantissa_error_mean=2.0,
-        max_mantissa_error_median=2.0,
-        max_sign_mismatches=2,
-    ),
-    sampler=SamplerLimits(margin=0.01, max_outside_per_sample=0),
-    fraud_strikes=2,
-)
-WORKER = to_address(keccak(b"worker")[:20])
-
-
-def ticket(index: int) -> Ticket:
-    return Ticket(
-        RunId(1),
-        WORKER,
-        Step(1),
-        index,
-        PolicyVersion(0),
-        keccak(b"root"),
-        keccak(b"block"),
-        1 << 40,
-    )
+RECIPE = recipe(problems=2, samples=4, limit=LIMIT)
 
 
 @dataclass(frozen=True)
@@ -78,14 +40,7 @@ class Stage:
         return engine
 
     def judge_accepted(self, engine: TransformersEngine) -> Finding | None:
-        data, rows = encode_rollouts(self.accepted), self.accepted
-        submission = Submission(
-            RunId(1), WORKER, Step(1), 0, PolicyVersion(0), file_hash(data), len(rows),
-            count_units(rows, LIMIT),
-        )  # fmt: skip
-        terms = TicketTerms(Domain(1, WORKER), WORKER, RunId(1), WORKER, 0, {})
-        claim = Claim(submission, b"", ticket(0), b"", 0, terms, 1, WORKER, False)
-        return examine(claim, rows, self.rules, engine).finding
+        return judge(self.accepted, ticket(0), self.rules, engine).finding
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ import asyncio
 import json
 import zipfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +20,21 @@ from client_network import (
     Network,
     eventually,
     open_network,
+    running,
     world,
 )
 
 from muster.api import OrchestratorApi
 from muster.chain import ChainView
 from muster.client.doctor import command
-from muster.client.worker.loop import WorkerLoop
+from muster.devnet.adversary import ForgedReward
 from muster.devnet.cli import muster
 from muster.protocol.errors import ConfigError
-from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict
-from muster.protocol.rollouts import Rollout
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.wallet import save_wallet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WINDOW_S = 900
-
-
-class Forger(WorkerLoop):
-    """Claims that every answer is right."""
-
-    async def generate(self, ticket: Ticket) -> list[Rollout]:
-        return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
-
-
-@asynccontextmanager
-async def running(*mains: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(main) for main in mains]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def outcomes(view: ChainView, verdict: Verdict) -> list[tuple[str, OutcomeRecord]]:
@@ -74,7 +54,7 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
         update={"challenge_window_s": WINDOW_S, "unbonding_s": 7200, "change_delay_s": 7200}
     )
     async with open_network(folder, parameters) as opened:
-        mains = (opened.worker(0), opened.worker(1, Forger), opened.validator(0))
+        mains = (opened.worker(0), opened.worker(1, ForgedReward), opened.validator(0))
         async with running(*mains, opened.validator(1)):
 
             async def are_judged() -> bool:

@@ -5,10 +5,8 @@ The quorum is two. Who judged what is read from the validators' journals.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,15 @@ from client_network import (
     Network,
     eventually,
     open_network,
+    running,
 )
-from test_client_network import Forger
 
 from muster.chain import BatchView
 from muster.client.validator.checks import Claim, Finding
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Judgement, unread
 from muster.client.validator.loop import ValidatorLoop
+from muster.devnet.adversary import ForgedReward
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address
@@ -67,17 +66,6 @@ def validator(
     network: Network, number: int, loop: type[ValidatorLoop] = ValidatorLoop, **settings: Any
 ) -> Any:
     return network.validator(number, loop, wallet=BENCH[number], **settings)
-
-
-@asynccontextmanager
-async def running(*mains: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(main) for main in mains]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def batches_of(network: Network) -> list[BatchView]:
@@ -159,7 +147,7 @@ async def test_silent_validator_is_replaced_and_then_no_longer_waited_for(
 
 async def test_reject_calls_more_and_stands_when_they_agree(network: Network) -> None:
     everybody = [validator(network, number) for number in range(len(BENCH))]
-    async with running(network.worker(1, Forger), *everybody):
+    async with running(network.worker(1, ForgedReward), *everybody):
 
         def has_fraud(batches: list[BatchView]) -> bool:
             return any(v.verdict is Verdict.FRAUD for b in judged(batches) for v in b.records or ())

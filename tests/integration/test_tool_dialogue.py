@@ -7,23 +7,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from one_submission import CALIBRATION, judge, recipe, ticket
 
-from muster.client.tickets import TicketTerms
-from muster.client.validator.checks import Claim
-from muster.client.validator.judging import Judgement, Rules, examine
+from muster.client.validator.judging import Judgement, Rules
 from muster.client.worker.generation import build_submission
 from muster.inference import Request
 from muster.inference.transformers_engine import TransformersEngine
-from muster.protocol.eip712 import Domain
-from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
-from muster.protocol.messages import Reason, Submission, Ticket, Verdict
-from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
-from muster.protocol.rollouts import Rollout, count_units, decode_rollouts, encode_rollouts
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.messages import Reason, Verdict
+from muster.protocol.rollouts import Rollout
 from muster.tasks.environments import python_tool
 from muster.tasks.sandbox import shared_sandbox
-from muster.toploc import Calibration, build_proofs
-from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
+from muster.toploc import build_proofs
 from muster.trainer.base_model import WarmStart, build_base_model
 from muster.trainer.lessons import LESSONS
 
@@ -31,30 +26,7 @@ pytestmark = pytest.mark.skipif(
     shared_sandbox().sandbox is None, reason="there is no safe sandbox here"
 )
 LIMIT = 24
-RECIPE = Recipe(
-    name="tool",
-    sampling=SamplingRecipe(
-        problems_per_submission=4, samples_per_problem=8, temperature=1.0, max_new_tokens=LIMIT
-    ),
-    training=TrainingRecipe(submissions_per_step=1),
-)
-CALIBRATION = Calibration(
-    model=CalibratedModel(
-        name="tiny", architecture="Qwen3ForCausalLM", hidden_size=64, vocab_size=20, engine="-"
-    ),
-    chunk=ChunkLimits(
-        max_exponent_mismatches=4,
-        max_mantissa_error_mean=2.0,
-        max_mantissa_error_median=2.0,
-        max_sign_mismatches=2,
-    ),
-    sampler=SamplerLimits(margin=0.01, max_outside_per_sample=0),
-    fraud_strikes=2,
-)
-WORKER = to_address(keccak(b"worker")[:20])
-TICKET = Ticket(
-    RunId(1), WORKER, Step(1), 0, PolicyVersion(0), keccak(b"root"), keccak(b"block"), 1 << 40
-)
+RECIPE = recipe(problems=4, samples=8, limit=LIMIT)
 
 
 @dataclass(frozen=True)
@@ -66,14 +38,7 @@ class Stage:
     rows: list[Rollout]
 
     def judge(self, rows: list[Rollout]) -> Judgement:
-        data = encode_rollouts(rows)
-        submission = Submission(
-            RunId(1), WORKER, Step(1), 0, PolicyVersion(0), file_hash(data), len(rows),
-            count_units(rows, LIMIT),
-        )  # fmt: skip
-        terms = TicketTerms(Domain(1, WORKER), WORKER, RunId(1), WORKER, 0, {})
-        claim = Claim(submission, b"", TICKET, b"", 0, terms, 1, WORKER, False)
-        return examine(claim, decode_rollouts(data), self.rules, self.engine)
+        return judge(rows, ticket(0), self.rules, self.engine)
 
     def with_tokens(self, number: int, tokens: tuple[int, ...], **changes: object) -> list[Rollout]:
         """Return the rows, one of them with other tokens that are honestly proven."""
@@ -103,7 +68,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     threads = torch.get_num_threads()
     engine = TransformersEngine()
     engine.load_policy(folder, PolicyVersion(0))
-    rows = build_submission(TICKET, RECIPE, tasks, engine)
+    rows = build_submission(ticket(0), RECIPE, tasks, engine)
     yield Stage(engine, Rules(RECIPE, tasks, CALIBRATION), rows)
     torch.set_num_threads(threads)
 
@@ -128,7 +93,7 @@ def test_an_altered_output_is_rejected(stage: Stage, monkeypatch: pytest.MonkeyP
     # The model goes on from what the worker made up, and is sampled honestly.
     with monkeypatch.context() as lying:
         lying.setattr(python_tool, "output_of", lambda _: "4321")
-        rows = build_submission(TICKET, RECIPE, stage.rules.task_set, stage.engine)
+        rows = build_submission(ticket(0), RECIPE, stage.rules.task_set, stage.engine)
     assert any(row.replies for row in rows)
     # A program's output is never proof of fraud: docs/decisions/0025-several-turns.md.
     assert found(stage.judge(rows)) == (Verdict.REJECTED, Reason.WRONG_REPLY)

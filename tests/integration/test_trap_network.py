@@ -20,6 +20,7 @@ from client_network import (
     Network,
     eventually,
     open_network,
+    running,
 )
 
 from muster.chain import Fault
@@ -65,7 +66,6 @@ async def trapped(
     with TrapJournal(network.folder / "trap") as traps:
         worker = network.worker(0, trap_worker(read_plan(plan), traps))
         mains = [worker, *(network.validator(n, kind) for n, kind in enumerate(signers))]
-        tasks = [asyncio.ensure_future(main) for main in mains]
         reports: list[dict[str, Any]] = []
 
         async def is_judged() -> bool:
@@ -75,13 +75,9 @@ async def trapped(
             reports[:] = [json.loads((await report(network, "--json")).stdout)]
             return any(each["fate"] != "honest" for each in reports[0]["traps"])
 
-        try:
+        async with running(*mains):
             await eventually(is_judged, 60)
             yield reports[0]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def report(network: Network, *words: str) -> Any:
