@@ -71,7 +71,7 @@ test-stories: setup
 # The engine on vLLM against the one on transformers, alone and in a network.
 test-vllm: setup vllm
 	$(BIN)/python -m pytest -q tests/vllm_engine
-	$(BIN)/python -m pytest -q -m vllm tests/conformance/engines
+	$(BIN)/python -m pytest -q -m vllm tests/conformance/engines tests/redteam
 
 test-all: setup vllm
 	FOUNDRY_PROFILE=deep tools/forge test

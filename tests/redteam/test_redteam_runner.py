@@ -12,14 +12,6 @@ from click.testing import CliRunner
 
 from muster.devnet.redteam.command import redteam
 from muster.devnet.redteam.gain import Gain, Terms
-from muster.devnet.redteam.honest import (
-    Cell,
-    HonestMatrix,
-    Judged,
-    conclude_honest,
-    read_judged,
-    upper_bound,
-)
 from muster.devnet.redteam.runner import failures, read_trials, run, shares
 from muster.devnet.redteam.stage import Stage, Worker
 from muster.devnet.redteam.trials import (
@@ -146,40 +138,6 @@ def test_the_same_seed_draws_the_same_trials(stage: Stage) -> None:
         return [{k: v for k, v in row.items() if k != "cpu_s"} for row in rows]
 
     assert lines(1) == lines(1)
-
-
-def test_bound_of_none_and_of_some() -> None:
-    assert upper_bound(0, 30_000) == pytest.approx(1e-4, rel=0.01)
-    # Clopper-Pearson: 3 of 100 is at most 7.57 % with 95 % confidence.
-    assert upper_bound(3, 100) == pytest.approx(0.0757, abs=2e-4)
-
-
-def test_honest_rows_are_read_back(tmp_path: Path) -> None:
-    judged = Judged(Cell("r", "w", "v"), 3, 128, 1, False, 0.5)
-    record = tmp_path / "record.jsonl"
-    record.write_text(json.dumps(judged.line()) + "\n")
-    assert read_judged(record) == [judged]
-    assert read_trials(record) == []
-    result = conclude_honest([judged, judged])
-    assert (result.rollouts, result.rejected, result.slashed, result.cells) == (256, 2, 0, 1)
-
-
-def test_honest_matrix_rejects_nothing(stage: Stage) -> None:
-    matrix = HonestMatrix(stage, ["transformers:float32"], profile="quick")
-    assert matrix.cells == 63
-    judged = [matrix.judge(number) for number in (0, 5, 22, 41)]
-    assert len({j.cell for j in judged}) == 4
-    assert conclude_honest(judged).rejected == 0
-
-
-@pytest.mark.slow
-def test_thirty_thousand_honest_rollouts(stage: Stage) -> None:
-    from muster.devnet.redteam.honest import WANTED, play_honest
-
-    result = conclude_honest(list(play_honest(stage, WANTED)))
-    assert result.rollouts >= WANTED
-    assert result.false_positive_upper <= 1e-4
-    assert result.slashed == 0
 
 
 def test_command_lists_and_refuses_what_it_does_not_know() -> None:

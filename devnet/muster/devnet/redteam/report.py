@@ -49,12 +49,26 @@ What tests each beside this is in [security.md](../security.md). Contracts' tria
 HONEST = """\
 ## Honest work (A36)
 
-{rollouts:,} honest rollouts in {cells} cells: number format, batches, padding, attention, own or
-lean forward pass, prefill or decoding with a cache, threads; workers' ways crossed with those of
-validators, within float32, within bfloat16 and across both. {rejected} rejected, {slashed}
-submissions that would have been slashed. Upper 95 % bound of the share rejected
-(Clopper-Pearson): {upper:.2e}.
-"""
+{rollouts:,} honest rollouts, each generated anew on a ticket that calibration never saw, in {cells}
+cells: one way of a worker before one way of a validator. A submission is judged by up to three
+validators that compute differently, {judgements:,} judgements of rollouts in all; a rollout counts
+once, and as rejected when any of them takes it for dishonest. {rejected} rejected, {slashed}
+submissions that would have been slashed. Upper 95 % bound of the share rejected (Clopper-Pearson,
+over rollouts generated): {upper:.2e}.
+
+Ways are crossed within float32, within bfloat16 and across both. Where vLLM is installed, what
+vLLM generates or judges is crossed with every way of transformers: within float32, within bfloat16,
+and in a run that covers all four engines. Each run has limits of its own calibration. vLLM has one
+way here, its own on a CPU. Ways to decode in batches below 128 refill or restart as samples end;
+prompts of several lengths (sorting 2 to 5 digits) are what makes workers pad.
+
+Not covered: no GPU was measured, neither its kernels nor a mixture of GPUs and CPUs, and no other
+model than this one. A run admits the engines that its calibration has measured, on the machines
+that it ran on, and that calibration's limits decide, not these figures. Prompts are short: errors
+that grow with length are the calibration's to find, on the run's own prompts.
+
+| dimension | | rollouts generated so | judgements made so |
+|---|---|---|---|"""
 VARIANTS = """\
 ## Every way
 
@@ -166,10 +180,14 @@ def _main_table(results: Sequence[AttackResult]) -> str:
 def _honest_part(honest: HonestResult | None) -> str:
     if honest is None:
         return "## Honest work (A36)\n\nNot measured in this run.\n"
-    return HONEST.format(
+    said = HONEST.format(
         rollouts=honest.rollouts, cells=honest.cells, rejected=honest.rejected,
-        slashed=honest.slashed, upper=honest.false_positive_upper,
+        slashed=honest.slashed, upper=honest.false_positive_upper, judgements=honest.judgements,
     )  # fmt: skip
+    rows = [
+        f"| {m.dimension} | {m.value} | {m.rollouts:,} | {m.judgements:,} |" for m in honest.margins
+    ]
+    return "\n".join([said, *rows]) + "\n"
 
 
 def _curves(results: Sequence[AttackResult]) -> str:
