@@ -7,7 +7,8 @@ import logging
 import time
 
 from muster.chain import Chain, ChainView, EventReader, apply_poll
-from muster.orchestrator.db.engine import Database, is_url
+from muster.orchestrator.db.engine import Database
+from muster.orchestrator.db.places import is_url
 from muster.orchestrator.server import serve_until_stopped
 from muster.orchestrator.services.clock import ChainClock
 from muster.orchestrator.services.context import build_services

@@ -170,6 +170,7 @@ class History:
             "worker": submission.worker,
             "step": submission.step,
             "index": submission.index,
+            "units": submission.units,
             "submission": submission.to_json(),
             "signature": bytes(65),
             "ticket": ticket.to_json(),

@@ -135,9 +135,11 @@ def test_rows_written_after_going_back_go_forward_again(engine: Engine) -> None:
         after = dump(connection)
         older, newer = common(before, after)
         assert older == newer
-        # What 0007 takes out of the ticket.
+        # What 0007 takes out of the ticket, and 0010 out of the claim.
         versions = [row["policy_version"] for row in after["leases"]]
         assert versions == [row["ticket"]["policy_version"] for row in before["leases"]]
+        units = [row["units"] for row in after["submissions"]]
+        assert units == [row["submission"]["units"] for row in before["submissions"]]
 
 
 def test_numbers_too_large_for_the_older_schema_stop_the_way_back(

@@ -41,9 +41,12 @@ async def ask(bench: Bench) -> Lease | NoWork:
 
 
 async def in_flight(bench: Bench) -> int:
-    cap = bench.services.leases._unit_cap
-    async with bench.services.database.read() as session:
-        return await cap.in_flight(session, bench.network.worker(0), bench.network.chain.time)
+    leases, worker = bench.services.leases, bench.network.worker(0)
+    book = await leases._open_book(bench.services.database.direct, [worker])
+    account = book.accounts[worker.address]
+    return leases._unit_cap.in_flight(
+        worker, leased=len(account.unfilled), waiting=account.waiting_units, now=book.now
+    )
 
 
 UNCOVERED = NoWork(retry_after_s=1.0, reason="unit_cap")

@@ -24,6 +24,10 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+from muster.orchestrator.db.direct import Direct
+from muster.orchestrator.db.places import is_url, unusable
+from muster.orchestrator.db.postgres_direct import PostgresDirect
+from muster.orchestrator.db.sqlite_direct import SqliteDirect
 from muster.protocol.errors import ConfigError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -52,6 +56,7 @@ class Database:
         self._writer = writer or engine
         self.place = place
         self.writing = asyncio.Lock()
+        self.direct = _direct(place, self.writing)
 
     @property
     def is_shared(self) -> bool:
@@ -93,6 +98,7 @@ class Database:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self.direct.close()
         await self._engine.dispose()
         await self._writer.dispose()
 
@@ -152,11 +158,6 @@ class Database:
 _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 
 
-def is_url(place: Path | str) -> bool:
-    """Return whether a database's place is a server's URL rather than a file's path."""
-    return str(place).startswith(("postgresql:", "postgres:"))
-
-
 def migrate(connection: Connection, revision: str = "head") -> None:
     """Bring the schema to a revision, upwards or, for `base`, down to nothing."""
     config = Config()
@@ -179,6 +180,12 @@ _CONTINUE = text(
     "SELECT setval(pg_get_serial_sequence('submissions', 'sequence'), max(sequence))"
     " FROM submissions"
 )
+
+
+def _direct(place: Path | str, writing: asyncio.Lock) -> Direct:
+    if isinstance(place, Path):
+        return SqliteDirect(place, writing)
+    return PostgresDirect(place, writer_lock=WRITER_LOCK, statement_timeout_s=STATEMENT_TIMEOUT_S)
 
 
 def _sqlite_engine(path: Path, connect: Connector | None) -> AsyncEngine:
@@ -263,18 +270,3 @@ def _log_bytes(path: Path) -> int:
         return path.with_name(path.name + "-wal").stat().st_size
     except OSError:
         return 0
-
-
-def unusable(place: Path | str, error: Exception) -> StorageError:
-    """Return the error for a database that failed, saying what to do about it."""
-    reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-    if is_url(place):
-        shown = make_url(str(place)).render_as_string(hide_password=True)
-        hint = "is the server up, and may this user create tables there?"
-    else:
-        shown = str(place)
-        hint = f"delete {place}* and start again: it is rebuilt from the chain and the files folder"
-        if "locked" in reason:
-            hint = "another process uses it: stop that one, or choose another with --database"
-    line = reason.strip().splitlines()[0] if reason.strip() else type(error).__name__
-    return StorageError(f"the database {shown} is unusable: {line}", hint=hint)

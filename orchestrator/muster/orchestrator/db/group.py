@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
 
+from muster.orchestrator.db.direct import Statement
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.postgres_writer import PostgresWriter
-from muster.orchestrator.db.sqlite_writer import SqliteWriter
 from muster.protocol.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -22,21 +19,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 1.0
 """Pause after a shared database did not take a group."""
 
-Write = tuple[str, tuple[object, ...]]
-"""An INSERT statement, with `?` for values, and one row for it."""
-
-
-class GroupWriter(Protocol):
-    """Writes groups over a connection of its own."""
-
-    async def commit(self, groups: Sequence[Sequence[Write]]) -> list[bool]:
-        """Write, in one transaction, the groups whose first row is new; return which were.
-
-        A first row's statement does nothing where its key exists. Raises StorageError.
-        """
-
-    async def close(self) -> None:
-        """Close the connection."""
+_Group = tuple[tuple[Statement, ...], asyncio.Future[bool]]
 
 
 class GroupCommit:
@@ -45,7 +28,7 @@ class GroupCommit:
     def __init__(self, database: Database, *, max_waiting: int = 20_000) -> None:
         self._database = database
         self._max_waiting = max_waiting
-        self._waiting: list[tuple[Sequence[Write], asyncio.Future[bool]]] = []
+        self._waiting: list[_Group] = []
         self._wake = asyncio.Event()
 
     @property
@@ -53,9 +36,10 @@ class GroupCommit:
         """Whether no more requests should wait."""
         return len(self._waiting) >= self._max_waiting
 
-    async def add(self, *writes: Write) -> bool:
+    async def add(self, *writes: Statement) -> bool:
         """Write rows if the first of them is new; return whether it was, once it is on disk.
 
+        Its statement does nothing where its key exists, and returns something where it does not.
         Raises StorageError when it may not be.
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -68,41 +52,45 @@ class GroupCommit:
 
         Raises StorageError when the database fails that is this process's own.
         """
-        writer = self._writer()
         try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                await self._commit(writer)
+                await self._commit()
         finally:
-            await writer.close()
             _fail(self._waiting, StorageError("the orchestrator is stopping"))
 
-    def _writer(self) -> GroupWriter:
-        place = self._database.place
-        return SqliteWriter(place) if isinstance(place, Path) else PostgresWriter(place)
-
-    async def _commit(self, writer: GroupWriter) -> None:
-        async with self._database.writing:
-            waiting, self._waiting = self._waiting, []
-            try:
-                are_new = await writer.commit([writes for writes, _ in waiting])
-            except BaseException as error:
-                reason = StorageError("the database did not take the request")
-                _fail(waiting, error if isinstance(error, StorageError) else reason)
-                if not (self._database.is_shared and isinstance(error, StorageError)):
-                    raise
-                logger.warning("the database is away", extra={"error": str(error)})
-                await asyncio.sleep(RETRY_S)
-                return
-        for (_, done), is_new in zip(waiting, are_new, strict=True):
+    async def _commit(self) -> None:
+        waiting: list[_Group] = []
+        try:
+            async with self._database.direct.transaction(is_exclusive=False) as asked:
+                # Only now that it is this one's turn: whoever came meanwhile comes along.
+                waiting, self._waiting = self._in_order(), []
+                found = await asked.ask(*(writes[0] for writes, _ in waiting))
+                kept = [g for (g, _), rows in zip(waiting, found, strict=True) if rows]
+                await asked.ask(*(statement for writes in kept for statement in writes[1:]))
+        except BaseException as error:
+            if not waiting:
+                waiting, self._waiting = self._waiting, []
+            reason = StorageError("the database did not take the request")
+            _fail(waiting, error if isinstance(error, StorageError) else reason)
+            if not (self._database.is_shared and isinstance(error, StorageError)):
+                raise
+            logger.warning("the database is away", extra={"error": str(error)})
+            await asyncio.sleep(RETRY_S)
+            return
+        for (_, done), rows in zip(waiting, found, strict=True):
             if not done.done():
-                done.set_result(is_new)
+                done.set_result(bool(rows))
+
+    def _in_order(self) -> list[_Group]:
+        """Return what waits; two replicas write in the same order and never wait for each other."""
+        if not self._database.is_shared:
+            return self._waiting
+        return sorted(self._waiting, key=lambda group: repr(group[0][0]))
 
 
-def _fail(
-    waiting: Sequence[tuple[Sequence[Write], asyncio.Future[bool]]], error: StorageError
-) -> None:
+def _fail(waiting: Sequence[_Group], error: StorageError) -> None:
     for _, done in waiting:
         if not done.done():
             done.set_exception(error)

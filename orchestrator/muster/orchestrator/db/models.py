@@ -15,6 +15,7 @@ from sqlalchemy import (
     Select,
     UniqueConstraint,
     select,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -38,6 +39,11 @@ class Base(DeclarativeBase):
         # SQLite numbers rows by itself in a column of this very type, and stores 64 bits in it.
         int: BigInteger().with_variant(Integer, "sqlite"),
     }
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """Return what makes an index of those rows only that meet a condition."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
 class IdentityRow(Base):
@@ -66,6 +72,7 @@ class LeaseRow(Base):
         Index(None, "deadline"),
         Index(None, "node", "deadline"),
         Index(None, "policy_version", "is_filled", "deadline"),
+        Index("ix_leases_unfilled", "worker", "deadline", **_where("is_filled = false")),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -115,6 +122,7 @@ class SubmissionRow(Base):
         Index(None, "has_file", "sequence"),
         Index(None, "worker", "sequence"),
         Index(None, "step", "sequence"),
+        Index("ix_submissions_waiting", "worker", **_where("batch_root IS NULL")),
     )
 
     sequence: Mapped[int] = mapped_column(primary_key=True)
@@ -127,6 +135,8 @@ class SubmissionRow(Base):
     """Rollout step of the slot."""
     index: Mapped[int]
     """Number of the slot."""
+    units: Mapped[int]
+    """Units it claims."""
     submission: Mapped[dict[str, Any]]
     """The signed claim in its JSON form."""
     signature: Mapped[bytes]

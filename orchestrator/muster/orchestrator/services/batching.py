@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select, update
@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.answers import BatchContents, BatchEntry
 from muster.chain import BatchView
-from muster.orchestrator.db import counts
+from muster.orchestrator.db import statements
+from muster.orchestrator.db.direct import Rows, Statement
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import BatchRow, IdentityRow, SubmissionRow, lease_of
 from muster.orchestrator.ports import ChainPort
@@ -98,15 +99,23 @@ class Batching:
             if self._projection.batch_with_root(root) is not None:
                 del self._uncommitted[root]
 
-    async def refresh(self, session: AsyncSession) -> None:
-        """Take note of what another replica composed, if there can be one."""
-        if not self._database.is_shared:
+    def questions(self) -> list[Statement]:
+        """Return what to ask of the database before leasing: what other replicas, if there can be
+        any, told this one. The answers are for `take_note`.
+        """
+        shared = self._database.is_shared
+        return [statements.open_batches(), statements.is_unfunded()] if shared else []
+
+    def take_note(self, answers: Sequence[Rows]) -> None:
+        """Take note of what another replica composed, and whether the run could pay."""
+        if not answers:
             return
-        for row in await session.scalars(select(BatchRow).where(BatchRow.is_judged.is_(False))):
-            root = Hash32(row.root)
+        batches, [(is_unfunded,)] = answers
+        for root_bytes, count, units in batches:
+            root = Hash32(root_bytes)
             if root not in self._uncommitted and self._projection.batch_with_root(root) is None:
-                self._uncommitted[root] = Composition(root, row.count, row.units)
-        self.is_unfunded = bool(await session.scalar(select(IdentityRow.is_unfunded)))
+                self._uncommitted[root] = Composition(root, count, units)
+        self.is_unfunded = bool(is_unfunded)
 
     async def share(self) -> None:
         """Tell other replicas, if there can be any, what they must know to lease."""
@@ -127,13 +136,13 @@ class Batching:
             )
             await session.execute(update(IdentityRow).values(is_unfunded=self.is_unfunded))
 
-    async def outstanding(self, session: AsyncSession) -> int:
-        """Return how many submissions are received or committed, and not judged.
+    def outstanding(self, waiting: int) -> int:
+        """Return how many submissions are received or committed, and not judged, when `waiting` of
+        them are in no batch.
 
         Committed batches whose outcomes are overdue count no more, so that silent validators do
         not stop the run.
         """
-        waiting = await counts.waiting_submissions(session)
         composed = sum(c.count for c in self._uncommitted.values())
         overdue_before = self._now() - self._outcome_deadline_s
         committed = sum(

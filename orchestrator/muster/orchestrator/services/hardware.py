@@ -8,17 +8,17 @@ them, so units per second between lease and upload cannot be made up.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import and_, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import select
 
+from muster.orchestrator.db import statements
+from muster.orchestrator.db.direct import Rows, Statement
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.group import Write
-from muster.orchestrator.db.models import HardwareRow, LeaseRow, SubmissionRow
+from muster.orchestrator.db.models import HardwareRow
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import EncodingError, SignatureError
@@ -110,7 +110,7 @@ class Hardware:
                 report = HardwareReport.from_json(json.loads(row.report))
                 self._reports[Address(row.node)] = report
 
-    def note(self, node: Address, said: dict[str, Any], signature: bytes) -> Write:
+    def note(self, node: Address, said: dict[str, Any], signature: bytes) -> Statement:
         """Remember a node's report; returns the row to write. Refuses what it did not sign."""
         try:
             report = HardwareReport.from_json(said)
@@ -125,48 +125,37 @@ class Hardware:
 
     def wants(self, node: Address) -> bool:
         """Return whether the run asks something of machines, and this one has said nothing."""
-        asks = self._asked != HardwareRecipe()
-        return asks and node not in self._reports
+        return self.asks and node not in self._reports
 
-    async def fault(self, session: AsyncSession, node: Address, now: int) -> Unfit | None:
-        """Return why a node's machine gets no ticket, or None."""
-        if self._asked == HardwareRecipe():
+    @property
+    def asks(self) -> bool:
+        """Whether the run asks anything of machines."""
+        return self._asked != HardwareRecipe()
+
+    def questions(self, node: Address, now: int) -> list[Statement]:
+        """Return what to ask of the database before `fault`."""
+        if not self.asks:
+            return []
+        return [
+            statements.hardware_report(node),
+            statements.last_tickets(node, now=now, count=CHALLENGES),
+        ]
+
+    def fault(self, node: Address, answers: Sequence[Rows], now: int) -> Unfit | None:
+        """Return why a node's machine gets no ticket, or None; from the answers to `questions`."""
+        if not self.asks:
             return None
-        report = self._reports.get(node) or await self._look_up(session, node)
+        reports, tickets = answers
+        report = self._reports.get(node)
+        if report is None and reports:
+            # It told another replica.
+            report = self._reports[node] = HardwareReport.from_json(json.loads(reports[0][0]))
         if report is None:
             return Unfit.UNKNOWN
         if is_short(report, self._asked):
             return Unfit.SHORT
-        timed = await self._timed(session, node, now)
+        timed = [self._time(*row) for row in tickets]
         return Unfit.SLOW if is_slow(timed, self._asked, now) else None
-
-    async def _look_up(self, session: AsyncSession, node: Address) -> HardwareReport | None:
-        """Return what a node said to another replica."""
-        row = await session.get(HardwareRow, node)
-        if row is None:
-            return None
-        report = self._reports[node] = HardwareReport.from_json(json.loads(row.report))
-        return report
-
-    async def _timed(self, session: AsyncSession, node: Address, now: int) -> list[Timed]:
-        """Return how the node's last tickets went, those that are over."""
-        same_slot = and_(
-            SubmissionRow.worker == LeaseRow.worker,
-            SubmissionRow.step == LeaseRow.step,
-            SubmissionRow.index == LeaseRow.index,
-        )
-        rows = await session.execute(
-            select(
-                LeaseRow.deadline,
-                SubmissionRow.received_at,
-                SubmissionRow.submission["units"].as_integer(),
-            )
-            .outerjoin(SubmissionRow, same_slot)
-            .where(LeaseRow.node == node, or_(LeaseRow.is_filled, LeaseRow.deadline < now))
-            .order_by(LeaseRow.id.desc())
-            .limit(CHALLENGES)
-        )
-        return [self._time(*row) for row in rows]
 
     def _time(self, deadline: int, received_at: int | None, units: int | None) -> Timed:
         ended_at = deadline if received_at is None else received_at

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
+from muster.orchestrator.db.direct import Statement
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.group import Write
 from muster.orchestrator.db.models import HeartbeatRow
 from muster.protocol.ids import Address, PolicyVersion
 
@@ -69,7 +69,7 @@ class Heartbeats:
 
     def beat(
         self, node: Address, policy_version: PolicyVersion | None, state: str, software: str
-    ) -> Write:
+    ) -> Statement:
         """Note a heartbeat; returns the row to write together with the request's nonce."""
         heartbeat = Heartbeat(policy_version, state, software, int(self._clock()))
         self._note(node, heartbeat)

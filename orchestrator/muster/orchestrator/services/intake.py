@@ -299,6 +299,7 @@ def _row(admitted: Admitted, *, received_at: int, size_bytes: int) -> Submission
         worker=submission.worker,
         step=submission.step,
         index=submission.index,
+        units=submission.units,
         submission=submission.to_json(),
         signature=admitted.signature,
         ticket=admitted.ticket.to_json(),

@@ -21,25 +21,25 @@ cover (`turns.py`); nobody is queued: who has to wait is told when to ask again.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, select
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from muster.chain import CheckpointView, WorkerView
-from muster.orchestrator.db import counts
+from muster.orchestrator.db import statements
+from muster.orchestrator.db.direct import Asked, Rows, Statement
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import LeaseRow
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.hardware import Hardware, Unfit
+from muster.orchestrator.services.lease_book import Account, Book, questions_about
 from muster.orchestrator.services.life import Lives, WorkerState
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.turns import Turns
-from muster.orchestrator.services.unit_cap import UnitCap
+from muster.orchestrator.services.unit_cap import UnitCap, counts_from
+from muster.orchestrator.together import Together
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import Address, Step
 from muster.protocol.messages import Ticket
@@ -89,6 +89,9 @@ class Withheld(StrEnum):
     """Its machine was slower on its last tickets than the run asks for."""
 
 
+_Answer = SignedTicket | Withheld | None
+
+
 class Leases:
     """Gives out tickets, one open one per node."""
 
@@ -124,134 +127,158 @@ class Leases:
         self._domain = domain
         self._now = now
         self._lease_s = lease_s
+        self._together = Together(self._serve)
 
     async def lease(self, worker: WorkerView) -> SignedTicket | Withheld | None:
         """Return the node's open ticket or the next one; none when there is no work for it, or why
         there is work and no ticket.
         """
-        async with self._database.write() as session:
-            held = await self._held(session, worker)
-            if held is not None:
-                return held
-            checkpoint = self._projection.checkpoint
-            if checkpoint is None or self._projection.run.paused:
-                return None
-            # The beacon must be younger than the worker, or addresses could be ground against it.
-            if worker.active_from > checkpoint.block_number:
-                return None
-            await self._batching.refresh(session)
-            used, outstanding = await self._load(session)
-            tickets = capacity(used, outstanding, checkpoint.version, self._training)
-            if not tickets:
-                self._turns.ask(worker.node)
-                return None
-            fitness = await self._fitness(session, worker)
-            if isinstance(fitness, Withheld):
-                self._turns.withdraw(worker.node)
-                return fitness
-            if not self._turns.may_go(worker.node, fitness, tickets):
-                return None
-            self._turns.served(worker.node)
-            step = next_step(used, outstanding, self._training.submissions_per_step)
-            return await self._give(session, worker, checkpoint, step)
+        return await self._together.join(worker)
 
-    async def _fitness(self, session: AsyncSession, worker: WorkerView) -> int | Withheld:
+    async def collecting_step(self) -> Step:
+        """Return the rollout step that the next ticket would belong to."""
+        book = await self._open_book(self._database.direct, [])
+        return next_step(book.used, book.outstanding, self._training.submissions_per_step)
+
+    async def _serve(self, workers: Sequence[WorkerView]) -> list[_Answer | Exception]:
+        """Decide about those who ask at the same moment, in one transaction."""
+        async with self._database.direct.transaction() as asked:
+            book = await self._open_book(asked, workers)
+            answers: list[_Answer | Exception] = [self._decide(book, each) for each in workers]
+            await asked.ask(*book.given)
+        return answers
+
+    def _decide(self, book: Book, worker: WorkerView) -> _Answer:
+        account = book.accounts[worker.address]
+        held = account.open_ticket(worker.node, now=book.now, oldest=self._oldest_version())
+        if held is not None:
+            return SignedTicket(Ticket.from_json(json.loads(held.ticket)), held.signature)
+        checkpoint = self._projection.checkpoint
+        if checkpoint is None or self._projection.run.paused:
+            return None
+        # The beacon must be younger than the worker, or addresses could be ground against it.
+        if worker.active_from > checkpoint.block_number:
+            return None
+        tickets = capacity(book.used, book.outstanding, checkpoint.version, self._training)
+        if not tickets:
+            self._turns.ask(worker.node)
+            return None
+        fitness = self._fitness(book, worker)
+        if isinstance(fitness, Withheld):
+            self._turns.withdraw(worker.node)
+            return fitness
+        if not self._turns.may_go(worker.node, fitness, tickets):
+            return None
+        self._turns.served(worker.node)
+        return self._give(book, worker, checkpoint)
+
+    def _fitness(self, book: Book, worker: WorkerView) -> int | Withheld:
         """Return how many leases the worker's stake covers, or why it gets none."""
         if self._batching.is_unfunded:
             return Withheld.UNFUNDED
-        free = await self._unit_cap.free(session, worker, self._now())
+        account = book.accounts[worker.address]
+        free = self._unit_cap.free(
+            worker, leased=len(account.unfilled), waiting=account.waiting_units, now=book.now
+        )
         if not free:
             return Withheld.UNIT_CAP
-        unfit = await self._hardware.fault(session, worker.node, self._now())
-        return Withheld(unfit.value) if unfit else free
+        return Withheld(account.unfit.value) if account.unfit else free
 
-    async def collecting_step(self, session: AsyncSession) -> Step:
-        """Return the rollout step that the next ticket would belong to."""
-        return next_step(*await self._load(session), self._training.submissions_per_step)
+    async def _open_book(self, asked: Asked, workers: Sequence[WorkerView]) -> Book:
+        """Read what is needed to decide about workers."""
+        now, is_open = self._now(), {"now": self._now(), "oldest": self._oldest_version()}
+        first_step = next_step(self._used(), 0, self._training.submissions_per_step)
+        is_old = self._monotonic() - self._dead_known_at >= DEAD_KNOWN_S
+        questions = _Questions()
+        leased = questions.add(statements.open_leases(**is_open))
+        waiting = questions.add(statements.waiting_submissions())
+        dead = questions.add(*[statements.holders(**is_open)] * is_old)
+        told = questions.add(*self._batching.questions())
+        own = {
+            worker.address: (
+                worker.node,
+                questions.add(
+                    *questions_about(worker, counts_from=counts_from(now), since=first_step)
+                ),
+                questions.add(*self._hardware.questions(worker.node, now)),
+            )
+            for worker in workers
+        }
+        answers = await asked.ask(*questions.all)
+        self._batching.take_note(answers[told])
+        for holders in answers[dead]:
+            self._note_dead(holders)
+        await self._read_batches(asked, now)
+        accounts = {
+            address: Account.read(self._hardware.fault(node, answers[fit], now), answers[account])
+            for address, (node, account, fit) in own.items()
+        }
+        [[(found,)]], [[(unbatched,)]] = answers[leased], answers[waiting]
+        outstanding = max(0, found - len(self._dead)) + self._batching.outstanding(unbatched)
+        return Book(now, self._used(), outstanding, first_step, accounts)
 
-    async def _load(self, session: AsyncSession) -> tuple[int, int]:
-        """Return how many submissions are used, and how many outstanding."""
-        outstanding = await self._leased(session) + await self._batching.outstanding(session)
-        return self._projection.trained_submissions, outstanding
+    async def _read_batches(self, asked: Asked, now: int) -> None:
+        unknown = self._unit_cap.unknown_batches(now)
+        if unknown:
+            found = await asked.ask(*map(statements.units_in_batch, unknown))
+            for root, units in zip(unknown, found, strict=True):
+                self._unit_cap.note_batch(root, units)
 
-    async def _held(self, session: AsyncSession, worker: WorkerView) -> SignedTicket | None:
-        row: LeaseRow | None = await session.scalar(
-            select(LeaseRow)
-            .where(LeaseRow.node == worker.node, *self._is_open())
-            .order_by(LeaseRow.id.desc())
-            .limit(1)
-        )
-        if row is None:
-            return None
-        return SignedTicket(Ticket.from_json(row.ticket), row.signature)
+    def _used(self) -> int:
+        return self._projection.trained_submissions
 
-    async def _leased(self, session: AsyncSession) -> int:
-        """Return the open leases whose workers are not dead."""
-        dead = await self._leases_of_dead(session)
-        found = await counts.open_leases(session, now=self._now(), oldest=self._oldest_version())
-        return max(0, found - dead)
-
-    async def _leases_of_dead(self, session: AsyncSession) -> int:
-        """Return how many open leases dead workers hold, as of a moment ago."""
-        if self._monotonic() - self._dead_known_at < DEAD_KNOWN_S:
-            return len(self._dead)
-        holders = await session.scalars(select(LeaseRow.node).where(*self._is_open()).distinct())
+    def _note_dead(self, holders: Rows) -> None:
+        """Remember which nodes with open leases belong to dead workers."""
         serving = self._projection.view.worker_by_node
         dead = frozenset(
             Address(node)
-            for node in holders
+            for (node,) in holders
             if node in serving and self._lives.state(serving[Address(node)]) is WorkerState.DEAD
         )
         for node in dead - self._dead:
             logger.info("worker is dead, its slot is given to others", extra={"node": node})
         self._dead, self._dead_known_at = dead, self._monotonic()
-        return len(dead)
-
-    def _is_open(self) -> tuple[ColumnElement[bool], ...]:
-        return (
-            LeaseRow.deadline >= self._now(),
-            LeaseRow.is_filled.is_(False),
-            LeaseRow.policy_version >= self._oldest_version(),
-        )
 
     def _oldest_version(self) -> int:
         checkpoint = self._projection.checkpoint
         return (checkpoint.version if checkpoint else 0) - self._training.max_async_level
 
-    async def _give(
-        self, session: AsyncSession, worker: WorkerView, checkpoint: CheckpointView, step: Step
-    ) -> SignedTicket:
+    def _give(self, book: Book, worker: WorkerView, checkpoint: CheckpointView) -> SignedTicket:
+        step = next_step(book.used, book.outstanding, self._training.submissions_per_step)
+        # A reorganisation while the database was asked may have led back behind what it answered.
+        step = max(step, book.first_step)
+        account = book.accounts[worker.address]
         ticket = Ticket(
             run_id=self._projection.run_id,
             worker=worker.address,
             step=step,
-            index=await self._next_index(session, worker, step),
+            index=self._next_index(account, worker, step),
             policy_version=checkpoint.version,
             policy_root=checkpoint.manifest_root,
             beacon=checkpoint.beacon,
-            deadline=self._now() + self._lease_s,
+            deadline=book.now + self._lease_s,
         )
-        signature = sign(digest(self._domain, ticket.struct_hash()), self._key)
-        session.add(
-            LeaseRow(
-                node=worker.node,
-                worker=worker.address,
-                step=step,
-                index=ticket.index,
-                deadline=ticket.deadline,
-                ticket=ticket.to_json(),
-                signature=signature,
-                is_filled=False,
-                policy_version=ticket.policy_version,
-            )
-        )
-        return SignedTicket(ticket, signature)
+        signed = SignedTicket(ticket, sign(digest(self._domain, ticket.struct_hash()), self._key))
+        book.note(worker.node, signed.ticket, signed.signature)
+        return signed
 
-    async def _next_index(self, session: AsyncSession, worker: WorkerView, step: Step) -> int:
-        index = await counts.next_index(session, worker.address, step)
+    def _next_index(self, account: Account, worker: WorkerView, step: Step) -> int:
+        index = account.slots.get(step, -1) + 1
         # Slots that reached the chain without this database: direct submissions, or before a loss.
         while self._projection.view.slot_used(
             self._projection.run_id, worker.worker_id, step, index
         ):
             index += 1
         return index
+
+
+class _Questions:
+    """Statements to ask together; knows where the answers to some of them will be."""
+
+    def __init__(self) -> None:
+        self.all: list[Statement] = []
+
+    def add(self, *statements: Statement) -> slice:
+        """Add statements; return the place of their answers."""
+        self.all += statements
+        return slice(len(self.all) - len(statements), len(self.all))

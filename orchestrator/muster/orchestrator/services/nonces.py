@@ -14,13 +14,16 @@ from sqlalchemy import CursorResult, delete, select, tuple_
 
 from muster.api.limits import NONCE_LIFE_S
 from muster.api.signing import SignedHeaders
+from muster.orchestrator.db.direct import Statement
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.group import GroupCommit, Write
+from muster.orchestrator.db.group import GroupCommit
 from muster.orchestrator.db.models import NonceRow
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.errors import ApiError
 
-_INSERT = "INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_INSERT = """
+INSERT INTO nonces (signer, nonce, seen_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1
+"""
 
 _SPAN_S = 60
 """Nonces are forgotten together with those of the same so many seconds."""
@@ -54,7 +57,7 @@ class NonceStore:
             for signer, nonce, seen_at in await session.execute(columns.order_by(NonceRow.seen_at)):
                 self._remember(_key(signer, nonce), seen_at)
 
-    async def use(self, headers: SignedHeaders, *writes: Write) -> None:
+    async def use(self, headers: SignedHeaders, *writes: Statement) -> None:
         """Use a verified request's nonce, and write the caller's rows in the same transaction.
 
         Refuses a nonce that this signer used before, and requests older than the database, whose

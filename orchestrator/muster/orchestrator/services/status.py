@@ -222,8 +222,8 @@ class StatusDesk:
     async def build(self) -> Status:
         """Return the status as of now."""
         projection, run = self._projection, self._projection.run
+        leasing_step = await self._leases.collecting_step()
         async with self._database.read() as session:
-            leasing_step = await self._leases.collecting_step(session)
             received = await session.scalar(select(func.count()).select_from(SubmissionRow)) or 0
             latest = await session.scalars(
                 select(SubmissionRow)

@@ -7,17 +7,14 @@ for it (`FaultCourt.proveOvercommit`), so such a ticket must not be given out.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from sqlalchemy import func, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from muster.chain import WorkerView
-from muster.orchestrator.db import counts
-from muster.orchestrator.db.models import SubmissionRow
+from muster.orchestrator.db.direct import Rows
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.projection import Projection
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import COMMIT_GRACE_S
 from muster.protocol.recipe import SamplingRecipe
 
@@ -44,8 +41,17 @@ def free_leases(in_flight: int, per_lease: int, active_wei: int, stake_per_unit:
     return max(0, active_wei // stake_per_unit - in_flight) // per_lease
 
 
+def counts_from(now: int) -> int:
+    """Return the deadline from which a ticket that is not filled is in flight."""
+    # An upload is taken until the deadline, its batch some time longer.
+    return now - COMMIT_GRACE_S
+
+
 class UnitCap:
-    """Says how many more leases are covered by their worker's stake."""
+    """Says how many more leases are covered by their worker's stake.
+
+    What is in a batch does not change any more, so it is read once, when the batch is first met.
+    """
 
     def __init__(
         self,
@@ -58,34 +64,42 @@ class UnitCap:
         self._batching = batching
         self._max_units = max_units(sampling)
         self._terms = terms
+        self._batches: dict[Hash32, dict[Address, int]] = {}
+        self._in_batches: Counter[Address] = Counter()
 
-    async def free(self, session: AsyncSession, worker: WorkerView, now: int) -> int:
-        """Return how many more leases the worker's stake covers."""
-        in_flight = await self.in_flight(session, worker, now)
+    def unknown_batches(self, now: int) -> list[Hash32]:
+        """Return the batches in flight whose content must be told with `note_batch` first."""
+        final_before = now - self._terms.outcome_deadline_s - self._terms.challenge_window_s
+        unjudged = {b.root: b for b in self._projection.unjudged if b.committed_at > final_before}
+        wanted = unjudged.keys() | set(self._batching.uncommitted_roots)
+        for root in self._batches.keys() - wanted:
+            self._in_batches.subtract(self._batches.pop(root))
+            self._in_batches = +self._in_batches
+        for root in wanted - self._batches.keys():
+            batch = unjudged.get(root)
+            if batch is not None and batch.direct is not None:
+                self.note_batch(root, [(batch.direct.worker, batch.direct.units)])
+        return list(wanted - self._batches.keys())
+
+    def note_batch(self, root: Hash32, units: Rows) -> None:
+        """Take note of each worker's units in a batch."""
+        content = {Address(worker): int(of_worker) for worker, of_worker in units}
+        self._batches[root] = content
+        self._in_batches.update(content)
+
+    def free(self, worker: WorkerView, *, leased: int, waiting: int, now: int) -> int:
+        """Return how many more leases the worker's stake covers, beside those in `in_flight`."""
+        in_flight = self.in_flight(worker, leased=leased, waiting=waiting, now=now)
         return free_leases(
             in_flight, self._max_units, worker.active_wei, self._terms.stake_per_unit
         )
 
-    async def in_flight(self, session: AsyncSession, worker: WorkerView, now: int) -> int:
-        """Return the worker's units in flight, open leases at their maximum."""
-        # An upload is taken until the deadline, its batch some time longer.
-        leased = await counts.unfilled_leases(session, worker.address, since=now - COMMIT_GRACE_S)
+    def in_flight(self, worker: WorkerView, *, leased: int, waiting: int, now: int) -> int:
+        """Return the worker's units in flight: of so many leases at their maximum, of its
+        submissions that are in no batch, of batches without outcomes, and of outcomes that are
+        not final.
+        """
         posted = self._projection.posted_units(
             worker.worker_id, posted_after=now - self._terms.challenge_window_s
         )
-        uploaded = await self._without_outcomes(session, worker.address, now)
-        return leased * self._max_units + uploaded + posted
-
-    async def _without_outcomes(self, session: AsyncSession, worker: Address, now: int) -> int:
-        """Return units that were uploaded or committed, have no outcomes and are not final."""
-        final_before = now - self._terms.outcome_deadline_s - self._terms.challenge_window_s
-        unjudged = [b for b in self._projection.unjudged if b.committed_at > final_before]
-        roots = [batch.root for batch in unjudged] + self._batching.uncommitted_roots
-        uploaded = await session.scalar(
-            select(func.sum(SubmissionRow.submission["units"].as_integer())).where(
-                SubmissionRow.worker == worker,
-                or_(SubmissionRow.batch_root.is_(None), SubmissionRow.batch_root.in_(roots)),
-            )
-        )
-        direct = (batch.direct for batch in unjudged if batch.direct is not None)
-        return (uploaded or 0) + sum(d.units for d in direct if d.worker == worker)
+        return leased * self._max_units + waiting + self._in_batches[worker.address] + posted

@@ -1,0 +1,106 @@
+"""What leases and uploads ask of the database. Each is answered by an index alone."""
+
+from __future__ import annotations
+
+from muster.orchestrator.db.direct import Statement
+from muster.protocol.ids import Address, Hash32, Step
+from muster.protocol.messages import Ticket
+
+
+def open_leases(*, now: int, oldest: int) -> Statement:
+    """How many tickets wait for their submission, of policies from `oldest` on."""
+    return (
+        "SELECT count(*) FROM leases"
+        " WHERE is_filled = false AND deadline >= ? AND policy_version >= ?",
+        (now, oldest),
+    )
+
+
+def holders(*, now: int, oldest: int) -> Statement:
+    """The nodes that hold those tickets."""
+    return (
+        "SELECT node FROM leases WHERE is_filled = false AND deadline >= ? AND policy_version >= ?",
+        (now, oldest),
+    )
+
+
+def waiting_submissions() -> Statement:
+    """How many submissions are in no batch."""
+    return "SELECT count(*) FROM submissions WHERE batch_root IS NULL", ()
+
+
+def unfilled_leases(worker: Address, *, since: int) -> Statement:
+    """A worker's tickets that wait for their submission and are due at `since` or later."""
+    return (
+        "SELECT node, deadline, policy_version, CAST(ticket AS TEXT), signature FROM leases"
+        " WHERE worker = ? AND is_filled = false AND deadline >= ? ORDER BY id",
+        (worker, since),
+    )
+
+
+def waiting_units(worker: Address) -> Statement:
+    """The units of a worker's submissions that are in no batch."""
+    return "SELECT sum(units) FROM submissions WHERE worker = ? AND batch_root IS NULL", (worker,)
+
+
+def units_in_batch(root: Hash32) -> Statement:
+    """The units of every worker in a batch."""
+    return (
+        "SELECT worker, sum(units) FROM submissions WHERE batch_root = ? GROUP BY worker",
+        (root,),
+    )
+
+
+def last_slots(worker: Address, *, since: Step) -> Statement:
+    """The numbers of a worker's last slots, of each step from `since` on."""
+    return (
+        'SELECT step, max("index") FROM leases WHERE worker = ? AND step >= ? GROUP BY step'
+        " UNION ALL "
+        'SELECT step, max("index") FROM submissions WHERE worker = ? AND step >= ? GROUP BY step',
+        (worker, since, worker, since),
+    )
+
+
+def new_lease(node: Address, ticket: Ticket, text: str, signature: bytes) -> Statement:
+    """Write a ticket down; `text` is its JSON form."""
+    return (
+        'INSERT INTO leases (node, worker, step, "index", deadline, ticket, signature,'
+        " is_filled, policy_version) VALUES (?, ?, ?, ?, ?, ?, ?, false, ?)",
+        (
+            node,
+            ticket.worker,
+            ticket.step,
+            ticket.index,
+            ticket.deadline,
+            text,
+            signature,
+            ticket.policy_version,
+        ),
+    )
+
+
+def open_batches() -> Statement:
+    """Batches whose outcomes are not known to be on chain."""
+    return "SELECT root, count, units FROM batches WHERE is_judged = false", ()
+
+
+def is_unfunded() -> Statement:
+    """Whether the run could not pay for the batch that was to be committed last."""
+    return "SELECT is_unfunded FROM identity", ()
+
+
+def hardware_report(node: Address) -> Statement:
+    """What a node said that its machine has."""
+    return "SELECT report FROM hardware WHERE node = ?", (node,)
+
+
+def last_tickets(node: Address, *, now: int, count: int) -> Statement:
+    """When a node's last tickets that are over were due and filled, and with how many units."""
+    return (
+        "SELECT leases.deadline, received_at, units FROM leases LEFT JOIN submissions"
+        " ON submissions.worker = leases.worker AND submissions.step = leases.step"
+        ' AND submissions."index" = leases."index"'
+        " WHERE node = ? AND (is_filled = true OR leases.deadline < ?)"
+        " ORDER BY leases.deadline DESC, leases.id DESC LIMIT ?",
+        (node, now, count),
+    )
