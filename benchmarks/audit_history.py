@@ -40,6 +40,7 @@ from muster.protocol.messages import (
     Verdict,
     pack_records,
 )
+from muster.protocol.schedule import batch_seed, draw_order
 
 RUN = RunId(1)
 PRICE = 10**12
@@ -173,7 +174,7 @@ class History:
     def _block(self, *events: tuple[str, str, dict[str, Any]]) -> DumpedBlock:
         self.number += 1
         self.now += BLOCK_S
-        block = BlockId(self.number, keccak(b"block %d" % self.number))
+        block = BlockId(self.number, _hash_of(self.number))
         logs = []
         for index, (contract, name, args) in enumerate(events):
             place = {
@@ -203,7 +204,7 @@ class History:
                 ),
             )
         seats = [
-            ("RunRegistry", "ValidatorSeated", {"run_id": RUN, "validator": v, "seat_bit": i})
+            ("RunRegistry", "ValidatorSeated", {"run_id": RUN, "validator": v, "seat_bit": 1 << i})
             for i, v in enumerate(CONFIG.validators)
         ]
         for validator in CONFIG.validators:
@@ -238,7 +239,7 @@ class History:
             ("RewardEscrow", "RewardReserved", reserved),
         )
         records = [self._judge(*each) for each in claimed]
-        yield self._post(batch_id, root, records)
+        yield self._post(batch_id, root, records, self._called(batch_id, root))
         for position, record in enumerate(records):
             if record.verdict is Verdict.FRAUD:
                 yield self._slash(batch_id, position, record)
@@ -280,14 +281,23 @@ class History:
             reason,
         )
 
-    def _post(self, batch_id: int, root: Hash32, records: list[OutcomeRecord]) -> DumpedBlock:
+    def _called(self, batch_id: int, root: Hash32) -> list[bytes]:
+        """Return the keys of those drawn first by the block just made, ascending by address."""
+        seed = batch_seed(_hash_of(self.number), RUN, batch_id, root)
+        first = draw_order(seed, CONFIG.validators)[: CONFIG.terms.quorum]
+        return [key for key in VALIDATORS if address_of(key) in first]
+
+    def _post(
+        self, batch_id: int, root: Hash32, records: list[OutcomeRecord], keys: list[bytes]
+    ) -> DumpedBlock:
         packed = pack_records(records)
         hashed = digest(DOMAIN, Outcomes(batch_id, root, keccak(packed)).struct_hash())
         leaves = [record.leaf(batch_id, i) for i, record in enumerate(records)]
         posted = {
             **{"batch_id": batch_id, "run_id": RUN, "outcomes_root": merkle_root(leaves)},
-            **{"posted_at": self.now + BLOCK_S, "signers": 3, "records": packed},
-            "signatures": b"".join(sign(hashed, key) for key in VALIDATORS[:2]),
+            **{"posted_at": self.now + BLOCK_S, "records": packed},
+            "signers": sum(1 << VALIDATORS.index(key) for key in keys),
+            "signatures": b"".join(sign(hashed, key) for key in keys),
         }
         return self._block(("ContributionLedger", "OutcomesPosted", posted))
 
@@ -330,6 +340,10 @@ class History:
 
 
 _ACCOUNTS: dict[int, Address] = {}
+
+
+def _hash_of(block: int) -> Hash32:
+    return keccak(b"block %d" % block)
 
 
 def _deposit(who: Address) -> dict[str, Any]:

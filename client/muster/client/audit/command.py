@@ -13,7 +13,7 @@ No orchestrator is asked. Exits 1 when anything contradicts. `--json` prints one
      "slashes": [{"worker", "amount_wei", "reason", "state", "run_id", "batch_id", "position",
                   "offence", "tx", "outcome_tx"}],
      "payments": [{"run_id", "worker", "slots", "units", "amount_wei", "tx"}],
-     "checks": [{"name", "passed", "detail"}],
+     "checks": [{"name", "passed", "detail", "notes": [text]}],
      "contradictions": [{"kind", "detail", "rule", "tx", "block", "batch_id", "position"}]}
 
 Wei are decimal text; `rejected` includes incomplete work; with `--run`, figures are those of that
@@ -188,7 +188,7 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
         "file": str(file),
         "blocks": history.save(file),
         "head": {"number": history.head.number, "hash": f"0x{history.head.hash.hex()}"},
-        "checks": [{"name": c.name, "passed": c.passed, "detail": c.detail} for c in checks],
+        "checks": [check.to_json() for check in checks],
     }
     if as_json:
         click.echo(json.dumps(found))

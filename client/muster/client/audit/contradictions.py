@@ -25,6 +25,9 @@ class Kind(StrEnum):
     OUTCOME_SIGNATURE = "outcome-signature"
     OUTCOME_STRANGER = "outcome-stranger"
     OUTCOME_QUORUM = "outcome-quorum"
+    OUTCOME_UNCALLED = "outcome-uncalled"
+    OUTCOME_MINORITY = "outcome-minority"
+    OUTCOME_UNCHECKED = "outcome-unchecked"
     OUTCOME_DEADLINE = "outcome-deadline"
     OUTCOME_UNITS = "outcome-units"
     OUTCOME_REASON = "outcome-reason"
@@ -69,9 +72,15 @@ RULES: dict[Kind, str] = {
     Kind.BATCH_UNITS: "a batch declares as many units as its submissions claim",
     Kind.DIRECT_SIGNATURE: "a direct submission is signed by a node of its worker",
     Kind.OUTCOMES_ROOT: "the outcomes root is the Merkle root over the records, in batch order",
-    Kind.OUTCOME_SIGNATURE: "signatures are canonical: 65 bytes, v 27 or 28, s in the lower half",
+    Kind.OUTCOME_SIGNATURE: "signatures are canonical: 65 bytes, v 27 or 28, s in the lower half; "
+    "the seats recorded are those of who signed",
     Kind.OUTCOME_STRANGER: "who signs outcomes has a seat in the run when they are posted",
     Kind.OUTCOME_QUORUM: "outcomes carry signatures of at least the run's quorum",
+    Kind.OUTCOME_UNCALLED: "who signs outcomes was called to check the batch, by its order, by "
+    "silence or by objections",
+    Kind.OUTCOME_MINORITY: "outcomes that do not accept are those of most of the validators that "
+    "they call",
+    Kind.OUTCOME_UNCHECKED: "who signs an accepted outcome has recomputed its hidden states",
     Kind.OUTCOME_DEADLINE: "outcomes are posted before the outcome deadline after the commitment",
     Kind.OUTCOME_UNITS: "records hold no more units together than their batch was committed for",
     Kind.OUTCOME_REASON: "reason 0 is Accepted; every other reason has the verdicts of its check",
@@ -164,6 +173,17 @@ class Check:
     """What disagrees, at most MAX_LISTED."""
     count: int = 0
     """How much disagrees."""
+    notes: tuple[str, ...] = ()
+    """What cannot be told, at most MAX_LISTED; contradicts nothing."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values, without what disagrees."""
+        return {
+            "name": self.name,
+            "passed": self.passed,
+            "detail": self.detail,
+            "notes": list(self.notes),
+        }
 
 
 def summarise(name: str, found: Iterable[Contradiction], summary: str) -> Check:

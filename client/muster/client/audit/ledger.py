@@ -177,6 +177,7 @@ class Ledger(HistoryView):
         batch.outcomes_root = args["outcomes_root"]
         batch.posted_at = args["posted_at"]
         batch.posted_block, batch.posted_tx = event.block_number, event.tx_hash
+        batch.posted_beacon = event.block_hash
         run = self.runs[batch.run_id]
         batch.validators = tuple(run.validators)
         self.terms_at_posting[batch.batch_id] = run.config.terms

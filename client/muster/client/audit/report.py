@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.chain import ChainView, Deployment, RunView, SlashView, WorkerView
-from muster.client.audit import disputes, money, work
+from muster.client.audit import calls, disputes, money, work
 from muster.client.audit.contradictions import Check, Contradiction
 from muster.client.audit.observed import Observed, parameter
 from muster.client.audit.table import OutcomeTable, tabulate
@@ -188,10 +188,7 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Return the stable JSON form."""
         values = asdict(self)
-        values["checks"] = [
-            {"name": check.name, "passed": check.passed, "detail": check.detail}
-            for check in self.checks
-        ]
+        values["checks"] = [check.to_json() for check in self.checks]
         values["contradictions"] = [found.to_json() for found in self.contradictions]
         return values
 
@@ -258,13 +255,15 @@ def run_checks(
     fresh = table if fresh is None else fresh
     domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
     window_s = parameter(deployment, observed, "challenge_window_s")
+    deadline_s = parameter(deployment, observed, "outcome_deadline_s")
     checks = [
         work.events_follow(view),
         work.batch_roots(view, fresh),
         work.direct_submissions(view, domain),
         work.outcomes_roots(fresh),
         work.signatures(view, fresh, domain),
-        work.deadlines(fresh, parameter(deployment, observed, "outcome_deadline_s")),
+        calls.signed_by_the_called(view, fresh, deadline_s),
+        work.deadlines(fresh, deadline_s),
         work.reasons(fresh),
         work.accepted_records(view, fresh),
         money.slots(table),

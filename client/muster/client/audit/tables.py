@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from muster.client.audit.report import AuditReport
 
+SHOWN_NOTES = 5
+"""Notes of one check that are printed."""
 WIDTH = 160
 """Columns of the tables when nobody watches: wide enough for everything."""
 
@@ -117,6 +119,10 @@ def print_checks(console: Console, report: AuditReport) -> None:
         mark = "[green]ok  [/green]" if check.passed else "[red]FAIL[/red]"
         console.print(f"{mark} {check.name}: ", soft_wrap=True, highlight=False, end="")
         console.print(check.detail, soft_wrap=True, highlight=False, markup=False)
+        for note in check.notes[:SHOWN_NOTES]:
+            console.print(f"note {note}", soft_wrap=True, highlight=False, markup=False)
+        if (more := len(check.notes) - SHOWN_NOTES) > 0:
+            console.print(f"note {more} more: --json has them")
     kinds = sorted({found.kind for found in report.contradictions})
     for kind in kinds:
         console.print(f"{kind}: the rule is that {kind.rule}", soft_wrap=True, highlight=False)

@@ -5,7 +5,7 @@ Pure. Nothing here trusts what the ledger computed: it is derived again from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,11 +132,20 @@ def _signature_problems(
     valid = {signer for signer in signers if signer in batch.validators}
     for stranger in {signer for signer in signers if signer} - valid:
         yield _posted(batch, Kind.OUTCOME_STRANGER, f"{stranger} signed and was no validator")
+    run = view.runs.get(batch.run_id)
+    if run is not None and seats_of(valid, run.seats) != batch.signers:
+        what = f"seats {batch.signers:#b} are recorded, not those of who signed"
+        yield _posted(batch, Kind.OUTCOME_SIGNATURE, what)
     terms = posting_terms(view, batch)
     quorum = terms.quorum if terms else 1
     if len(valid) < quorum:
         what = f"{len(valid)} validators signed, the quorum is {quorum}"
         yield _posted(batch, Kind.OUTCOME_QUORUM, what)
+
+
+def seats_of(accounts: Collection[Address], seats: Mapping[Address, int]) -> int:
+    """Return the bits of some accounts' seats, joined."""
+    return sum(bit for who, bit in seats.items() if who in accounts)
 
 
 def posting_terms(view: ChainView, batch: BatchView) -> RunTerms | None:

@@ -1,0 +1,320 @@
+"""Whether outcomes were signed by who was called to check the batch (docs/protocol.md, section 9).
+
+The order of a batch follows from the hash of the block that committed it. Those called later are
+called because others are silent or object, which happens off chain: by the chain alone, somebody
+may always have objected. So the chain alone gives *grounds*, and notes where they rest on what it
+does not show. A copy of the evidence that has the signed outcomes of all who are on chain shows
+objections too: with it, what nothing explains contradicts. Pure.
+
+Everything is in favour of who signed: whoever is not on chain was silent for as long as can be,
+called as early as can be, and absent if it can have been.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+
+from muster.chain import BatchView, ChainView
+from muster.client.audit.contradictions import MAX_LISTED, Check, Contradiction, Kind, summarise
+from muster.client.audit.table import OutcomeTable
+from muster.client.audit.work import posting_terms
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.messages import Verdict
+from muster.protocol.schedule import (
+    Stage,
+    Statement,
+    Timing,
+    batch_seed,
+    order_of_batch,
+    plan_calls,
+    size_of,
+    timeout_of,
+)
+
+LEAST_TIMEOUT_S = 1
+"""An orchestrator cannot have less patience: the chain's clock counts whole seconds."""
+OBJECTION = Hash32(bytes(32))
+"""Stands for outcomes other than those on chain: no records hash to it."""
+
+Statements = Mapping[int, Mapping[Address, Hash32]]
+"""By batch, the hash of the records that each validator signed, where a copy has them."""
+
+
+class Ground(StrEnum):
+    """Why the signers of a batch's outcomes may be those who were called."""
+
+    FIRST = "signed by those drawn first"
+    CALLED = "by others, whom an alarm on chain or the longest silence can have called"
+    LATE = "by anybody, shortly before they were due"
+    IMPATIENT = "by others, if silent ones were replaced before the longest timeout"
+    OBJECTED = "by others, if somebody objected off chain"
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the chain alone shows that they can have been called."""
+        return self not in (Ground.IMPATIENT, Ground.OBJECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """Posted outcomes, as the schedule sees them."""
+
+    batch: BatchView
+    """The judged batch."""
+    order: tuple[Address, ...]
+    """Who is called, in turn."""
+    signers: frozenset[Address]
+    """Who signed."""
+    quorum: int
+    """Signatures that were asked for."""
+    timing: Timing
+    """Its times, with the longest timeout."""
+    is_alarm: bool
+    """Whether the outcomes themselves call for more than the quorum: some do not accept."""
+
+    @property
+    def posted_at(self) -> int:
+        """Chain time of the outcomes."""
+        return self.batch.posted_at or 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether anybody's outcomes could be posted."""
+        return self.posted_at >= self.timing.last_call_at
+
+
+class CallBook:
+    """The calls of one run, as far as the chain tells."""
+
+    def __init__(self, view: ChainView, run_id: RunId, deadline_s: int) -> None:
+        self._view, self._run, self._deadline_s = view, view.runs[run_id], deadline_s
+        self._longest_s = timeout_of(deadline_s)
+        self._silences: dict[int, list[tuple[int, int]]] = {}
+
+    def posting(self, batch: BatchView, *, is_alarm: bool) -> Posting:
+        """Return a judged batch as the schedule sees it; an alarm is any verdict but Accepted."""
+        bits = self._run.seats.items()
+        signers = frozenset(who for who, bit in bits if bit & batch.signers)
+        seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
+        terms = posting_terms(self._view, batch)
+        return Posting(
+            batch=batch,
+            order=order_of_batch(seed, batch.seated, batch.validators),
+            signers=signers & set(batch.validators),
+            # The terms may have changed since it was decided: who signed was asked for.
+            quorum=max(terms.quorum if terms else 1, len(signers)),
+            timing=Timing(batch.committed_at, self._deadline_s, self._longest_s),
+            is_alarm=is_alarm,
+        )
+
+    def ground(self, posting: Posting) -> Ground:
+        """Return the best ground that the chain alone gives."""
+        if posting.signers <= set(posting.order[: posting.quorum]):
+            return Ground.FIRST
+        if posting.is_late:
+            return Ground.LATE
+        if posting.signers <= self.called(posting, self._longest_s, is_alarm=posting.is_alarm):
+            return Ground.CALLED
+        if posting.signers <= self.called(posting, LEAST_TIMEOUT_S, is_alarm=posting.is_alarm):
+            return Ground.IMPATIENT
+        return Ground.OBJECTED
+
+    def called(
+        self,
+        posting: Posting,
+        timeout_s: int,
+        *,
+        is_alarm: bool,
+        spoken: Mapping[Address, Hash32] | None = None,
+    ) -> set[Address]:
+        """Return all who can have been called when the outcomes were posted.
+
+        Those `spoken` said so at once, which may call everybody; otherwise nobody said a word.
+        """
+        at, order = posting.batch.committed_at, posting.order
+        timing = replace(posting.timing, timeout_s=min(timeout_s, self._longest_s))
+        if spoken is None:
+            # Said by the last of the order, whose own silence would call nobody.
+            said = [Statement(order[-1], OBJECTION, accepts=False, at=at)] if is_alarm else []
+        else:
+            said = [Statement(who, of, not is_alarm, at) for who, of in sorted(spoken.items())]
+        absent = self._absentees(posting, timing.timeout_s)
+        now = posting.posted_at
+        return set(plan_calls(order, posting.quorum, timing, now, said, absent=absent).called)
+
+    # Absence: who let the time of an earlier call pass, and was not heard of since
+
+    def _absentees(self, posting: Posting, timeout_s: int) -> set[Address]:
+        """Return who can have been known to be absent before the outcomes were posted."""
+        silences = self._silences_of(timeout_s)
+        newest = bisect_right(silences, (posting.posted_at, 1 << 64)) - 1
+        if newest >= 0 and silences[newest][1] == posting.batch.batch_id:
+            newest -= 1
+        if newest < 0:
+            return set()
+        since, committed_at = silences[newest][0], posting.batch.committed_at
+        # Who signed had spoken when it was decided, absent before or not.
+        others = (who for who in posting.order if who not in posting.signers)
+        return {who for who in others if self._heard.latest(who, committed_at) < since}
+
+    def _silences_of(self, timeout_s: int) -> list[tuple[int, int]]:
+        """Return when each batch's first calls ran out, ascending, with the batch; none of those
+        whose outcomes were there before.
+        """
+        if timeout_s not in self._silences:
+            self._silences[timeout_s] = sorted(
+                (batch.committed_at + timeout_s, batch.batch_id)
+                for batch in self._batches()
+                if batch.posted_at is None or batch.posted_at >= batch.committed_at + timeout_s
+            )
+        return self._silences[timeout_s]
+
+    @cached_property
+    def _heard(self) -> _Heard:
+        return _Heard(self._run.seats, self._batches())
+
+    def _batches(self) -> Iterator[BatchView]:
+        run_id = self._run.run_id
+        return (batch for batch in self._view.batches.values() if batch.run_id == run_id)
+
+
+class _Heard:
+    """When validators were certainly heard: after the commitment of what they signed."""
+
+    def __init__(self, seats: Mapping[Address, int], batches: Iterator[BatchView]) -> None:
+        self._posted: dict[Address, list[int]] = defaultdict(list)
+        self._latest: dict[Address, list[int]] = defaultdict(list)
+        for batch in sorted(batches, key=lambda each: each.posted_at or 0):
+            for who, bit in seats.items():
+                if batch.posted_at is not None and bit & batch.signers:
+                    before = self._latest[who][-1:] or [0]
+                    self._posted[who].append(batch.posted_at)
+                    self._latest[who].append(max(before[0], batch.committed_at))
+
+    def latest(self, who: Address, at: int) -> int:
+        """Return the latest time by which one had certainly been heard at `at`; 0 for never."""
+        place = bisect_right(self._posted[who], at) - 1
+        return self._latest[who][place] if place >= 0 else 0
+
+
+# Checks
+
+
+def signed_by_the_called(view: ChainView, table: OutcomeTable, deadline_s: int | None) -> Check:
+    """Return on what grounds outcomes were signed; never contradicts, see the module."""
+    name = "outcomes can be those of validators that were called"
+    if deadline_s is None:
+        return Check(name, True, "the deadline, from which timeouts follow, is not known")
+    grounds: Counter[Ground] = Counter()
+    notes: list[str] = []
+    for book, posting in _postings(view, table, deadline_s):
+        ground = book.ground(posting)
+        grounds[ground] += 1
+        if not ground.is_shown and len(notes) < MAX_LISTED:
+            notes.append(f"batch {posting.batch.batch_id}: {_words(posting)}: {ground}")
+    counts = ", ".join(f"{grounds[ground]} {ground}" for ground in Ground if grounds[ground])
+    return replace(Check(name, True, counts or "no outcomes"), notes=tuple(notes))
+
+
+def borne_out_by_statements(
+    view: ChainView,
+    table: OutcomeTable,
+    deadline_s: int | None,
+    statements: Statements,
+    *,
+    timeout_s: int = LEAST_TIMEOUT_S,
+) -> Check:
+    """Return whether the outcomes that validators handed in called who signed.
+
+    Batches count of which the statements of all signers are there. `timeout_s` is the patience that
+    the orchestrator says it has: with the least, silence explains more than it should.
+    """
+    name = "outcomes have the word of the validators that the schedule called"
+    if deadline_s is None:
+        return Check(name, True, "the deadline, from which timeouts follow, is not known")
+    found: list[Contradiction] = []
+    count = 0
+    for book, posting in _postings(view, table, deadline_s):
+        known = {
+            who: said
+            for who, said in statements.get(posting.batch.batch_id, {}).items()
+            if who in posting.order
+        }
+        if posting.signers <= set(known) and not posting.is_late:
+            count += 1
+            found += _of_statements(book, posting, known, timeout_s)
+    return summarise(name, found, f"{count} of {len(table.batches)} batches have their statements")
+
+
+def _of_statements(
+    book: CallBook, posting: Posting, known: Mapping[Address, Hash32], timeout_s: int
+) -> Iterator[Contradiction]:
+    posted = posting.batch.records_hash
+    objections = [who for who, said in known.items() if said != posted]
+    is_alarm = posting.is_alarm or bool(objections)
+    called = book.called(posting, timeout_s, is_alarm=is_alarm)
+    called |= book.called(posting, timeout_s, is_alarm=is_alarm, spoken=known)
+    if uncalled := sorted(posting.signers - called):
+        what = f"signed by {', '.join(uncalled)}, not called in {_waited(posting)}"
+        yield _posted(posting, Kind.OUTCOME_UNCALLED, f"{what}; {_objected(objections)}")
+    # An objection to accepted work may have come when its outcomes were on their way already.
+    if posting.is_alarm and not _is_settled(posting, known, timeout_s):
+        agreeing = len([who for who in called if known.get(who) == posted])
+        needed = _majority(posting)
+        if agreeing < needed:
+            what = f"{agreeing} called validators signed what does not accept, {needed} must"
+            yield _posted(posting, Kind.OUTCOME_MINORITY, what)
+
+
+def _majority(posting: Posting) -> int:
+    """Return how many called validators must agree once there was an alarm."""
+    escalated = size_of(Stage.ESCALATED, posting.quorum, len(posting.order))
+    return max(posting.quorum, escalated // 2 + 1)
+
+
+def _is_settled(posting: Posting, known: Collection[Address], timeout_s: int) -> bool:
+    """Return whether the largest group may decide: all spoke, or the last stage is over."""
+    waited = posting.posted_at - posting.batch.committed_at
+    return waited >= 4 * timeout_s or set(known) >= set(posting.order)
+
+
+def _postings(
+    view: ChainView, table: OutcomeTable, deadline_s: int
+) -> Iterator[tuple[CallBook, Posting]]:
+    """Yield what was posted of runs that exist, by validators that have seats."""
+    books: dict[RunId, CallBook] = {}
+    for batch, records_N in table.slices():
+        if batch.run_id in view.runs and batch.validators:
+            if batch.run_id not in books:
+                books[batch.run_id] = CallBook(view, batch.run_id, deadline_s)
+            book = books[batch.run_id]
+            is_alarm = bool((records_N["verdict"] != Verdict.ACCEPTED).any())
+            yield book, book.posting(batch, is_alarm=is_alarm)
+
+
+def _words(posting: Posting) -> str:
+    """Return who signed out of turn, and who was passed over."""
+    first = posting.order[: posting.quorum]
+    others = ", ".join(sorted(posting.signers - set(first)))
+    passed = ", ".join(who for who in first if who not in posting.signers)
+    return f"signed by {others} {_waited(posting)} after its commitment, drawn was {passed}"
+
+
+def _waited(posting: Posting) -> str:
+    return f"{posting.posted_at - posting.batch.committed_at} s"
+
+
+def _objected(objections: Sequence[Address]) -> str:
+    return f"{', '.join(sorted(objections))} objected" if objections else "nobody objected"
+
+
+def _posted(posting: Posting, kind: Kind, detail: str) -> Contradiction:
+    batch = posting.batch
+    return Contradiction(
+        kind, detail, tx=batch.posted_tx, block=batch.posted_block, batch_id=batch.batch_id
+    )
