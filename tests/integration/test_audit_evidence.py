@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
 from client_network import (
+    VALIDATORS,
     WORKERS,
     Network,
     eventually,
@@ -24,15 +25,31 @@ from client_network import (
     world,
 )
 
+from muster.api import BatchChecking, OrchestratorApi
+from muster.chain import BatchView
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.table import tabulate
 from muster.client.doctor import command
 from muster.devnet.adversary import ForgedReward
 from muster.devnet.cli import muster
+from muster.protocol.checking import Checking
+from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def proven_batch(network: Network) -> BatchChecking | None:
+    """The proofs of an accepted batch of which both validators showed their fingerprints."""
+    batches = [batch for batch in (await network.view()).batches.values() if batch.records]
+    async with OrchestratorApi(network.orchestrator) as api:
+        for batch in batches:
+            found = await api.checking(batch.batch_id)
+            is_shown = sum(each.fingerprints is not None for each in found.commitments) == 2
+            if is_shown and {r.verdict for r in batch.records or ()} == {Verdict.ACCEPTED}:
+                return found
+    return None
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -45,7 +62,9 @@ async def judged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Netw
             view = await opened.view()
             records = [r for b in view.batches.values() for r in b.records or ()]
             accepted = sum(r.verdict is Verdict.ACCEPTED for r in records)
-            return accepted >= 2 and any(r.verdict is Verdict.FRAUD for r in records)
+            if accepted < 2 or all(r.verdict is not Verdict.FRAUD for r in records):
+                return False
+            return await proven_batch(opened) is not None
 
         async with running(*mains, opened.validator(0), opened.validator(1)):
             await eventually(are_judged, 120)
@@ -318,10 +337,113 @@ async def test_a_verdict_that_the_evidence_does_not_give_is_contradicted(
     batch.records = PackedRecords(lied)  # type: ignore[assignment]
     copies = Copies(EvidenceStore([copy_of(judged, tmp_path)]))
     rows = draw(tabulate(history.ledger), RunId(1), None, 0)
-    check = await rerun_verdicts(history, RunId(1), rows, copies, world.HashEngine())
+    check, *_ = await rerun_verdicts(history, RunId(1), rows, copies, world.HashEngine())
     (found,) = check.contradictions
     assert (found.kind, found.batch_id, found.position) == (Kind.VERDICT_WRONG, batch.batch_id, 0)
     assert f"units: {lie.units}, recomputed {lie.units + 1}" in found.detail
+
+
+# Who was called, and who checked
+
+
+async def test_outcomes_that_were_kept_bear_out_who_was_called(
+    judged: Network, tmp_path: Path
+) -> None:
+    folder = copy_of(judged, tmp_path)
+    result = await audit(judged, "run", "1", "--evidence", str(folder), "--call-timeout-s", "7")
+    assert result.exit_code == 0, result.output
+    assert "ok   outcomes can be those of validators that were called: " in result.stdout
+    assert "ok   outcomes have the word of the validators that the schedule called: " in (
+        result.stdout
+    )
+    kept = next((folder / "files" / "outcomes").iterdir())
+    document = json.loads(kept.read_text())
+    document["records"] = "0x" + "11" * (len(document["records"]) // 2 - 1)
+    kept.write_text(json.dumps(document))
+    found = found_in(await audit(judged, "run", "1", "--evidence", str(folder), "--json"))
+    assert {each["kind"] for each in found} == {"evidence-altered"}
+    assert "did not sign the outcomes kept as its own" in found[0]["detail"]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def proven(judged: Network) -> tuple[int, BatchChecking]:
+    """An accepted batch of which both validators showed their fingerprints, and those."""
+    found = await proven_batch(judged)
+    assert found is not None  # waited for
+    return found.batch_id, found
+
+
+def save_checking(folder: Path, checking: BatchChecking) -> None:
+    (folder / f"checking-{checking.batch_id}.json").write_text(checking.model_dump_json())
+
+
+async def test_who_checked_is_borne_out_by_the_recomputed_states(
+    judged: Network, tmp_path: Path, proven: tuple[int, BatchChecking]
+) -> None:
+    folder = copy_of(judged, tmp_path)
+    save_checking(folder, proven[1])
+    result = await rerun(judged, folder)
+    assert result.exit_code == 0, result.output
+    assert "2 proofs borne out, 0 not shown" in result.stdout
+    assert "nobody shows proofs of checking" in result.stdout
+
+
+async def test_a_proof_that_is_not_shown_is_a_note(
+    judged: Network, tmp_path: Path, proven: tuple[int, BatchChecking]
+) -> None:
+    folder, (batch_id, checking) = copy_of(judged, tmp_path), proven
+    save_checking(folder, with_second(checking, fingerprints=None))
+    # The orchestrator is asked for what the copy does not have.
+    result = await rerun(judged, folder, "--all", "--orchestrator", judged.orchestrator)
+    assert result.exit_code == 0, result.output
+    who = VALIDATORS[1].address
+    assert f"batch {batch_id}: {who} signed and shows no fingerprints of it" in result.stdout
+
+
+def copied(batch: BatchView, network: Network, checking: BatchChecking) -> BatchChecking:
+    """The second validator commits to the first one's fingerprints, and shows them."""
+    first, second = sorted(checking.commitments, key=lambda c: c.validator != VALIDATORS[0].address)
+    message = Checking(batch.batch_id, batch.root, second.records_hash, first.fingerprints_hash)
+    domain = Domain(31337, network.owner.deployment.contracts["ContributionLedger"])
+    signature = sign(digest(domain, message.struct_hash()), VALIDATORS[1].key)
+    shown = {"fingerprints": first.fingerprints, "fingerprints_hash": first.fingerprints_hash}
+    changed = second.model_copy(update={**shown, "signature": signature})
+    return checking.model_copy(update={"commitments": [first, changed]})
+
+
+def with_second(checking: BatchChecking, **changes: Any) -> BatchChecking:
+    first, second = sorted(checking.commitments, key=lambda c: c.validator != VALIDATORS[0].address)
+    return checking.model_copy(update={"commitments": [first, second.model_copy(update=changes)]})
+
+
+async def test_a_copied_fingerprint_is_caught_with_whose_it_is(
+    judged: Network, tmp_path: Path, proven: tuple[int, BatchChecking]
+) -> None:
+    batch_id, checking = proven
+    folder, batch = copy_of(judged, tmp_path), (await judged.view()).batches[batch_id]
+    save_checking(folder, copied(batch, judged, checking))
+    result = await rerun(judged, folder)
+    assert result.exit_code == 1
+    (found, *more) = found_in(result)
+    assert {each["kind"] for each in (found, *more)} == {"outcome-unchecked"}
+    assert (found["batch_id"], found["position"]) == (batch_id, 0)
+    who, whose = VALIDATORS[1].address, VALIDATORS[0].address
+    assert found["detail"].startswith(f"{who} signed without recomputing it")
+    assert found["detail"].endswith(f"the same as {whose} shows")
+
+
+async def test_fingerprints_that_their_validator_did_not_sign_were_altered(
+    judged: Network, tmp_path: Path, proven: tuple[int, BatchChecking]
+) -> None:
+    folder, (batch_id, checking) = copy_of(judged, tmp_path), proven
+    second = VALIDATORS[1].address
+    of = next(each for each in checking.commitments if each.validator == second)
+    assert of.fingerprints is not None
+    altered = of.fingerprints[:-1] + bytes([of.fingerprints[-1] ^ 1])
+    save_checking(folder, with_second(checking, fingerprints=altered))
+    (found,) = found_in(await rerun(judged, folder))
+    assert (found["kind"], found["batch_id"]) == ("evidence-altered", batch_id)
+    assert f"kept as {second}'s are not those that it signed" in found["detail"]
 
 
 # Lineage

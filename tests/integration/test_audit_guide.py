@@ -25,6 +25,8 @@ SAYS = {
     "--since": "history is as run-1.dump.gz has it",
     "--sample": "outcomes run again agree",
     "--all": "outcomes run again agree",
+    "--call-timeout-s": "outcomes have the word of the validators that the schedule called",
+    "--orchestrator": "who signed accepted outcomes had recomputed them",
     "--database": "the database is a projection of the chain",
     "muster audit lineage": "● version 1",
 }
@@ -57,7 +59,10 @@ async def test_every_command_of_the_guide_works(
         await judge_two(network)
         await network.publish_step(PolicyVersion(1), 0, 1)
         port = network.anvil.rpc_url.rpartition(":")[2]
-        named = {"$WORKER": WORKERS[0].address, "$ORIGIN": network.origin, ":8545": f":{port}"}
+        named = {
+            **{"$WORKER": WORKERS[0].address, "$ORIGIN": network.origin},
+            **{"$ORCHESTRATOR": network.orchestrator, ":8545": f":{port}"},
+        }
         monkeypatch.chdir(tmp_path)
         environment = {
             "MUSTER_RPC": network.anvil.rpc_url,

@@ -5,6 +5,9 @@ Seven validators, a quorum of two, outcomes due after 80 s: a timeout is 10 s at
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +19,13 @@ from muster.chain import BatchView, ChainView
 from muster.client.audit import calls
 from muster.client.audit.calls import CallBook, Ground
 from muster.client.audit.contradictions import Kind
+from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.statements import check_statements
 from muster.client.audit.table import tabulate
-from muster.protocol.encoding import keccak
+from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict, pack_records
+from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Verdict, pack_records
 from muster.protocol.schedule import (
     Statement,
     Timing,
@@ -238,3 +244,98 @@ def test_batches_without_the_statements_of_all_signers_do_not_count() -> None:
     check = calls.borne_out_by_statements(view, tabulate(view), DEADLINE_S, known)
     assert check.passed
     assert check.detail == "0 of 1 batches have their statements"
+
+
+# Statements kept as files
+
+KEYS = {address_of(key): key for key in (keccak(b"key %d" % i) for i in range(7))}
+DOMAIN = Domain(31337, BENCH[0])
+
+
+def keep(folder: Path, batch: BatchView, key: bytes, packed: bytes, **changes: Any) -> Path:
+    """Write outcomes as an orchestrator keeps them, signed with a key."""
+    message = Outcomes(batch.batch_id, batch.root, keccak(packed))
+    who = address_of(key)
+    document = {
+        **{"batch_id": batch.batch_id, "root": hex0x(batch.root), "validator": who},
+        **{"records": hex0x(packed)},
+        "signature": hex0x(sign(digest(DOMAIN, message.struct_hash()), key)),
+    }
+    path = folder / f"{batch.batch_id}-{who}.json"
+    path.write_text(json.dumps({**document, **changes}))
+    return path
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Any:
+    """A batch that the first two of its order signed, with their statements on disk."""
+    bench = tuple(KEYS)
+    batch = a_batch(5, (), seated=bench, validators=bench)
+    order = draw_order(batch_seed(batch.beacon, RUN, 5, batch.root), bench)
+    view = a_view(batch)
+    view.runs[RUN].seats = {who: 1 << place for place, who in enumerate(bench)}
+    history: Any = SimpleNamespace(
+        ledger=view,
+        domain=DOMAIN,
+        deployment=SimpleNamespace(parameters={"outcome_deadline_s": DEADLINE_S}),
+        observed=None,
+    )
+
+    def sign_by(*places: int) -> None:
+        batch.signers = sum(view.runs[RUN].seats[order[place]] for place in places)
+        for place in places:
+            keep(tmp_path, batch, KEYS[order[place]], pack_records(list(batch.records or ())))
+
+    def look() -> list[Any]:
+        return list(check_statements(history, RUN, EvidenceStore([tmp_path]), 10))
+
+    sign_by(0, 1)
+    return SimpleNamespace(batch=batch, order=order, folder=tmp_path, sign_by=sign_by, look=look)
+
+
+def test_kept_outcomes_of_the_called_are_in_order(kept: Any) -> None:
+    signed, called = kept.look()
+    assert signed.detail == "2 signatures recovered"
+    assert called.detail == "1 of 1 batches have their statements"
+    assert signed.passed
+    assert called.passed
+
+
+def test_tampered_outcomes_on_chain_are_not_those_of_the_called(kept: Any) -> None:
+    kept.sign_by(0, 4)
+    _, called = kept.look()
+    assert kinds(called) == [Kind.OUTCOME_UNCALLED]
+    assert f"signed by {kept.order[4]}, not called in 3 s" in called.detail
+
+
+def test_an_objection_that_somebody_kept_explains_who_was_called(kept: Any) -> None:
+    kept.sign_by(0, 4)
+    (record,) = kept.batch.records
+    other = pack_records([replace(record, units=record.units - 1)])
+    keep(kept.folder, kept.batch, KEYS[kept.order[1]], other)
+    assert all(check.passed for check in kept.look())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"records": "0x" + "11" * 56}, "did not sign the outcomes kept as its own"),
+        ({"signature": "0x" + "11" * 64 + "1b"}, "did not sign the outcomes kept as its own"),
+        ({"signature": "0x11"}, "is malformed"),
+        ({"records": 5}, "is malformed"),
+    ],
+)
+def test_altered_outcomes_are_caught_with_what_is_wrong(
+    kept: Any, changes: dict[str, Any], words: str
+) -> None:
+    records = pack_records(list(kept.batch.records))
+    keep(kept.folder, kept.batch, KEYS[kept.order[0]], records, **changes)
+    signed, _ = kept.look()
+    assert kinds(signed) == [Kind.EVIDENCE_ALTERED]
+    assert words in signed.detail
+
+
+def test_outcomes_of_another_chains_batch_are_passed_over(kept: Any) -> None:
+    for place in (0, 1):
+        keep(kept.folder, kept.batch, KEYS[kept.order[place]], b"", root="0x" + "00" * 32)
+    assert kept.look() == []

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from muster.client.audit.contradictions import Check
+    from muster.client.audit.evidence import EvidenceStore
     from muster.client.audit.history import History
     from muster.client.audit.report import AuditReport
 
@@ -91,6 +92,12 @@ for command in (worker, submission, slashes, watch, lineage, verify):
 @click.option("--all", "runs_all", is_flag=True, help="Run all verdicts again.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the sample.")
 @click.option("--database", type=FILE, help="An orchestrator's, held against the chain.")
+@click.option("--orchestrator", metavar="URL", help="Asked for proofs of checking.")
+@click.option(
+    "--call-timeout-s",
+    type=click.IntRange(1),
+    help="How long the orchestrator says that it waits for a validator.",
+)
 @copy_options
 @engine_options
 @json_option
@@ -117,19 +124,25 @@ def run_command(run: int, as_json: bool, **options: Any) -> None:
 
 def _extra_checks(history: History, run_id: RunId, options: dict[str, Any]) -> Iterator[Check]:
     """Yield the checks of what is not on chain: verdicts run again, a database."""
+    from muster.client.audit.evidence import EvidenceStore
+    from muster.client.audit.statements import check_statements
+
+    store = EvidenceStore(options["evidence"])
+    yield from check_statements(history, run_id, store, options["call_timeout_s"])
     if options["sample"] or options["runs_all"]:
-        yield _rerun(history, run_id, options)
+        yield from _rerun(history, run_id, store, options)
     if options["database"] is not None:
         from muster.client.audit.database import check_database
 
         yield check_database(options["database"], history.ledger, run_id, history.domain)
 
 
-def _rerun(history: History, run_id: RunId, options: dict[str, Any]) -> Check:
-    """Return whether verdicts run again are the recorded ones."""
+def _rerun(
+    history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
+) -> list[Check]:
+    """Return whether verdicts run again are the recorded ones, and whether signers had checked."""
     import asyncio
 
-    from muster.client.audit.evidence import EvidenceStore
     from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
     from muster.client.audit.table import tabulate
     from muster.client.doctor.command import load_transformers
@@ -143,7 +156,7 @@ def _rerun(history: History, run_id: RunId, options: dict[str, Any]) -> Check:
     rows = draw(tabulate(history.ledger), run_id, sample, options["seed"])
     require_rows(rows, run_id)
     cache = HOME.expanduser() / "doctor" / "policies"
-    copies = Copies(EvidenceStore(options["evidence"]), options["relay"], cache)
+    copies = Copies(store, options["relay"], cache, options["orchestrator"])
     load = load_transformers(options["threads"] or 1)
     engine = load(options["dtype"] or "float32", options["device"] or "cpu")
 

@@ -5,6 +5,8 @@ order, and several folders add up:
 
     <sha256>.parquet, <sha256>.json   a submission's file; its submission, signatures and ticket,
                                       as orchestrators keep them in `--files`
+    <batch>-<validator>.json          the outcomes that a validator handed in, likewise
+    checking-<batch>.json             its proofs of checking, as orchestrators serve them
     <keccak256>                       recipe, calibration, task set, manifests, under any name
     <run>/v<version>/                 a policy's files
     *.zip                             evidence bundles, as `muster explain --save` writes them
@@ -13,6 +15,8 @@ order, and several folders add up:
 from __future__ import annotations
 
 import os
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +38,10 @@ MAX_SMALL_BYTES = 16 << 20
 """A document above this is no recipe, calibration or manifest."""
 MAX_ENTRY_BYTES = 1 << 20
 """What is written beside a submission's file is smaller."""
+MAX_CHECKING_BYTES = 64 << 20
+"""Everything that is kept about how one batch was checked is smaller."""
+_OUTCOMES = re.compile(r"(\d{1,20})-0x[0-9a-f]{40}\.json")
+_CHECKING = re.compile(r"checking-(\d{1,20})\.json")
 
 
 class Known(NamedTuple):
@@ -59,6 +67,8 @@ class EvidenceStore:
         self.broken: list[tuple[Path, MusterError]] = []
         """Bundles that cannot be read, with why."""
         self._small: dict[Hash32, Path] | None = None
+        self._outcomes: dict[int, list[Path]] = defaultdict(list)
+        self._checkings: dict[int, list[Path]] = defaultdict(list)
         for place, path in enumerate(_walk(folders)):
             if place >= MAX_ENTRIES:
                 raise ConfigError(f"more than {MAX_ENTRIES} files of evidence")
@@ -69,6 +79,10 @@ class EvidenceStore:
             self._folders.append(path)
         elif path.suffix == ".zip":
             self._take_in_bundle(path)
+        elif match := _OUTCOMES.fullmatch(path.name.lower()):
+            self._outcomes[int(match[1])].append(path)
+        elif match := _CHECKING.fullmatch(path.name.lower()):
+            self._checkings[int(match[1])].append(path)
         else:
             self._named.setdefault(path.name.lower().removeprefix("0x"), path)
             self._loose.append(path)
@@ -119,6 +133,18 @@ class EvidenceStore:
             return BatchEntry.model_validate_json(_read(path, MAX_ENTRY_BYTES))
         except (ValidationError, RecursionError) as error:
             raise EncodingError(f"{path.name} of the evidence is malformed: {error}") from error
+
+    # What validators said
+
+    def outcomes(self, batch_id: int) -> Iterator[tuple[str, bytes]]:
+        """Yield the files with validators' outcomes of a batch, by name."""
+        for path in self._outcomes.get(batch_id, ()):
+            yield path.name, _read(path, MAX_SMALL_BYTES)
+
+    def checkings(self, batch_id: int) -> Iterator[tuple[str, bytes]]:
+        """Yield the files with proofs of checking of a batch, by name."""
+        for path in self._checkings.get(batch_id, ()):
+            yield path.name, _read(path, MAX_CHECKING_BYTES)
 
     # Documents
 

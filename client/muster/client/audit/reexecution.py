@@ -6,6 +6,8 @@
    that the chain has; what is missing or another is a contradiction
 3. judge: with the validator's own checks, as the chain stood when the batch was committed
 4. compare with the recorded outcome, field by field
+5. prove: what the signers of accepted ones showed as proof of checking must come from the same
+   hidden states
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from muster.chain import BatchView, RunView
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.evidence import EvidenceStore
 from muster.client.audit.history import History
+from muster.client.audit.proofs import ProofBook
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.bundle_checks import NOT_OF_ONE_FILE, Answer, check_verdict, check_weights
-from muster.client.rerun import claim_at, recompute, slots_of
+from muster.client.rerun import Recomputed, claim_at, recompute, slots_of
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
 from muster.protocol.encoding import file_hash, hex0x
@@ -60,6 +63,8 @@ class Copies:
     """Where policies are fetched that no folder has."""
     cache: Path = field(default_factory=Path)
     """Where fetched policies are kept."""
+    orchestrator: str | None = None
+    """Who is asked for proofs of checking that no folder has."""
 
 
 def draw(table: OutcomeTable, run_id: RunId, sample: int | None, seed: int) -> list[int]:
@@ -79,8 +84,10 @@ async def rerun_verdicts(
     engine: InferenceEngine,
     *,
     progress: Progress | None = None,
-) -> Check:
-    """Return whether the same checks on the same evidence give the recorded outcomes."""
+) -> list[Check]:
+    """Return whether the same checks on the same evidence give the recorded outcomes, and where
+    proofs of checking are to be had, whether who signed had recomputed them.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-audit-")))
         judge = Rejudge(history, history.ledger.runs[run_id], copies, engine, folder)
@@ -96,12 +103,14 @@ async def rerun_verdicts(
             if progress is not None:
                 progress(done, len(rows), judge.describe(row, contradictions, is_silent))
     agreed = len(rows) - silent
-    return summarise(
+    proofs = judge.proofs.check()
+    verdicts = summarise(
         "verdicts are what the evidence gives",
         found,
         f"{agreed} of {len(rows)} outcomes run again agree"
         + (f", {silent} cannot be told from one file" if silent else ""),
     )
+    return [verdicts] if proofs is None else [verdicts, proofs]
 
 
 class Rejudge:
@@ -111,6 +120,7 @@ class Rejudge:
         self, history: History, run: RunView, copies: Copies, engine: InferenceEngine, folder: Path
     ) -> None:
         self.table = tabulate(history.ledger)
+        self.proofs = ProofBook(run, history.domain, copies.store, copies.orchestrator)
         self._history, self._run = history, run
         self._copies, self._engine, self._folder = copies, engine, folder
         self._rules: Rules | None = None
@@ -140,8 +150,10 @@ class Rejudge:
             self._rules = self._rules or self._read_rules()
             await self._load(record.policy_version)
             # A busy machine may kill a decoder: who accuses looks twice.
-            problems = await self._compare(batch, position, entries, data)
-            problems = problems and await self._compare(batch, position, entries, data)
+            problems, again = await self._compare(batch, position, entries, data)
+            if problems:
+                problems, again = await self._compare(batch, position, entries, data)
+            await self.proofs.compare(batch, position, again.fingerprints)
         except Withheld as error:
             return wrong(Kind.EVIDENCE_WITHHELD, str(error))
         except EncodingError as error:
@@ -223,16 +235,19 @@ class Rejudge:
 
     async def _compare(
         self, batch: BatchView, position: int, entries: Sequence[BatchEntry], data: bytes
-    ) -> str:
-        """Return where the recorded outcome and the recomputed one differ, empty if nowhere."""
+    ) -> tuple[str, Recomputed]:
+        """Return where the recorded outcome and the recomputed one differ, empty if nowhere, and
+        the recomputed one.
+        """
         assert self._rules is not None  # read by the caller
         assert batch.records is not None  # a row is of a judged batch
         domain = self._history.domain
         claim = claim_at(self._history.ledger, batch, entries, position, domain, self._slots)
-        again = await recompute(claim, data, self._rules, self._engine)
+        seats = await self.proofs.wanted(batch)
+        again = await recompute(claim, data, self._rules, self._engine, seats)
         checks = check_verdict(batch.records[position], again)
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is Answer.CONTRADICT]
-        return "; ".join(wrong)
+        return "; ".join(wrong), again
 
 
 class Withheld(MusterError):
