@@ -314,7 +314,7 @@ async def test_command_prints_tables_with_transactions(tmp_path: Path) -> None:
         result = await run_command(net, tmp_path)
         slash = (await net.view()).slashes[0]
         assert slash.tx_hash in result.stdout
-        assert "no contradiction in 15 checks" in result.stdout
+        assert "no contradiction in 16 checks" in result.stdout
 
 
 async def test_command_exits_1_when_something_contradicts(tmp_path: Path) -> None:
