@@ -28,7 +28,8 @@ from muster.toploc.projections import FINGERPRINT_BYTES
 class FalseAccuser(ValidatorLoop):
     """Calls whatever it is shown an exact fraud, so that its worker is slashed and banned."""
 
-    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Return an exact fraud."""
         detail = "row 0 claims a reward that the verifier does not give"
         return unread(claim, Finding(Verdict.FRAUD, Reason.WRONG_REWARD, detail)), None
 
@@ -39,11 +40,12 @@ class Lazy(ValidatorLoop):
     It reads the file, so that units and sizes are right: what it saves is the model.
     """
 
-    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
-        data = await self._file(claim.submission.file_hash)
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Accept a file that could be read."""
+        data = await self.examiner.file(claim.submission.file_hash)
         if data is None:
             return unread(claim, Finding(Verdict.REJECTED, Reason.FILE_UNAVAILABLE, "")), None
-        rows = await self.place.decoder.decode(data, max_rows=self._max_rows)
+        rows = await self.examiner.rows(data)
         blocks = len(split_blocks([len(row.completion_tokens) for row in rows]))
         return self._accepted(claim, blocks), data
 
@@ -59,8 +61,9 @@ class Lazy(ValidatorLoop):
 class CoinFlip(Lazy):
     """Accepts or rejects by a coin that it tosses for every file, without its model."""
 
-    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
-        judgement, data = await super()._judge_claim(claim)
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Accept, or reject as the coin falls."""
+        judgement, data = await super().judge_claim(claim)
         if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] % 2:
             finding = Finding(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, "so fell the coin")
             return replace(judgement, finding=finding), data
@@ -70,10 +73,11 @@ class CoinFlip(Lazy):
 class TenthChecker(Lazy):
     """Checks one file in ten, and accepts the others."""
 
-    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Check one file in ten."""
         if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] < 26:
-            return await ValidatorLoop._judge_claim(self, claim)
-        return await super()._judge_claim(claim)
+            return await ValidatorLoop.judge_claim(self, claim)
+        return await super().judge_claim(claim)
 
 
 class Copier(ValidatorLoop):
@@ -94,7 +98,7 @@ class Copier(ValidatorLoop):
         if checked is None:
             raise EngineError(f"the other has not judged batch {batch.batch_id} yet")
         me = address_of(self.place.key)
-        self._fingerprints[batch.batch_id, batch.root] = [
+        self.fingerprints[batch.batch_id, batch.root] = [
             {me: each.get(self.other, b"")} for each in checked.found
         ]
         entries = await self.contents(batch)

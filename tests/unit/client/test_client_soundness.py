@@ -65,7 +65,7 @@ class Watched(Bench):
     def __init__(self, state: Path) -> None:
         super().__init__(state)
         self.engine = Disturbed()
-        self.loop.place = replace(self.loop.place, engine=self.engine)
+        self.loop.examiner.engine = self.engine
         self.alarms: list[Flaw] = []
         self.loop.soundness = Soundness(self.loop.find_flaw, self.alarm, clock=lambda: self.seconds)
 

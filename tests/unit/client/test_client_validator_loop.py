@@ -128,7 +128,7 @@ class Bench:
         return unpack_records(self.orchestrator.outcomes[-1][1])
 
     def close(self) -> None:
-        self.loop.compute.close()
+        self.loop.examiner.close()
         self.journal.close()
 
 
@@ -296,8 +296,7 @@ async def test_file_that_kills_its_decoder_is_rejected(bench: Bench) -> None:
     entry = make_entry(ticket, make_submission(ticket, [], file_hash=file_hash(aborts)))
     batch = bench.commit(1, [entry], aborts)
     async with FileDecoder() as decoder:
-        place = replace(bench.loop.place, decoder=decoder)
-        bench.loop.place = place
+        bench.loop.examiner.decoder = decoder
         assert await bench.judge(batch) == [(Verdict.REJECTED, Reason.SCHEMA)]
 
 
@@ -404,7 +403,7 @@ async def test_policy_is_loaded_again_after_another_failed_to_load(bench: Bench)
 
     bench.engine.load_policy = failing  # type: ignore[method-assign]
     with pytest.raises(EngineError):
-        await bench.loop.load(PolicyVersion(4), keccak(b"broken"))
+        await bench.loop.examiner.load(PolicyVersion(4), keccak(b"broken"))
     bench.engine.load_policy = load  # type: ignore[method-assign]
     assert await bench.judge(batch) == [ACCEPTED]
 

@@ -28,17 +28,16 @@ from muster.client.facts import HistoryView
 from muster.client.outage import SURVIVED, Outages
 from muster.client.validator.calls import ASK_S, CallDuty, Windows
 from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
-from muster.client.validator.checks import Claim, Finding, check_claim, check_file, unreadable
+from muster.client.validator.checks import Claim, Finding
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.docket import BATCH_PATIENCE_S, Docket
 from muster.client.validator.evidence import EvidenceStore
+from muster.client.validator.examiner import Examiner
 from muster.client.validator.journal import JudgedBatch, OutcomeJournal
 from muster.client.validator.judging import (
     Judgement,
     Rules,
-    examine,
     outcome_record,
-    unread,
     within_declared,
 )
 from muster.client.validator.slots import (
@@ -49,12 +48,10 @@ from muster.client.validator.soundness import (
     CHECK_EVERY_S,
     Flaw,
     Soundness,
-    judge_generated,
 )
 from muster.inference import InferenceEngine
-from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain, address_of, digest, sign
-from muster.protocol.errors import ApiError, ConfigError, EncodingError, ValidatorDisturbed
+from muster.protocol.errors import ApiError, ConfigError, ValidatorDisturbed
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.shardcast import Fetcher
@@ -66,8 +63,6 @@ logger = logging.getLogger(__name__)
 
 REPOST_S = 10.0
 """Signed outcomes that are not on chain are handed over again after this time."""
-_LASTINGLY_MISSING = frozenset({404, 410})
-"""Answers that say a file is not there."""
 _REFUSALS = frozenset({404, 409, 422})
 """Answers that say outcomes are not wanted."""
 
@@ -131,10 +126,7 @@ class ValidatorLoop:
 
     def __init__(self, place: ValidatorPlace) -> None:
         self.place = place
-        self.compute = ComputeThread()
         self._address = address_of(place.key)
-        sampling = place.rules.recipe.sampling
-        self._max_rows = sampling.problems_per_submission * sampling.samples_per_problem
         self._failing_since: dict[object, float] = {}
         self.docket = Docket(
             run_id=place.run_id,
@@ -156,16 +148,26 @@ class ValidatorLoop:
             clock=place.clock,
             checks_everything=place.checks_everything,
         )
-        self._loaded: tuple[PolicyVersion, Hash32] | None = None
-        # Batches and cases are judged side by side, with one engine that holds one policy.
-        self._engine_turn = asyncio.Lock()
+        self.examiner = Examiner(
+            run_id=place.run_id,
+            api=place.api,
+            fetcher=place.fetcher,
+            engine=place.engine,
+            rules=place.rules,
+            decoder=place.decoder,
+            checking=place.checking,
+            file_patience_s=place.file_patience_s,
+            failing_since=self._failing_since,
+            clock=place.clock,
+        )
         self.outages = Outages()
         self.soundness: Soundness | None = None
         """Whether it may sign; it is not asked while there is none."""
         self._passed_over: set[int] = set()
         self._handed_over: dict[int, float] = {}
         self._unfinished: dict[tuple[int, Hash32], list[OutcomeRecord]] = {}
-        self._fingerprints: dict[tuple[int, Hash32], list[Fingerprints]] = {}
+        self.fingerprints: dict[tuple[int, Hash32], list[Fingerprints]] = {}
+        """What was recomputed of batches that are being judged, by number and root."""
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
@@ -179,7 +181,7 @@ class ValidatorLoop:
                     async with asyncio.timeout(pause):
                         await self._woken.wait()
         finally:
-            self.compute.close()
+            self.examiner.close()
 
     async def on_change(self, _events: list[Event]) -> None:
         """Take note of new events of the chain."""
@@ -251,12 +253,12 @@ class ValidatorLoop:
         records = self._unfinished.setdefault((batch.batch_id, batch.root), [])
         for position, entry in enumerate(entries[len(records) :], len(records)):
             claim = self.docket.claim(batch, entry, [slot_of_record(record) for record in records])
-            judgement, data = await self._judge_claim(claim)
+            judgement, data = await self.judge_claim(claim)
             record = outcome_record(claim, judgement)
             place = (batch.batch_id, position)
             await asyncio.to_thread(self.place.evidence.write, place, claim, data, judgement)
             records.append(record)
-            self._fingerprints.setdefault((batch.batch_id, batch.root), []).append(
+            self.fingerprints.setdefault((batch.batch_id, batch.root), []).append(
                 judgement.fingerprints
             )
             _log(place, record, judgement)
@@ -271,7 +273,7 @@ class ValidatorLoop:
         except ValidatorDisturbed:
             # What it found while it was disturbed is worth nothing.
             self._unfinished.clear()
-            self._fingerprints.clear()
+            self.fingerprints.clear()
             raise
 
     async def find_flaw(self) -> Flaw | None:
@@ -279,13 +281,10 @@ class ValidatorLoop:
         run = self.place.view.runs[self.place.run_id]
         if run.latest_version is None:
             return None
-        version = self._loaded[0] if self._loaded else run.latest_version
-        ticket = fictitious_ticket(run, self._address, version)
-        async with self._engine_turn:
-            await self.load(version, ticket.policy_root)
-            finding = await self.compute.run(
-                judge_generated, ticket, self.place.rules, self.place.engine
-            )
+        version = self.examiner.version
+        if version is None:
+            version = run.latest_version
+        finding = await self.examiner.judge_own(fictitious_ticket(run, self._address, version))
         if finding is not None:
             return Flaw("generated", version, finding)
         return await self._flaw_of_accepted(version)
@@ -307,14 +306,14 @@ class ValidatorLoop:
         try:
             entries = await self.contents(batch)
             claim = self.docket.claim(batch, entries[position], ())
-            judgement, data = await self._judge_claim(replace(claim, is_slot_used=False))
+            judgement, data = await self.judge_claim(replace(claim, is_slot_used=False))
         except ApiError:
             return None  # not to be had any more, or not now: the other item has passed
         return None if data is None else judgement.finding
 
     async def _remember(self, batch: BatchView) -> None:
         """Keep what was recomputed of a batch, before its outcomes are signed."""
-        found = self._fingerprints.pop((batch.batch_id, batch.root), [])
+        found = self.fingerprints.pop((batch.batch_id, batch.root), [])
         if self.place.checking is not None:
             await self.place.checking.record(Checked(batch.batch_id, batch.root, tuple(found)))
 
@@ -326,54 +325,15 @@ class ValidatorLoop:
         await self.docket.refresh(before=batch.batch_id)
         earlier = [self.docket.slot(batch, entry.submission) for entry in entries[:position]]
         claim = self.docket.claim(batch, entries[position], earlier)
-        return claim, *await self._judge_claim(claim)
+        return claim, *await self.judge_claim(claim)
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the batch's submissions, which reproduce the root on chain."""
         return await self.docket.contents(batch)
 
-    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
         """Return the judgement on a claim, and its file if it was read."""
-        if finding := check_claim(claim):
-            return unread(claim, finding), None
-        data = await self._file(claim.submission.file_hash)
-        if finding := check_file(data):
-            return unread(claim, finding), None
-        assert data is not None  # check_file
-        try:
-            rows = await self.place.decoder.decode(data, max_rows=self._max_rows)
-        except EncodingError as error:
-            return unread(claim, unreadable(str(error))), data
-        policy = claim.terms.policies[claim.submission.policy_version]
-        place = self.place
-        async with self._engine_turn:
-            await self.load(claim.submission.policy_version, policy.root)
-            seats = place.checking.seats() if place.checking else ()
-            judged = await self.compute.run(examine, claim, rows, place.rules, place.engine, seats)
-            return judged, data
-
-    async def _file(self, name: Hash32) -> bytes | None:
-        """Return a submission's file; None once the orchestrator has lacked it for long enough."""
-        try:
-            data = await self.place.api.file(name)
-        except ApiError as error:
-            since = self._failing_since.setdefault(name, self.place.clock())
-            waited_s = self.place.clock() - since
-            if error.status in _LASTINGLY_MISSING and waited_s >= self.place.file_patience_s:
-                return None
-            raise
-        self._failing_since.pop(name, None)
-        return data
-
-    async def load(self, version: PolicyVersion, root: Hash32) -> None:
-        """Load a policy version, verified against the root on chain."""
-        if self._loaded == (version, root):
-            return
-        folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
-        # A load that fails leaves the engine without any policy.
-        self._loaded = None
-        await self.compute.run(self.place.engine.load_policy, folder, version)
-        self._loaded = (version, root)
+        return await self.examiner.judge(claim)
 
     # 8. record
 

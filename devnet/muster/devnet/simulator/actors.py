@@ -99,13 +99,14 @@ class SimulatedValidator(ValidatorLoop):
         self.busy_s = 0.0
         """Virtual seconds it spent on them."""
 
-    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+        """Judge it in the time that the machine takes, or not at all."""
         self.judged += 1
         is_friend = claim.submission.worker in self._friends
         if self._judging == "lazy" or (self._judging == "colluding" and is_friend):
             return Judgement(None, claim.submission.units), None
         began = asyncio.get_running_loop().time()
         await self._machine.work()
-        judged = await super()._judge_claim(claim)
+        judged = await super().judge_claim(claim)
         self.busy_s += asyncio.get_running_loop().time() - began
         return judged
