@@ -70,6 +70,11 @@ def correlated_failure(
     tells how many accepted submissions a worker had before the window. An outcome that failed an
     earlier check says nothing about a later one.
     """
+    outcomes = list(outcomes)
+    accused = {record.worker_id for record, verdict in outcomes if verdict is Verdict.FRAUD}
+    # Nobody fails a check without a fraud: in a sound network there is nothing to count.
+    if len(accused) < limits.min_workers:
+        return None
     checks = _by_check(outcomes)
     found = [_judge(check, workers, limits, accepted_before) for check, workers in checks.items()]
     tripped = [failure for failure in found if failure is not None]

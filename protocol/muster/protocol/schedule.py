@@ -19,6 +19,7 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, RunId
@@ -32,6 +33,9 @@ REAUDIT_PPM = 50_000
 PPM = 1_000_000
 _SHARE = 0
 _ORDER = 1
+_KNOWN_BATCHES = 4096
+"""Batches whose draws are remembered, 16 MB at most: until one is judged, it is asked for again and
+again, and no answer ever changes."""
 
 
 class Stage(IntEnum):
@@ -100,6 +104,7 @@ def timeout_of(deadline_s: int) -> int:
     return max(1, deadline_s // TIMEOUTS_PER_DEADLINE)
 
 
+@lru_cache(_KNOWN_BATCHES)
 def batch_seed(beacon: Hash32, run_id: RunId, batch_id: int, root: Hash32) -> Hash32:
     """Return the seed of a batch's draws: `keccak256(abi.encode(beacon, runId, batchId, root))`.
 
@@ -114,6 +119,11 @@ def draw_order(seed: Hash32, validators: Iterable[Address]) -> tuple[Address, ..
 
     Who is left out changes nothing about the order of the others.
     """
+    return _drawn(seed, tuple(validators))
+
+
+@lru_cache(_KNOWN_BATCHES)
+def _drawn(seed: Hash32, validators: tuple[Address, ...]) -> tuple[Address, ...]:
     return tuple(
         sorted(validators, key=lambda v: bytes(keccak(abi_words(seed, _ORDER, address_bytes(v)))))
     )
@@ -125,10 +135,18 @@ def order_of_batch(
     """Return the order of a batch: of those seated at its commitment the ones that still are, then
     who came since, in the order of seating: its address may have been chosen to be drawn first.
     """
+    return _ordered(seed, tuple(seated_then), tuple(seated_now))
+
+
+@lru_cache(_KNOWN_BATCHES)
+def _ordered(
+    seed: Hash32, seated_then: tuple[Address, ...], seated_now: tuple[Address, ...]
+) -> tuple[Address, ...]:
     drawn = tuple(v for v in draw_order(seed, seated_then) if v in seated_now)
     return drawn + tuple(v for v in seated_now if v not in seated_then)
 
 
+@lru_cache(_KNOWN_BATCHES)
 def is_reaudited(seed: Hash32, share_ppm: int = REAUDIT_PPM) -> bool:
     """Return whether an accepted batch is checked once more: the first 8 bytes of
     `keccak256(abi.encode(seed, 0))` are below that share of 2^64.

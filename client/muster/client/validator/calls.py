@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from muster.api import OrchestratorApi
@@ -97,9 +98,21 @@ class CallDuty:
         return mine, len(mine) < len(open_batches)
 
     def _waiting(self) -> list[BatchView]:
-        """Return the run's batches without outcomes, oldest first."""
-        batches = self.view.batches.values()
-        mine = (b for b in batches if b.run_id == self.run_id and b.records is None)
+        """Return the run's batches whose outcomes may be due, oldest first."""
+        return [b for b in self._recent() if b.records is None]
+
+    def _recent(self) -> list[BatchView]:
+        """Return the run's batches about which there may be something to do, oldest first.
+
+        Those that were over when the newest one was committed are not looked at: a run has many.
+        """
+        batches = self.view.batches
+        if not batches:
+            return []
+        whole_s = self.windows.outcome_deadline_s + self.windows.challenge_window_s
+        over_at = next(reversed(batches.values())).committed_at - whole_s
+        newest_first = takewhile(lambda b: b.committed_at > over_at, reversed(batches.values()))
+        mine = (b for b in newest_first if b.run_id == self.run_id)
         return sorted(mine, key=lambda batch: batch.batch_id)
 
     def _timing(self, batch: BatchView) -> Timing:
@@ -134,14 +147,14 @@ class CallDuty:
 
     async def reaudits(self) -> list[BatchView]:
         """Return the accepted batches that this validator checks once more, oldest first."""
-        found = [b for b in self.view.batches.values() if self._is_mine_to_reaudit(b)]
+        found = [b for b in self._recent() if self._is_mine_to_reaudit(b)]
         if not found:
             return []
         now = await self.now()
         return [b for b in found if now < (b.posted_at or 0) + self.windows.challenge_window_s]
 
     def _is_mine_to_reaudit(self, batch: BatchView) -> bool:
-        if batch.run_id != self.run_id or not batch.records or batch.posted_beacon is None:
+        if not batch.records or batch.posted_beacon is None:
             return False
         seed = batch_seed(batch.posted_beacon, batch.run_id, batch.batch_id, batch.root)
         if not is_reaudited(seed) or self.journal.judged(batch.batch_id) is not None:

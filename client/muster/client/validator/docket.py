@@ -48,7 +48,8 @@ class Docket:
     clock: Callable[[], float]
     """Seconds."""
     _slots: SlotIndex = field(default_factory=SlotIndex)
-    _slots_shown: dict[tuple[int, Hash32], tuple[SlotOfWorker, ...]] = field(default_factory=dict)
+    _slots_of: dict[tuple[int, Hash32], tuple[SlotOfWorker, ...]] = field(default_factory=dict)
+    """By batch and root, which say what a batch is made of: a run has many, each is read once."""
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the batch's submissions, which reproduce the root on chain."""
@@ -99,27 +100,34 @@ class Docket:
         """
         known = []
         for batch in list(self.view.batches.values()):
-            if batch.run_id != self.run_id:
-                continue
-            judged = self.journal.judged(batch.batch_id)
-            slots = None
-            if batch.records is not None:
-                slots = slots_of_records(batch.records)
-            elif judged is not None and judged.root == batch.root:
-                slots = slots_of_records(judged.records)
-            elif batch.batch_id < before:
-                slots = await self._shown_slots(batch)
-            if slots is not None:
-                known.append(KnownBatch(batch.batch_id, batch.root, slots))
+            if batch.run_id == self.run_id:
+                slots = await self._slots_in(batch, before)
+                if slots is not None:
+                    known.append(KnownBatch(batch.batch_id, batch.root, slots))
         return known
+
+    async def _slots_in(self, batch: BatchView, before: int) -> tuple[SlotOfWorker, ...] | None:
+        """Return the slots of a batch, None if they are not known."""
+        name = (batch.batch_id, batch.root)
+        slots = self._slots_of.get(name)
+        if slots is not None:
+            return slots
+        judged = self.journal.judged(batch.batch_id)
+        if batch.records is not None:
+            slots = slots_of_records(batch.records)
+        elif judged is not None and judged.root == batch.root:
+            slots = slots_of_records(judged.records)
+        elif batch.batch_id < before:
+            slots = await self._shown_slots(batch)
+        if slots is not None:
+            self._slots_of[name] = slots
+        return slots
 
     async def _shown_slots(self, batch: BatchView) -> tuple[SlotOfWorker, ...] | None:
         """Return the slots of a batch that nobody judged yet; None once the orchestrator has not
         shown it for long.
         """
         name = (batch.batch_id, batch.root)
-        if name in self._slots_shown:
-            return self._slots_shown[name]
         try:
             entries = await self.contents(batch)
         except ApiError:
@@ -129,6 +137,4 @@ class Docket:
                 raise
             return None
         self.failing_since.pop(name, None)
-        slots = tuple(self.slot(batch, entry.submission) for entry in entries)
-        self._slots_shown[name] = slots
-        return slots
+        return tuple(self.slot(batch, entry.submission) for entry in entries)
