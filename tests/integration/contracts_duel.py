@@ -11,9 +11,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from contracts_model import NOBODY, Name, Refused, Run, Terms
-from contracts_model_money import Network
-from contracts_model_work import (
+from contracts_stage import ZERO, Stage, Words
+
+from muster.chain.rpc import Rpc
+from muster.chain.structs import PAUSE_CAUSES, RunTerms, abi_tuple
+from muster.devnet.simulator.model.network import Network
+from muster.devnet.simulator.model.words import NOBODY, Name, Refused, Run, Terms
+from muster.devnet.simulator.model.work import (
     REVEALED,
     Batch,
     Case,
@@ -25,10 +29,6 @@ from contracts_model_work import (
     Submission,
     Work,
 )
-from contracts_stage import ZERO, Stage, Words
-
-from muster.chain.rpc import Rpc
-from muster.chain.structs import PAUSE_CAUSES, RunTerms, abi_tuple
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ContractRevert
 from muster.protocol.messages import Verdict

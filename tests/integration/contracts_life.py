@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from contracts_duel import NODES, VALIDATORS, WALLET, WORKERS, Calls
-from contracts_model import NOBODY, Fixed, Name, Run, Terms
-from contracts_model_money import Network
-from contracts_model_work import (
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from muster.devnet.simulator.model.network import Network
+from muster.devnet.simulator.model.words import NOBODY, Fixed, Name, Run, Terms
+from muster.devnet.simulator.model.work import (
     ACCEPTED,
     FRAUD,
     INCOMPLETE,
@@ -26,8 +29,6 @@ from contracts_model_work import (
     Submission,
     Work,
 )
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 T = TypeVar("T")
 

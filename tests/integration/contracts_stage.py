@@ -12,16 +12,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from contracts_model import NO_OFFENCE, NOBODY, Name, Run, Terms
-from contracts_model_work import (
-    Claim,
-    Header,
-    Proof,
-    Record,
-    Statement,
-    Submission,
-    Work,
-)
 from eth_abi.abi import encode as abi_encode
 
 from muster.chain import Deployment
@@ -41,6 +31,16 @@ from muster.chain.contracts import (
 from muster.chain.events import Event, EventTable
 from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, from_hex
+from muster.devnet.simulator.model.words import NO_OFFENCE, NOBODY, Name, Run, Terms
+from muster.devnet.simulator.model.work import (
+    Claim,
+    Header,
+    Proof,
+    Record,
+    Statement,
+    Submission,
+    Work,
+)
 from muster.protocol import messages
 from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from contracts_duel import Calls
 from contracts_life import EVER, FIXED, TERMS
-from contracts_model import Name, Run
-from contracts_model_work import (
+
+from muster.devnet.simulator.model.words import Name, Run
+from muster.devnet.simulator.model.work import (
     ACCEPTED,
     FRAUD,
     REJECTED,

@@ -1,7 +1,8 @@
 """Eight contracts on Anvil against their model in Python.
 
-The model is `contracts_model*`, written from the interfaces; `contracts_duel` gives every call to
-both and compares them after it; `contracts_life` draws the calls, `contracts_story` tells them.
+The model is `muster.devnet.simulator.model`, written from the interfaces; `contracts_duel` gives
+every call to both and compares them after it; `contracts_life` draws the calls, `contracts_story`
+tells them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any
 import pytest
 from contracts_duel import CROWD, NAMES, VALIDATORS, WALLET, Calls
 from contracts_life import EVER, FIXED, TERMS, Life
-from contracts_model import Run
-from contracts_model_money import Network
 from contracts_stage import CONTRACTS, Stage
 from contracts_story import tell
 from hypothesis import HealthCheck, settings
@@ -25,6 +24,8 @@ from muster.chain import Anvil, DeployParameters, deploy_contracts
 from muster.chain.abi import CONTRACTS as EVERY_CONTRACT
 from muster.chain.abi import contract_abi
 from muster.chain.rpc import Rpc
+from muster.devnet.simulator.model.network import Network
+from muster.devnet.simulator.model.words import Run
 
 EMITTING = [name for name in EVERY_CONTRACT if name != "MusterToken"]
 RPC_S = 60.0

@@ -6,17 +6,15 @@ The engine's policy is a hash: hidden states and logits follow from (version, to
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.client.validator.checks import Claim
 from muster.client.validator.judging import Rules
 from muster.client.worker.generation import build_submission
-from muster.inference import Completion, Prefill, Request, gumbel_noise
+from muster.devnet.simulator.machines import Hidden, SimulatedEngine
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
@@ -24,7 +22,7 @@ from muster.protocol.messages import Submission, Ticket
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
 from muster.tasks.sort_digits import make_task_set
-from muster.toploc import Calibration, build_proofs
+from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
 
 NODE_KEY = keccak(b"node")
@@ -69,57 +67,21 @@ CALIBRATION = Calibration(
     fraud_strikes=2,
 )
 RULES = Rules(RECIPE, TASK_SET, CALIBRATION)
-ALPHABET = "0123456789= "
-EOS = len(ALPHABET)
 
 
-class HashEngine:
-    """An engine whose policy is a hash function."""
+class HashEngine(SimulatedEngine):
+    """The simulator's engine with logits of another spread, which remembers what it loaded."""
 
     def __init__(self, version: PolicyVersion | None = None) -> None:
+        super().__init__()
         self.policy_version = version
         self.loaded: list[tuple[Path, PolicyVersion]] = []
 
-    hidden_size = 8
-    vocab_size = EOS + 1
-    eos_token_ids = frozenset([EOS])
-
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
-        self.policy_version = version
+        super().load_policy(folder, version)
         self.loaded.append((folder, version))
 
-    def generate(self, requests: Sequence[Request], *, proof: ProofRecipe) -> list[Completion]:
-        return [self._generate(request, proof) for request in requests]
-
-    def prefill(self, samples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Prefill]:
-        return [self._prefill(prompt, completion) for prompt, completion in samples]
-
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:  # noqa: ARG002
-        return tuple(ALPHABET.index(character) for character in text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(ALPHABET[token] for token in tokens if token != EOS)
-
-    def _generate(self, request: Request, proof: ProofRecipe) -> Completion:
-        tokens: list[int] = []
-        hidden = []
-        while len(tokens) < request.max_new_tokens and EOS not in tokens:
-            row, logits = self._step((*request.prompt_tokens, *tokens))
-            position = request.position + len(tokens)
-            noise = gumbel_noise([request.seed], [position], self.vocab_size)[0]
-            tokens.append(int((logits + noise).argmax()))
-            hidden.append(row)
-        proofs = build_proofs(np.stack(hidden), chunk_tokens=proof.chunk_tokens, topk=proof.topk)
-        return Completion(tuple(tokens), proofs)
-
-    def _prefill(self, prompt: Sequence[int], completion: Sequence[int]) -> Prefill:
-        steps = [self._step((*prompt, *completion[:i])) for i in range(len(completion))]
-        hidden, logits = zip(*steps, strict=True)
-        return Prefill(np.stack(hidden), np.stack(logits))
-
-    def _step(
-        self, tokens: tuple[int, ...]
-    ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float32]]:
+    def _step(self, tokens: tuple[int, ...]) -> Hidden:
         name = hashlib.sha256(repr((self.policy_version, tokens)).encode()).digest()
         random = np.random.default_rng(int.from_bytes(name[:8], "big"))
         hidden = random.normal(size=self.hidden_size).astype(np.float32)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from client_world import (
     CALIBRATION,
-    EOS,
     RECIPE,
     RULES,
     VERSION,
@@ -25,6 +24,7 @@ from client_world import (
 )
 
 from muster.client.validator.judging import Judgement, examine
+from muster.devnet.simulator.machines import EOS
 from muster.inference import Request, gumbel_noise
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Reason, Verdict

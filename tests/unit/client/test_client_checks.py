@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from client_world import (
     CALIBRATION,
-    EOS,
     OTHER_KEY,
     RULES,
     VERSION,
@@ -26,6 +25,7 @@ from hypothesis import strategies as st
 
 from muster.client.validator.checks import Claim, check_claim, check_file, strain_of, unreadable
 from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
+from muster.devnet.simulator.machines import EOS
 from muster.inference import Prefill
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion, Step

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from client_world import EOS, RULES, VERSION, HashEngine, make_claim, make_submission, make_ticket
+from client_world import RULES, VERSION, HashEngine, make_claim, make_submission, make_ticket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.client.validator.judging import Judgement, Rules, examine
 from muster.client.worker.generation import build_submission
+from muster.devnet.simulator.machines import EOS
 from muster.inference.dialogue import Claimed, Followed, follow, play
 from muster.inference.engine import Request
 from muster.protocol.errors import EncodingError, TaskError

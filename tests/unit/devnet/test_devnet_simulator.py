@@ -20,8 +20,9 @@ from muster.devnet.simulator import invariants
 from muster.devnet.simulator.clock import Metered, VirtualLoop, charged, run_virtual
 from muster.devnet.simulator.figures import figures_of, spread
 from muster.devnet.simulator.money import require_sound
-from muster.devnet.simulator.network import World, simulate
+from muster.devnet.simulator.network import simulate
 from muster.devnet.simulator.scenario import Scenario
+from muster.devnet.simulator.world import World
 
 SMALL = Scenario(workers=4, validators=4, duration_s=80.0, conduct=(("forger", 1), ("liar", 1)))
 CHAOS = replace(

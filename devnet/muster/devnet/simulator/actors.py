@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from muster.client.outage import Outage, Outages
 from muster.client.validator.checks import Claim
+from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.judging import Judgement
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
 from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop
 from muster.client.worker.place import WorkerPlace
-from muster.devnet.simulator.ports import SimulatedEngine
+from muster.devnet.simulator.machines import SimulatedEngine
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address
 from muster.protocol.messages import Submission, Ticket
@@ -53,6 +55,18 @@ class Disk(SubmissionJournal):
         if self.is_full:
             raise StorageError("the simulated disk is full")
         return super().record(ticket, submission, data)
+
+
+class Shelf(EvidenceStore):
+    """A validator's evidence, of what it does not accept: of the rest nobody here asks for any."""
+
+    def write(
+        self, place: tuple[int, int], claim: Claim, data: bytes | None, judgement: Judgement
+    ) -> Path:
+        """Store what led to a judgement that is no acceptance."""
+        if judgement.finding is None:
+            return Path("accepted")
+        return super().write(place, claim, data, judgement)
 
 
 class SimulatedWorker(WorkerLoop):

@@ -14,14 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.chain import BlockId, Event, Poll, RunConfig
-from muster.devnet.simulator.contracts import (
-    Ranks,
-    Words,
-    emitter_of,
-    in_order,
-    model,
-    parties,
-)
+from muster.devnet.simulator.contracts import Ranks, Words, emitter_of, in_order
+from muster.devnet.simulator.model.network import Network
+from muster.devnet.simulator.model.words import Fixed, Refused
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable, ContractRevert
 from muster.protocol.ids import Hash32
@@ -29,7 +24,7 @@ from muster.protocol.ids import Hash32
 EPOCH = 1_800_000_000
 """Chain time at virtual time 0, Unix seconds."""
 
-Call = Callable[[Any], Any]
+Call = Callable[[Network], Any]
 """Changes the model and returns what the caller learns; raises the model's refusal."""
 
 
@@ -66,7 +61,7 @@ class Block:
 class SimulatedChain:
     """The canonical chain."""
 
-    def __init__(self, fixed: Any, configs: dict[int, RunConfig], rng: random.Random) -> None:
+    def __init__(self, fixed: Fixed, configs: dict[int, RunConfig], rng: random.Random) -> None:
         self.fixed = fixed
         self.words = Words(configs)
         self.blocks = [Block(0, keccak(b"genesis"), EPOCH)]
@@ -76,15 +71,15 @@ class SimulatedChain:
         self.mined: dict[str, list[int]] = {}
         """Sizes of transactions by kind, as often as they were mined."""
         self.reorganisations = 0
-        self.check: Callable[[Any], None] | None = None
+        self.check: Callable[[Network], None] | None = None
         """Asked after every block whether its state is sound."""
         self._rng = rng
         self._forks = 0
         self._labels: dict[str, asyncio.Future[Any]] = {}
         self.state = self._genesis()
 
-    def _genesis(self) -> Any:
-        return model().Network(self.fixed, EPOCH, 0, Ranks())
+    def _genesis(self) -> Network:
+        return Network(self.fixed, EPOCH, 0, Ranks())
 
     @property
     def head(self) -> Block:
@@ -125,7 +120,7 @@ class SimulatedChain:
     def _include(self, transaction: Transaction, block: Block) -> None:
         try:
             result = self._happen(transaction, block)
-        except parties().Refused as refused:
+        except Refused as refused:
             self.refused.append((transaction.kind, refused.name))
             self._rebuild()
             if transaction.done and not transaction.done.done():
@@ -167,7 +162,7 @@ class SimulatedChain:
         """Bring the state to what the blocks that stand say."""
         self.state = self.replayed()
 
-    def replayed(self) -> Any:
+    def replayed(self) -> Network:
         """Return the state that replaying every block from genesis gives."""
         state = self._genesis()
         for block in self.blocks:

@@ -115,6 +115,7 @@ class Metered(Coroutine[Any, Any, T]):
                 return result
             try:
                 value = yield asked
+            # Whatever is thrown in, CancelledError above all, is for the coroutine inside.
             except BaseException as error:
                 try:
                     asked = self.throw(error)
@@ -144,10 +145,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(function(*args))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        # A thread would carry any error to whoever awaits it.
-        except BaseException as error:
+        # A thread would carry it to whoever awaits it, whatever it is.
+        except Exception as error:
             future.set_exception(error)
         return future
 

@@ -27,7 +27,7 @@ CHAOS: dict[str, Any] = {
 
 @click.command()
 @click.option("--workers", type=click.IntRange(1, 20_000), default=8, help="Workers. [default: 8]")
-@click.option("--validators", type=click.IntRange(1, 88), default=4, help="At most 88 have seats.")
+@click.option("--validators", type=click.IntRange(1, 500), default=4, help="88 have seats.")
 @click.option("--quorum", type=click.IntRange(1, 88), default=2, help="That agree. [default: 2]")
 @click.option("--cheats", metavar="KIND=N,...", default="", help="forger=1,liar=1: workers.")
 @click.option("--judges", metavar="KIND=N,...", default="", help="lazy=1,colluding=1: validators.")

@@ -1,61 +1,24 @@
-"""The contracts, told in plain Python, and their events in the chain's own words.
+"""The model of the contracts in the chain's own words: its events, submissions and records.
 
-The rules are those of the model that `tests/integration/test_contracts_differential.py` compares
-with the Solidity call by call. It is test code, so the simulator runs from a checkout. Names of the
-model's are real addresses here, files are real hashes, and what it leaves symbolic (roots, leaves,
-signatures) is computed.
+Names of the model's are real addresses here, files are real hashes, and what it leaves symbolic
+(roots, leaves, signatures) is computed.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from muster.chain import ZERO_ADDRESS, RunConfig
 from muster.chain.abi import CONTRACTS, contract_abi
+from muster.devnet.simulator.model import work
+from muster.devnet.simulator.model.words import NO_OFFENCE, NOBODY
 from muster.protocol import messages
 from muster.protocol.encoding import abi_words, address_bytes, keccak
-from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict, overdue_leaf
-
-MODEL = Path("tests/integration")
-"""Where the model is, in a checkout."""
-NO_OFFENCE, NOBODY = "no offence", "nobody"
-"""The model's words for the zero hash and the zero address."""
-
-
-@cache
-def model() -> Any:
-    """Return the model's module; raises ConfigError outside of a checkout."""
-    folder = Path(__file__).parents[4] / MODEL
-    if not (folder / "contracts_model_money.py").is_file():
-        raise ConfigError(
-            f"the contracts' model is not in {folder}",
-            hint="run the simulator from a checkout of the project",
-        )
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    return importlib.import_module("contracts_model_money")
-
-
-@cache
-def work() -> Any:
-    """Return the model's words for work: submissions, records, headers, proofs."""
-    model()
-    return importlib.import_module("contracts_model_work")
-
-
-@cache
-def parties() -> Any:
-    """Return the model's words for runs and terms, and its refusal."""
-    model()
-    return importlib.import_module("contracts_model")
 
 
 @cache
@@ -142,7 +105,7 @@ class Words:
         return b""
 
 
-def submission_of(claimed: Any) -> messages.Submission:
+def submission_of(claimed: work.Submission) -> messages.Submission:
     """Return a submission of the model's as it is signed."""
     return messages.Submission(
         run_id=RunId(claimed.run),
@@ -156,16 +119,16 @@ def submission_of(claimed: Any) -> messages.Submission:
     )
 
 
-def claimed_of(submission: messages.Submission) -> Any:
+def claimed_of(submission: messages.Submission) -> work.Submission:
     """Return a signed submission in the model's words."""
     s = submission
-    return work().Submission(
+    return work.Submission(
         *(int(s.run_id), str(s.worker), int(s.step), s.index),
         *(int(s.policy_version), s.file_hash, s.rollouts, s.units),
     )
 
 
-def record_of(record: Any) -> OutcomeRecord:
+def record_of(record: work.Record) -> OutcomeRecord:
     """Return a record of the model's as it is packed."""
     number, step, index, version, file, rollouts, units, verdict, reason = record
     return OutcomeRecord(
@@ -174,10 +137,10 @@ def record_of(record: Any) -> OutcomeRecord:
     )
 
 
-def judged_of(record: OutcomeRecord) -> Any:
+def judged_of(record: OutcomeRecord) -> work.Record:
     """Return a packed record in the model's words."""
     r = record
-    return work().Record(
+    return work.Record(
         *(int(r.worker_id), int(r.step), r.index, int(r.policy_version), r.file_hash),
         *(r.rollouts, r.units, int(r.verdict), int(r.reason)),
     )

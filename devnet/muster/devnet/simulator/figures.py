@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from muster.devnet.simulator.chain import EPOCH
-from muster.devnet.simulator.network import World
+from muster.devnet.simulator.world import World
 from muster.protocol.messages import Verdict
 
 GAS = {
@@ -34,6 +34,7 @@ def figures_of(world: World) -> dict[str, Any]:
     return {
         "workers": scenario.workers,
         "validators": scenario.validators,
+        "seats": len(world.services.projection.run.validators),
         "quorum": scenario.quorum,
         "seed": scenario.seed,
         "virtual_s": round(EPOCH and chain.head.time - EPOCH, 1),
@@ -70,7 +71,8 @@ def _gas(world: World) -> int:
 
 
 def _load(world: World) -> dict[str, float]:
-    judged = [world.judged.get(p.name, (0, 0.0)) for p in world.validators]
+    seated = world.services.projection.run.validators
+    judged = [world.judged.get(p.name, (0, 0.0)) for p in world.validators if p.address in seated]
     counts, busy = [count for count, _ in judged], [seconds for _, seconds in judged]
     duration = world.chain.head.time - EPOCH
     return {

@@ -12,10 +12,11 @@ from muster.chain import ChainView
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.client.validator.checks import Claim
 from muster.client.validator.judging import examine
-from muster.devnet.simulator.contracts import parties
-from muster.devnet.simulator.network import World
-from muster.devnet.simulator.ports import SimulatedEngine, domain_of
+from muster.devnet.simulator.connection import domain_of
+from muster.devnet.simulator.machines import SimulatedEngine
+from muster.devnet.simulator.model.words import ACTIVE
 from muster.devnet.simulator.scenario import FUNDS, RUN
+from muster.devnet.simulator.world import World
 from muster.orchestrator.services.projection import Projection
 from muster.protocol.eip712 import address_of
 from muster.protocol.messages import Verdict
@@ -65,7 +66,7 @@ def honest_workers_keep_their_stake(world: World) -> None:
     state = world.chain.state
     for name in honest:
         assert state.stakes[name].active == 2 * world.chain.fixed.required_stake, name
-        assert state.workers[name].status == parties().ACTIVE, name
+        assert state.workers[name].status == ACTIVE, name
     slashes = [line for line in world.history if " StakeVault Slashed " in line]
     assert not any(name in line for line in slashes for name in honest), "slashed on a branch"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from muster.devnet.simulator.chain import SimulatedChain
-from muster.devnet.simulator.contracts import work
+from muster.devnet.simulator.model.network import Network
+from muster.devnet.simulator.model.work import Claim, Record
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Verdict
 
@@ -17,19 +17,15 @@ TRIED_TWICE = 3
 
 async def claim_all(chain: SimulatedChain) -> None:
     """Claim every worker's accepted final outcomes, and let some try it a second time."""
-    claims: dict[int, list[Any]] = {}
+    claims: dict[int, list[Claim]] = {}
     for batch in chain.state.batches.values():
-        for number in sorted({record.number for record in batch.records}):
-            chosen = [
-                (place, record)
-                for place, record in enumerate(batch.records)
-                if record.number == number and record.verdict == Verdict.ACCEPTED
-            ]
-            if chosen:
-                places, records = zip(*chosen, strict=True)
-                claims.setdefault(number, []).append(
-                    work().Claim(batch.header, places, records, True)
-                )
+        accepted: dict[int, list[tuple[int, Record]]] = {}
+        for place, record in enumerate(batch.records):
+            if record.verdict == Verdict.ACCEPTED:
+                accepted.setdefault(record.number, []).append((place, record))
+        for number, chosen in sorted(accepted.items()):
+            places, records = zip(*chosen, strict=True)
+            claims.setdefault(number, []).append(Claim(batch.header, places, records, True))
     async with asyncio.TaskGroup() as paying:
         for number in sorted(claims):
             call = partial(_claim, claims[number])
@@ -42,11 +38,11 @@ async def claim_all(chain: SimulatedChain) -> None:
         raise AssertionError(f"worker {number} was paid twice")
 
 
-def _claim(claims: list[Any], state: Any) -> None:
+def _claim(claims: list[Claim], state: Network) -> None:
     state.claim(claims)
 
 
-def require_sound(state: Any) -> None:
+def require_sound(state: Network) -> None:
     """Raise AssertionError unless the contracts' books balance."""
     held = sum(a.active + a.unbonding for a in state.stakes.values())
     escrowed = sum(e.amount for e in state.escrows.values() if e.status == 1)

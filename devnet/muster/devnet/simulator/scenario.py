@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from muster.devnet.simulator.actors import Conduct, Judging
-from muster.devnet.simulator.contracts import model
-from muster.devnet.simulator.ports import ALPHABET, EOS
+from muster.devnet.simulator.machines import ALPHABET, EOS
+from muster.devnet.simulator.model.words import Fixed
 from muster.protocol.ids import RunId
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.toploc import Calibration
@@ -15,8 +14,8 @@ from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimit
 
 RUN = RunId(1)
 TOKEN = 10**18
-MAX_VALIDATORS = 88
-"""A run seats no more (RunRegistry)."""
+MAX_SEATS = 88
+"""A run seats no more validators: the ledger keeps who signed a batch's outcomes in 88 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Scenario:
     workers: int = 8
     """Honest workers and cheats together."""
     validators: int = 4
-    """At most MAX_VALIDATORS."""
+    """All stake; the first MAX_SEATS have seats, the others are told that they have none."""
     quorum: int = 2
     """Validators that must agree."""
     duration_s: float = 300.0
@@ -115,10 +114,9 @@ CALIBRATION = Calibration(
 assert len(ALPHABET) == EOS
 
 
-def fixed_of(scenario: Scenario) -> Any:
+def fixed() -> Fixed:
     """Return what the simulated deployment fixes."""
-    del scenario
-    return model().Fixed(
+    return Fixed(
         required_stake=100 * TOKEN,
         required_validator_stake=500 * TOKEN,
         activation_delay=1,

@@ -1,14 +1,12 @@
-"""What the contracts should do about faults and pay: all that follows from judged work.
-
-Ends what `contracts_model` and `contracts_model_work` begin: `Network` is the whole.
-"""
+"""FaultCourt and RewardEscrow: all that follows from judged work. `Network` is the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from contracts_model import ACTIVE, NO_OFFENCE, NOBODY, PPM, Fixed, Name, need
-from contracts_model_work import (
+from muster.devnet.simulator.model.court import Court
+from muster.devnet.simulator.model.words import ACTIVE, NO_OFFENCE, NOBODY, PPM, Fixed, Name, need
+from muster.devnet.simulator.model.work import (
     ACCEPTED,
     FRAUD,
     OPEN,
@@ -17,7 +15,6 @@ from contracts_model_work import (
     Batch,
     Claim,
     Header,
-    Judgement,
     Proof,
     Record,
     Statement,
@@ -28,7 +25,7 @@ from contracts_model_work import (
 WRONG_VERDICT, ABSENT_JUROR, MISSED_DEADLINE, DOUBLE_OUTCOME = range(4)
 
 
-class Network(Judgement):
+class Network(Court):
     """FaultCourt and RewardEscrow, and with them all eight contracts."""
 
     def __init__(self, fixed: Fixed, now: int, block: int, rank: dict[str, int]) -> None:

@@ -1,317 +1,41 @@
-"""What the contracts should do, told in plain Python: who holds what, who may work, what runs are.
-
-The model is written from the natspec of `contracts/src/interfaces` and docs/protocol.md. Accounts
-are names, hashes are tuples, times and money are integers, and a call that must fail raises
-`Refused` with the error's name and arguments. `contracts_model_work` adds what happens to work.
-"""
+"""WorkerRegistry and RunRegistry: who may work, and what runs are."""
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
 
-PPM = 1_000_000
-NOBODY = "nobody"
-"""The zero address."""
-NO_OFFENCE = "no offence"
-"""The zero hash."""
-NONE, ACTIVE, JAILED, EXITING, BANNED = range(5)
-HELD, RELEASED, RESTORED = 1, 2, 3
-MAX_SEATS = 88
-
-Name = tuple[Any, ...] | str
-"""What stands for a hash: a tag, and what is hashed."""
-
-
-class Refused(Exception):
-    """The call reverts with this error."""
-
-    def __init__(self, name: str, *args: Any) -> None:
-        super().__init__(name, args)
-        self.name = name
-        self.values = args
+from muster.devnet.simulator.model.stakes import Stakes
+from muster.devnet.simulator.model.words import (
+    ACTIVE,
+    BANNED,
+    EXITING,
+    JAILED,
+    MAX_SEATS,
+    NO_OFFENCE,
+    NO_TERMS,
+    NOBODY,
+    NONE,
+    PPM,
+    Fixed,
+    Name,
+    Run,
+    Seat,
+    Terms,
+    Worker,
+    need,
+)
 
 
-def need(condition: bool, name: str, *args: Any) -> None:
-    if not condition:
-        raise Refused(name, *args)
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """What a deployment fixes. Small primes and odd shares, so that every rounding shows."""
-
-    required_stake: int = 1009
-    required_validator_stake: int = 2003
-    activation_delay: int = 3
-    jail_time: int = 50
-    challenge_window: int = 100
-    outcome_deadline: int = 60
-    commit_time: int = 40
-    reveal_time: int = 30
-    draw_delay: int = 2
-    jury_size: int = 2
-    challenge_bond: int = 53
-    wrong_verdict_ppm: int = 50_021
-    absence_ppm: int = 5_003
-    change_delay: int = 290
-    slash_pause: int = 50
-    slash_cooldown: int = 107
-    claim_period: int = 400
-    stake_per_unit: int = 3
-    unbonding: int = 300
-    insurance_ppm: int = 300_007
-    reporter_ppm: int = 200_003
-    reporter_cap: int = 97
-
-    @property
-    def jury_time(self) -> int:
-        return self.commit_time + self.reveal_time
-
-    @property
-    def judgement_time(self) -> int:
-        return self.outcome_deadline + self.challenge_window + self.jury_time + self.slash_pause
-
-
-@dataclass
-class Stake:
-    active: int = 0
-    unbonding: int = 0
-    withdrawable_at: int = 0
-    held_until: int = 0
-    open_cases: int = 0
-
-
-@dataclass
-class Escrow:
-    owner: str
-    reporter: str
-    amount: int
-    status: int = HELD
-
-
-@dataclass
-class Worker:
-    node: str
-    number: int
-    active_from: int
-    status: int = ACTIVE
-    nonce: int = 1
-    jailed_until: int = 0
-    before: int = NONE
-    """Status at the first conviction that stands."""
-    convictions: list[Name] = field(default_factory=list)
-    """Offences that stand."""
-    exact: int = 0
-    """How many of them count as exact."""
-
-
-class Terms(NamedTuple):
-    price: int
-    fraud_ppm: int
-    exact_ppm: int
-    quorum: int
-
-
-NO_TERMS = Terms(0, 0, 0, 0)
-
-
-@dataclass
-class Seat:
-    bit: int
-    seated: bool
-    seated_at: int
-    unseated_at: int = 0
-
-
-@dataclass
-class Run:
-    owner: str
-    trainer: str
-    orchestrator: str
-    terms: Terms
-    validators: list[str] = field(default_factory=list)
-    seats: dict[str, Seat] = field(default_factory=dict)
-    paused: bool = False
-    closed_at: int = 0
-    proposed: Terms = NO_TERMS
-    effective_at: int = 0
-    versions: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Manifest and block of every published version."""
-    beacons: set[int] = field(default_factory=set)
-    slash_paused_until: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        return not self.paused and not self.closed_at
-
-
-class Parties:
-    """Token, StakeVault, WorkerRegistry and RunRegistry."""
+class Parties(Stakes):
+    """WorkerRegistry and RunRegistry."""
 
     def __init__(self, fixed: Fixed, now: int, block: int) -> None:
-        self.fixed = fixed
-        self.now, self.block = now, block
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.balances: dict[str, int] = defaultdict(int)
-        self.allowances: dict[tuple[str, str], int] = defaultdict(int)
-        self.burned = 0
-        self.stakes: dict[str, Stake] = defaultdict(Stake)
-        self.escrows: dict[Name, Escrow] = {}
+        super().__init__(fixed, now, block)
         self.workers: dict[str, Worker] = {}
+        self.numbered: list[str] = []
+        """Workers in the order of their numbers, from 1."""
         self.bound: dict[str, str] = {}
         self.runs: dict[int, Run] = {}
-
-    @contextmanager
-    def transaction(self, now: int, block: int) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-        """One transaction in a block: all of it happens, or none. Yields its events."""
-        self.now, self.block, self.events = now, block, []
-        before = copy.deepcopy(self.__dict__)
-        try:
-            yield self.events
-        except Refused:
-            self.__dict__.update(before)
-            raise
-
-    def emit(self, event: str, **args: Any) -> None:
-        self.events.append((event, args))
-
-    # --------------------------------------------------------------------- token
-
-    def _move(self, source: str, to: str, amount: int) -> None:
-        need(to != NOBODY, "ERC20InvalidReceiver", NOBODY)
-        held = self.balances[source]
-        need(amount <= held, "ERC20InsufficientBalance", source, held, amount)
-        self.balances[source] -= amount
-        self.balances[to] += amount
-
-    def _pull(self, spender: str, source: str, amount: int) -> None:
-        allowed = self.allowances[source, spender]
-        need(amount <= allowed, "ERC20InsufficientAllowance", spender, allowed, amount)
-        if allowed < 2**256 - 1:
-            self.allowances[source, spender] -= amount
-        self._move(source, spender, amount)
-
-    def _burn(self, source: str, amount: int) -> None:
-        assert self.balances[source] >= amount
-        self.balances[source] -= amount
-        self.burned += amount
-
-    # --------------------------------------------------------------------- stake
-
-    def deposit(self, caller: str, owner: str, amount: int) -> None:
-        need(amount > 0, "VaultZeroAmount")
-        account = self.stakes[owner]
-        account.active += amount
-        self.emit("Deposited", owner=owner, amount=amount, active=account.active)
-        self._pull("StakeVault", caller, amount)
-
-    def deposit_with_permit(self, caller: str, amount: int, *, signed: bool) -> None:
-        if signed:
-            self.allowances[caller, "StakeVault"] = amount
-        self.deposit(caller, caller, amount)
-
-    def request_unbond(self, caller: str, amount: int) -> None:
-        need(amount > 0, "VaultZeroAmount")
-        active = self.stakes[caller].active
-        need(amount <= active, "VaultInsufficientStake", caller, amount, active)
-        self._unbond(caller, amount)
-        self._jail_for_low_stake(caller)
-
-    def _unbond(self, owner: str, amount: int) -> None:
-        account = self.stakes[owner]
-        account.active -= amount
-        account.unbonding += amount
-        account.withdrawable_at = self.now + self.fixed.unbonding
-        self.emit(
-            "UnbondRequested",
-            owner=owner,
-            amount=amount,
-            unbonding=account.unbonding,
-            withdrawable_at=account.withdrawable_at,
-        )
-
-    def withdraw(self, caller: str) -> None:
-        account = self.stakes[caller]
-        amount, due = account.unbonding, account.withdrawable_at
-        need(amount > 0 and self.now >= due, "VaultNotWithdrawable", caller, amount, due)
-        held = account.open_cases > 0 or self.now < account.held_until
-        outlasted = self.now >= due + self.fixed.unbonding
-        need(
-            outlasted or not held,
-            "VaultStakeHeld",
-            caller,
-            account.open_cases,
-            account.held_until,
-        )
-        account.unbonding = account.withdrawable_at = 0
-        self.emit("Withdrawn", owner=caller, amount=amount)
-        self._move("StakeVault", caller, amount)
-
-    def _hold(self, owner: str, until: int) -> None:
-        account = self.stakes[owner]
-        if until > account.held_until:
-            account.held_until = until
-            self._emit_held(owner)
-
-    def _count_case(self, owner: str, change: int) -> None:
-        self.stakes[owner].open_cases += change
-        self._emit_held(owner)
-
-    def _emit_held(self, owner: str) -> None:
-        account = self.stakes[owner]
-        held = {"held_until": account.held_until, "open_cases": account.open_cases}
-        self.emit("StakeHeld", owner=owner, **held)
-
-    def _slash(self, owner: str, ppm: int, offence: Name, reporter: str) -> int:
-        need(offence not in self.escrows, "VaultOffenceSettled", offence)
-        account = self.stakes[owner]
-        # Rounded up.
-        active = -(-account.active * ppm // PPM)
-        unbonding = -(-account.unbonding * ppm // PPM)
-        account.active -= active
-        account.unbonding -= unbonding
-        self.escrows[offence] = Escrow(owner, reporter, active + unbonding)
-        self.emit(
-            "Slashed",
-            owner=owner,
-            offence=offence,
-            from_active=active,
-            from_unbonding=unbonding,
-            reporter=reporter,
-        )
-        self._jail_for_low_stake(owner)
-        return active + unbonding
-
-    def _release(self, offence: Name) -> None:
-        escrow = self.escrows.get(offence)
-        need(escrow is not None and escrow.status == HELD, "VaultOffenceSettled", offence)
-        assert escrow is not None
-        escrow.status = RELEASED
-        insured = escrow.amount * self.fixed.insurance_ppm // PPM
-        rewarded = 0
-        if escrow.reporter != NOBODY:
-            share = escrow.amount * self.fixed.reporter_ppm // PPM
-            rewarded = min(share, self.fixed.reporter_cap)
-        burned = escrow.amount - insured - rewarded
-        self.emit(
-            "SlashReleased", offence=offence, burned=burned, insured=insured, rewarded=rewarded
-        )
-        self._burn("StakeVault", burned)
-        self._move("StakeVault", "insurance", insured)
-        if rewarded:
-            self._move("StakeVault", escrow.reporter, rewarded)
-
-    def _restore(self, offence: Name) -> None:
-        escrow = self.escrows[offence]
-        assert escrow.status == HELD
-        escrow.status = RESTORED
-        self.stakes[escrow.owner].active += escrow.amount
-        self.emit("SlashRestored", owner=escrow.owner, offence=offence, amount=escrow.amount)
 
     # ------------------------------------------------------------------- workers
 
@@ -324,7 +48,8 @@ class Parties:
         need(caller not in self.workers, "RegistryWorkerExists", caller)
         self._check_consent(node, deadline, consents)
         self.bound[node] = caller
-        number = len(self.workers) + 1
+        self.numbered.append(caller)
+        number = len(self.numbered)
         active_from = self.block + self.fixed.activation_delay
         self.workers[caller] = Worker(node, number, active_from)
         self.emit(
@@ -438,8 +163,7 @@ class Parties:
         return self.workers[name].number if name in self.workers else 0
 
     def by_number(self, number: int) -> str:
-        names = [name for name, worker in self.workers.items() if worker.number == number]
-        return names[0] if names else NOBODY
+        return self.numbered[number - 1] if 0 < number <= len(self.numbered) else NOBODY
 
     def is_active(self, name: str) -> bool:
         return self.status_of(name) == ACTIVE and self.block >= self.workers[name].active_from

@@ -1,0 +1,75 @@
+"""The beginning of a simulated network: the run's terms, and everyone's money, stake and seat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.chain import RunConfig, RunTerms
+from muster.devnet.simulator.chain import Call
+from muster.devnet.simulator.model import words
+from muster.devnet.simulator.model.network import Network
+from muster.devnet.simulator.scenario import CALIBRATION, FUNDS, MAX_SEATS, RUN, TOKEN
+from muster.devnet.simulator.world import Person
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import Address
+from muster.protocol.recipe import Recipe
+from muster.tasks import TaskSet
+
+
+def config_of(
+    keys: dict[str, bytes],
+    recipe: Recipe,
+    tasks: TaskSet,
+    validators: Sequence[Person],
+    quorum: int,
+) -> RunConfig:
+    """Return the run's terms: as many of the validators have seats as there are."""
+    return RunConfig(
+        trainer=address_of(keys["trainer"]),
+        orchestrator=address_of(keys["orchestrator"]),
+        base_model_hash=keccak(b"base model"),
+        task_set_hash=tasks.hash(),
+        recipe_hash=recipe.hash(),
+        calibration_hash=keccak(CALIBRATION.to_bytes()),
+        terms=RunTerms(TOKEN // 1000, 100_000, 500_000, quorum),
+        validators=tuple(person.address for person in validators[:MAX_SEATS]),
+    )
+
+
+def founding(
+    owner: Address,
+    config: RunConfig,
+    workers: Sequence[Person],
+    validators: Sequence[Person],
+    fixed: words.Fixed,
+) -> Call:
+    """Return the call that gives everyone money, registers them, and creates and funds the run."""
+    run = words.Run(
+        owner, config.trainer, config.orchestrator, _terms(config.terms),
+        validators=list(config.validators),
+    )  # fmt: skip
+    nodes = {person.name: address_of(person.key) for person in workers}
+
+    def found(state: Network) -> None:
+        for person in validators:
+            stake = fixed.required_validator_stake
+            state.balances[person.address] = stake
+            state.allowances[person.address, "StakeVault"] = stake
+            state.deposit(person.address, person.address, stake)
+        for person in workers:
+            stake = 2 * fixed.required_stake
+            state.balances[person.address] = stake
+            state.register(
+                person.address, stake, nodes[person.name], 2**63, consents=True, permit=True
+            )
+        state.balances[owner] = FUNDS
+        state.create_run(owner, run)
+        state.allowances[owner, "RewardEscrow"] = FUNDS
+        state.fund(owner, int(RUN), FUNDS)
+
+    return found
+
+
+def _terms(terms: RunTerms) -> words.Terms:
+    return words.Terms(terms.price_per_unit, terms.fraud_ppm, terms.exact_fraud_ppm, terms.quorum)
