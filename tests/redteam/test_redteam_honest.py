@@ -16,8 +16,8 @@ from muster.devnet.redteam.cells import (
     SEVERAL_LENGTHS,
     VLLM_RUNS,
     Cell,
+    EngineWay,
     Panel,
-    Party,
     panels,
 )
 from muster.devnet.redteam.honest import (
@@ -72,13 +72,13 @@ def test_all_ways_of_all_workers_meet_those_of_all_validators(engines: tuple[str
 def test_runs_with_vllm_hold_what_vllm_has_a_part_in() -> None:
     cells = [cell for panel in panels(VLLM_RUNS) for cell in panel.cells]
     assert all("vLLM" in f"{cell.worker} {cell.validator}" for cell in cells)
-    # Per format: 9 ways before it, itself before 7 ways and itself; both formats crossed: 4 times.
+    # 9 ways before its 3, these before 7 and themselves; one way of it where formats are crossed.
     assert Counter(cell.run for cell in set(cells)) == {
-        " + ".join(engines): count for engines, count in zip(VLLM_RUNS, (17, 17, 68), strict=True)
+        " + ".join(engines): count for engines, count in zip(VLLM_RUNS, (57, 57, 68), strict=True)
     }
 
 
-@pytest.mark.parametrize(("runs", "cells"), [(RUNS, 378), (ALL, 480)])
+@pytest.mark.parametrize(("runs", "cells"), [(RUNS, 378), (ALL, 560)])
 def test_thirty_thousand_rollouts_visit_every_cell(
     runs: tuple[tuple[str, ...], ...], cells: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_every_beginning_of_the_order_is_mixed() -> None:
     shares = Counter(panel.engines for panel in order)
     for part in (order[: len(order) // 4], order[len(order) // 4 : len(order) // 2]):
         seen = Counter(panel.engines for panel in part)
-        assert all(abs(4 * seen[run] - share) <= 8 for run, share in shares.items())
+        assert all(4 * seen[run] > share / 2 for run, share in shares.items())
 
 
 def test_prompts_of_one_and_of_several_lengths_take_turns() -> None:
@@ -152,7 +152,7 @@ def test_honest_work_is_not_rejected_and_a_record_is_gone_on_with(stage: Stage) 
 def test_a_number_format_that_no_calibration_covers_is_noticed(stage: Stage) -> None:
     """A matrix that cannot fail proves nothing."""
     exact, coarse = (
-        Party(f"transformers:{kind}", WORKERS["full"][0]) for kind in ("float32", "bfloat16")
+        EngineWay(f"transformers:{kind}", WORKERS["full"][0]) for kind in ("float32", "bfloat16")
     )
     panel = Panel(("transformers:float32",), coarse, (exact, coarse), starts_ragged=False)
     judged = HonestMatrix(stage, profile="quick").judge(panel, 0)
@@ -169,9 +169,9 @@ def test_vllm_is_honest_before_transformers_and_they_before_it(stage: Stage) -> 
         find_python()
     except EngineError as error:
         pytest.skip(f"{error}: make vllm")
-    judged = list(play_honest(stage, 12 * ROLLOUTS, runs=VLLM_RUNS[:1], profile="quick"))
+    judged = list(play_honest(stage, 21 * ROLLOUTS, runs=VLLM_RUNS[:1], profile="quick"))
     result = conclude_honest(judged)
-    assert (result.rollouts, result.rejected, result.cells) == (12 * ROLLOUTS, 0, 17)
+    assert (result.rollouts, result.rejected, result.cells) == (21 * ROLLOUTS, 0, 57)
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ VLLM_RUNS = (
     tuple(ENGINES),
 )
 """Runs whose calibration covers vLLM: of these, whatever vLLM has a part in."""
+VLLM_WAYS = (Way("batched"), Way("two threads", threads=2), Way("batches of 7", max_rows=7))
+"""Of vLLM beside transformers of its own number format. Calibration measures the first."""
 JUDGES = 3
 """Validators before whom one submission is brought."""
 ONE_LENGTH, SEVERAL_LENGTHS = "prompts of one length", "prompts of several lengths"
@@ -33,7 +35,7 @@ ONE_LENGTH, SEVERAL_LENGTHS = "prompts of one length", "prompts of several lengt
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class EngineWay:
     """One way to compute on one engine."""
 
     engine: str
@@ -49,7 +51,7 @@ class Party:
 
     @property
     def is_vllm(self) -> bool:
-        """Whether vLLM computes, which has one way: its own."""
+        """Whether vLLM computes, by kernels of its own."""
         return self.engine.startswith("vllm:")
 
 
@@ -71,9 +73,9 @@ class Panel:
 
     engines: tuple[str, ...]
     """Of the run's calibration."""
-    worker: Party
+    worker: EngineWay
     """Who generates."""
-    validators: tuple[Party, ...]
+    validators: tuple[EngineWay, ...]
     """Who judges, each for itself."""
     starts_ragged: bool
     """Whether its first submission has prompts of several lengths; they take turns."""
@@ -110,9 +112,9 @@ def panels(runs: Sequence[tuple[str, ...]]) -> list[Panel]:
 
 
 def _panels(engines: tuple[str, ...]) -> list[Panel]:
-    workers = _parties(engines, WORKERS["full"])
-    judges = _parties(engines, VALIDATORS["full"])
-    has_vllm = any(party.is_vllm for party in workers)
+    workers = _engine_ways(engines, WORKERS["full"])
+    judges = _engine_ways(engines, VALIDATORS["full"])
+    has_vllm = any(one.is_vllm for one in workers)
     found = []
     for place, worker in enumerate(workers):
         # What has no part in vLLM is in a run of its own, under narrower limits.
@@ -126,9 +128,14 @@ def _panels(engines: tuple[str, ...]) -> list[Panel]:
     return found
 
 
-def _parties(engines: Sequence[str], ways: Sequence[Way]) -> list[Party]:
-    parties = [Party(engine, way) for engine in engines for way in ways]
-    return [party for party in parties if not party.is_vllm or party.way == ways[0]]
+def _engine_ways(engines: Sequence[str], ways: Sequence[Way]) -> list[EngineWay]:
+    # Each way of vLLM is a process. Across formats it is the formats that differ.
+    own = VLLM_WAYS if len(engines) == 2 else VLLM_WAYS[:1]
+    return [
+        EngineWay(engine, way)
+        for engine in engines
+        for way in (own if engine.startswith("vllm:") else ways)
+    ]
 
 
 def _stride(count: int) -> int:
@@ -140,31 +147,35 @@ def _stride(count: int) -> int:
 
 # ------------------------------------------------------------------------------------- dimensions
 
-_WORKERS = {party.name: party for party in _parties(tuple(ENGINES), WORKERS["full"])}
-_VALIDATORS = {party.name: party for party in _parties(tuple(ENGINES), VALIDATORS["full"])}
+
+def _named(ways: Sequence[Way]) -> dict[str, EngineWay]:
+    return {one.name: one for engines in RUNS + VLLM_RUNS for one in _engine_ways(engines, ways)}
+
+
+_WORKERS, _VALIDATORS = _named(WORKERS["full"]), _named(VALIDATORS["full"])
 
 
 def worker_values(name: str) -> dict[str, str]:
     """Return where a worker stands in every dimension, by the name that records have."""
-    party = _WORKERS[name]
-    path = "lean decoding" if party.way.lean else "the model's own forward pass"
-    return _values(party, path)
+    one = _WORKERS[name]
+    path = "lean decoding" if one.way.lean else "the model's own forward pass"
+    return _values(one, path)
 
 
 def validator_values(name: str) -> dict[str, str]:
     """Return where a validator stands in every dimension, by the name that records have."""
-    party = _VALIDATORS[name]
+    one = _VALIDATORS[name]
     path = {"prefill": "prefill", "padded left": "prefill, padded on the left"}
-    return _values(party, path.get(party.way.path, "decoding with a cache"))
+    return _values(one, path.get(one.way.path, "decoding with a cache"))
 
 
-def _values(party: Party, path: str) -> dict[str, str]:
-    own = "vLLM's own" if party.is_vllm else None
+def _values(one: EngineWay, path: str) -> dict[str, str]:
+    own = "vLLM's own" if one.is_vllm else None
     return {
-        "engine": "vLLM" if party.is_vllm else "transformers",
-        "number format": ENGINES[party.engine],
-        "samples computed together": f"up to {party.way.max_rows}",
-        "attention": own or party.way.attention,
+        "engine": "vLLM" if one.is_vllm else "transformers",
+        "number format": ENGINES[one.engine],
+        "samples computed together": f"up to {one.way.max_rows}",
+        "attention": own or one.way.attention,
         "path": own or path,
-        "threads": str(party.way.threads),
+        "threads": str(one.way.threads),
     }

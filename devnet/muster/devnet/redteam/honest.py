@@ -33,6 +33,7 @@ from muster.devnet.redteam.cells import (
     SEVERAL_LENGTHS,
     VLLM_RUNS,
     Cell,
+    EngineWay,
     Panel,
     panels,
     validator_values,
@@ -204,7 +205,7 @@ class HonestMatrix:
     def __init__(self, stage: Stage, *, profile: Profile = "full") -> None:
         self._stage = stage
         self._profile: Profile = profile
-        self._parties: dict[str, Party] = {}
+        self._parties: dict[tuple[str, Way | None], Party] = {}
         self._calibrations: dict[tuple[str, ...], Calibration] = {}
 
     def close(self) -> None:
@@ -219,10 +220,10 @@ class HonestMatrix:
         started = time.process_time()
         prompts = panel.prompts(number)
         requests = self._requests(f"honest/{panel.key}/{number}", prompts)
-        work = self._party(panel.worker.engine).generate(requests, _whole(panel.worker.way))
+        work = self._party(panel.worker).generate(requests, _whole(panel.worker.way))
         struck = {}
         for validator in panel.validators:
-            party = self._party(validator.engine)
+            party = self._party(validator)
             errors = party.compare(work, party.recompute(work, _whole(validator.way)))
             struck[validator.name] = _struck(limits, errors)
         strikes = {name: int(is_struck.sum()) for name, is_struck in struck.items()}
@@ -250,17 +251,20 @@ class HonestMatrix:
             for seed in group.seeds
         ]
 
-    def _party(self, engine: str) -> Party:
-        if engine not in self._parties:
-            self._parties[engine] = self._load(engine)
-        return self._parties[engine]
+    def _party(self, asked: EngineWay) -> Party:
+        """Return who computes: one engine on transformers, on vLLM a process for each way."""
+        key = asked.engine, asked.way if asked.is_vllm else None
+        if key not in self._parties:
+            self._parties[key] = self._load(asked)
+        return self._parties[key]
 
-    def _load(self, engine: str) -> Party:
-        if engine.startswith("vllm:"):
-            vllm = VllmEngine(ENGINES[engine])
+    def _load(self, asked: EngineWay) -> Party:
+        dtype, way = ENGINES[asked.engine], asked.way
+        if asked.is_vllm:
+            vllm = VllmEngine(dtype, threads=way.threads, max_rows=way.max_rows)
             vllm.load_policy(self._stage.model, VERSION)
             return VllmBench(vllm, self._stage.recipe)
-        transformers = TransformersEngine(ENGINES[engine])
+        transformers = TransformersEngine(dtype)
         transformers.load_policy(self._stage.model, VERSION)
         return Bench(transformers, self._stage.recipe)
 

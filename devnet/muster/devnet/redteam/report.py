@@ -56,11 +56,11 @@ once, and as rejected when any of them takes it for dishonest. {rejected} reject
 submissions that would have been slashed. Upper 95 % bound of the share rejected (Clopper-Pearson,
 over rollouts generated): {upper:.2e}.
 
-Ways are crossed within float32, within bfloat16 and across both. Where vLLM is installed, what
-vLLM generates or judges is crossed with every way of transformers: within float32, within bfloat16,
-and in a run that covers all four engines. Each run has limits of its own calibration. vLLM has one
-way here, its own on a CPU. Ways to decode in batches below 128 refill or restart as samples end;
-prompts of several lengths (sorting 2 to 5 digits) are what makes workers pad.
+Ways are crossed within float32, within bfloat16 and across both. Where vLLM is installed (its CPU
+build), what it generates or judges is crossed with every way of transformers: within float32 and
+within bfloat16 in three ways of vLLM, and in one way in a run that covers all four engines. Each
+run has limits of its own calibration. Workers that compute fewer samples together than a submission
+has admit others as some end; prompts of several lengths (sorting 2 to 5 digits) make them pad.
 
 Not covered: no GPU was measured, neither its kernels nor a mixture of GPUs and CPUs, and no other
 model than this one. A run admits the engines that its calibration has measured, on the machines
