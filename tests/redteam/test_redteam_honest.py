@@ -119,6 +119,20 @@ def test_rollouts_are_counted_once_however_many_judge_them() -> None:
     assert (result.rejected, result.slashed) == (4, 1)
 
 
+@pytest.mark.parametrize(
+    ("worker", "path"),
+    [
+        ("float32 batches of 7", "lean decoding"),
+        ("float32 own, batches of 7", "the model's own forward pass"),
+        ("float32 eager attention", "the model's own forward pass"),
+        ("vLLM float32 batches of 7", "vLLM's own"),
+    ],
+)
+def test_path_of_a_worker_is_what_computes(worker: str, path: str) -> None:
+    margins = honest_margins([replace(JUDGED, worker=worker)])
+    assert [m.value for m in margins if m.dimension == "path" and m.rollouts] == [path]
+
+
 def test_margins_add_up_in_every_dimension() -> None:
     margins = honest_margins([JUDGED])
     found = {(m.dimension, m.value): (m.rollouts, m.judgements) for m in margins}

@@ -158,8 +158,9 @@ _WORKERS, _VALIDATORS = _named(WORKERS["full"]), _named(VALIDATORS["full"])
 def worker_values(name: str) -> dict[str, str]:
     """Return where a worker stands in every dimension, by the name that records have."""
     one = _WORKERS[name]
-    path = "lean decoding" if one.way.lean else "the model's own forward pass"
-    return _values(one, path)
+    # The lean decoding has one attention kernel: with another the model computes itself.
+    is_lean = one.way.lean and one.way.attention == "sdpa"
+    return _values(one, "lean decoding" if is_lean else "the model's own forward pass")
 
 
 def validator_values(name: str) -> dict[str, str]:

@@ -323,20 +323,19 @@ def play_honest(
     judged and wanted.
     """
     ordered = panels(installed_runs() if runs is None else runs)
-    known = {j.key: j for j in done}
-    seen = 0
+    known = {j.key for j in done}
+    seen = sum(j.rollouts for j in done)
     with closing(HonestMatrix(stage, profile=profile)) as matrix:
         for number, panel in ((number, panel) for number in count() for panel in ordered):
             if seen >= rollouts:
                 return
-            one = known.get((*panel.key, number))
-            seen += one.rollouts if one else 0
-            if one is None:
-                one = matrix.judge(panel, number)
-                seen += one.rollouts
-                if progress:
-                    progress(seen, max(seen, rollouts))
-                yield one
+            if (*panel.key, number) in known:
+                continue
+            one = matrix.judge(panel, number)
+            seen += one.rollouts
+            if progress:
+                progress(seen, max(seen, rollouts))
+            yield one
 
 
 def read_judged(record: Path) -> list[Judged]:
