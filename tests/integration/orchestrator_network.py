@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,6 +26,7 @@ from muster.chain import (
     RunTerms,
     deploy_contracts,
 )
+from muster.devnet.warm import WarmProcess
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
@@ -263,7 +263,7 @@ class Process:
         self._keystore = network.folder / "keystore.json"
         keystore = Account.encrypt(ORCHESTRATOR, "secret", kdf="scrypt", iterations=2)
         self._keystore.write_text(json.dumps(keystore))
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: WarmProcess | None = None
 
     async def start(self) -> str:
         """Start it; returns its URL."""
@@ -283,14 +283,12 @@ class Process:
             "poll-s": settings.poll_s,
             "commit-interval-s": 0.05,
         }
-        with settings.ready_file.with_suffix(".log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", "from muster.devnet.cli import main; main()"),
-                *("orchestrator", "run"),
-                *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
-                env={**os.environ, "MUSTER_PASSWORD": "secret"},
-                stderr=log,
-            )
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        self._process = await WarmProcess.start(
+            ["muster.devnet", "orchestrator", "run", *words],
+            settings.ready_file.with_suffix(".log"),
+            {"MUSTER_PASSWORD": "secret"},
+        )
         async with asyncio.timeout(30):
             while not settings.ready_file.exists():
                 assert self._process.returncode is None

@@ -171,7 +171,7 @@ async def test_nothing_is_lost_or_sent_twice_when_any_replica_is_killed(cluster:
             killed["leader" if chosen in leaders else "other"] += 1
             await cluster.kill(chosen)
             await cluster.start(chosen)
-            if killed["leader"] >= 3 and killed["other"] >= 3:
+            if killed["leader"] >= 2 and killed["other"] >= 2:
                 return
 
     submissions: list[Submission] = []
@@ -182,7 +182,7 @@ async def test_nothing_is_lost_or_sent_twice_when_any_replica_is_killed(cluster:
             submissions.append(await cluster.upload(node, body + b" of %d" % node))
             await cluster.judge(submissions[-1])
 
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         killer = asyncio.create_task(kill_in_turn())
         await asyncio.gather(killer, work(0), work(1))
     network, view = cluster.network, ChainView()

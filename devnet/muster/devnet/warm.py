@@ -23,6 +23,7 @@ PRELOADED = (
     "muster.client.validator.process",
     "muster.client.worker.process",
     "muster.inference.transformers_engine",
+    "muster.orchestrator.process",
     "muster.trainer.process",
     "transformers.models.qwen3.modeling_qwen3",
 )
