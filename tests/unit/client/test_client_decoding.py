@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from muster.client.validator import decoding
 from muster.client.validator.decoding import FileDecoder
-from muster.protocol.errors import EncodingError
+from muster.protocol.errors import EncodingError, ValidatorDisturbed
 from muster.protocol.rollouts import Rollout, encode_rollouts
 
 ROW = Rollout("p", 0, 0, 2**64 - 1, -1, 3, (1, 2), (3, 4), b"\x00\xffproof", 0.25)
@@ -55,10 +57,40 @@ async def test_damaged_files_decode_or_are_refused(decoder: FileDecoder, seed: i
         assert all(0 <= row.task_reward <= 1 for row in rows)
 
 
-async def test_a_file_that_outlasts_the_deadline_is_refused() -> None:
-    async with FileDecoder(deadline_s=0.0) as decoder:
+async def test_a_file_that_takes_too_much_processor_time_is_refused() -> None:
+    many = encode_rollouts([replace(ROW, sample=i) for i in range(4000)])
+    async with FileDecoder(cpu_s=0.001) as decoder:
+        with pytest.raises(EncodingError, match="broke the decoder"):
+            await decoder.decode(many)
+
+
+async def test_a_file_that_waits_for_ever_is_refused() -> None:
+    async with FileDecoder(wall_s=0.0) as decoder:
         with pytest.raises(EncodingError, match="broke the decoder"):
             await decoder.decode(encode_rollouts(ROWS))
+
+
+async def test_a_stopped_machine_is_no_fault_of_a_files() -> None:
+    """Seconds in which the child may not run count for nothing."""
+    async with FileDecoder(cpu_s=0.2) as decoder:
+        await decoder.start()
+        child = decoder._child
+        assert child is not None
+        child.send_signal(signal.SIGSTOP)
+        asking = asyncio.ensure_future(decoder.decode(encode_rollouts(ROWS)))
+        assert not (await asyncio.wait([asking], timeout=0.3))[0]
+        child.send_signal(signal.SIGCONT)
+        assert await asking == ROWS
+
+
+async def test_a_child_that_does_not_start_is_held_against_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for program in ("/bin/false", "/nowhere/python"):
+        monkeypatch.setattr(decoding.sys, "executable", program)
+        async with FileDecoder() as decoder:
+            with pytest.raises(ValidatorDisturbed, match="does not start"):
+                await decoder.decode(encode_rollouts(ROWS))
 
 
 async def test_an_oversized_file_is_refused_before_the_child_sees_it(
