@@ -27,7 +27,7 @@ from muster.devnet.redteam.honest import (
     play_honest,
     read_judged,
 )
-from muster.devnet.redteam.report import PAGE, draw_curves, this_run, write_page
+from muster.devnet.redteam.report import PAGE, code, draw_curves, this_run, write_page
 from muster.devnet.redteam.runner import read_trials, run
 from muster.devnet.redteam.stage import Stage
 from muster.devnet.redteam.trials import AttackResult
@@ -92,6 +92,8 @@ def _detail(result: AttackResult) -> dict[str, Any]:
         "found_after": round(result.found_after, 3),
         "unit": result.attack.time_unit,
         "profit": round(result.profit, 4),
+        "profit_interval": [round(bound, 4) for bound in result.profit_interval],
+        "profits_measured": result.measured,
         "failure": result.failure,
     }
 
@@ -104,12 +106,14 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("muster").setLevel(logging.CRITICAL)
+    # Before anything is written: what this run leaves behind is no change of the code it ran.
+    commit = code()
     stage, results, honest = play(given.trials, given.honest)
     detail = [_detail(result) for result in results]
     header = ["attack", "kind", "trials", "caught", "profit", "failure"]
     print_table("Red team", header, [[str(row[name]) for name in header] for row in detail])
     draw_curves(results)
-    write_page(PAGE, results, honest, this_run(stage.terms, machine()))
+    write_page(PAGE, results, honest, this_run(stage.terms, machine(), commit))
     write("redteam", metrics_of(stage, results, honest), detail, measured_on=machine())
 
 

@@ -61,7 +61,10 @@ def test_profit_is_that_of_the_economics_for_a_whole_submission(power: float) ->
 
 def test_one_escape_breaks_a_hard_defence() -> None:
     assert conclude(attack(a=1), trials("a", 300), TERMS).failure == ""
-    assert conclude(attack(a=1), trials("a", 299, 1), TERMS).failure == "a: 299 of 300 caught"
+    assert (
+        conclude(attack(a=1), trials("a", 299, 1), TERMS).failure
+        == "a: 299 of 300 caught (ACCEPTED)"
+    )
 
 
 @pytest.mark.parametrize(("caught", "holds"), [(95, True), (94, False)])
@@ -74,6 +77,28 @@ def test_a_statistical_defence_finds_95_of_100(caught: int, holds: bool) -> None
 def test_an_economic_attack_must_not_pay(profit: float, holds: bool) -> None:
     made = trials("a", 0, 50, profit=profit)
     assert (conclude(attack("economic", a=1), made, TERMS).failure == "") is holds
+
+
+def test_what_has_no_profit_to_measure_must_be_refused() -> None:
+    both = attack("economic", a=1, b=2)
+    made = trials("a", 0, 50, profit=-1.0)
+    assert conclude(both, made + trials("b", 5), TERMS).failure == ""
+    assert "b: 4 of 5" in conclude(both, made + trials("b", 4, 1), TERMS).failure
+
+
+def test_profits_have_an_interval() -> None:
+    made = trials("a", 0, 50, profit=-1.0) + trials("a", 0, 50, profit=0.0)
+    result = conclude(attack("economic", a=1), made, TERMS)
+    # 1.96 * 0.5025 / 10
+    assert result.profit_interval == pytest.approx((-0.5985, -0.4015), abs=1e-4)
+    assert (result.profit, result.measured) == (-0.5, 100)
+
+
+def test_what_takes_seconds_gets_a_tenth() -> None:
+    plan = Attack("A1", "", "", "hard", (Variant("a", None), Variant("slow", None, most=3)))
+    assert [n for _, n in shares(plan, 5)] == [5, 1]
+    assert [n for _, n in shares(plan, 20)] == [20, 2]
+    assert [n for _, n in shares(plan, 300)] == [300, 3]
 
 
 def test_harmless_trials_count_for_nothing() -> None:
@@ -110,7 +135,7 @@ def test_a_missing_defence_is_noticed(stage: Stage) -> None:
         return stage.outcome(delivery, Reason.WRONG_REWARD)
 
     results = run(stage, [Attack("A16", "", "", "hard", (Variant("unchecked", unchecked),))])
-    assert failures(results) == ["A16: unchecked: 0 of 5 caught"]
+    assert failures(results) == ["A16: unchecked: 0 of 5 caught (ACCEPTED)"]
 
 
 def test_a_record_is_read_back_and_gone_on_with(stage: Stage, tmp_path: Path) -> None:

@@ -67,10 +67,11 @@ def redteam(
     attacks = _chosen(chosen)
     if resume and record is None:
         raise click.UsageError("--resume goes on with the file of --json")
-    from muster.devnet.redteam.report import PAGE, draw_curves, this_run, write_page
+    from muster.devnet.redteam.report import PAGE, code, draw_curves, this_run, write_page
     from muster.devnet.redteam.runner import failures, read_trials, run
     from muster.devnet.redteam.stage import machine
 
+    commit = code()
     earlier = read_trials(record) if resume and record else []
     with _stage(folder) as stage, _recording(record, resume) as lines, _progress() as progress:
         results = run(
@@ -83,9 +84,9 @@ def redteam(
     _show(results, honest_result)
     if full and not chosen:
         draw_curves(results)
-        write_page(page or PAGE, results, honest_result, this_run(terms, machine()))
+        write_page(page or PAGE, results, honest_result, this_run(terms, machine(), commit))
     elif page:
-        write_page(page, results, honest_result, this_run(terms, machine()))
+        write_page(page, results, honest_result, this_run(terms, machine(), commit))
     failed = failures(results)
     if honest_result is not None and honest_result.slashed:
         failed.append(f"A36: {honest_result.slashed} honest submissions would be slashed")

@@ -176,8 +176,7 @@ A37 = Attack(
     "each try beyond it costs a stake; a sequential test over the history alarms",
     "economic",
     (Variant("binary search with throw-away identities", _probed),),
-    full=30,
-    fast=5,
+    full=60,
 )
 
 ATTACKS = (A13, A23, A37)

@@ -117,7 +117,7 @@ def _colluding(share: float) -> Play:
 
 
 def _awaited(stage: Stage, random: Random) -> Outcome:
-    """Forge only when the newest block's hash would call none but friends.
+    """Forge only when the newest block's hash would call none but friends, else work honestly.
 
     The order is drawn of the hash of a later block, that of the commitment.
     """
@@ -125,8 +125,8 @@ def _awaited(stage: Stage, random: Random) -> Outcome:
     for _ in range(LOOKS):
         foreseen = _order(bench, random)
         if all(validator in bench.bought for validator in foreseen[:QUORUM]):
-            break
-    return _submitted(bench, _order(bench, random), stage, random)
+            return _submitted(bench, _order(bench, random), stage, random)
+    return Outcome(False, "ACCEPTED", "never foreseen", is_harmless=True, profit=0.0)
 
 
 # A24

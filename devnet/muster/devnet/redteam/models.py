@@ -9,7 +9,7 @@ from random import Random
 
 from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import Stage, Worker, same_text
-from muster.devnet.redteam.trials import Attack, Outcome, Play, Variant
+from muster.devnet.redteam.trials import SHOWS_POWER, Attack, Outcome, Play, Variant
 from muster.inference import substitutes
 from muster.inference.substitutes import Substitution
 from muster.protocol.messages import Reason, Ticket
@@ -121,7 +121,7 @@ A2 = Attack(
     ),
     Gain(saved=0.75),
     knob="bits per weight",
-    full=60,
+    full=SHOWS_POWER,
 )
 
 A22 = Attack(
@@ -141,7 +141,7 @@ A22 = Attack(
     # What it saves is the download of a policy, never the generation.
     Gain(saved=0.1),
     knob="optimiser steps times learning rate",
-    full=60,
+    full=SHOWS_POWER,
 )
 
 ATTACKS = (A1, A2, A22)

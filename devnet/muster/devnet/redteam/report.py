@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from muster.devnet.redteam.catalogue import ELSEWHERE
 from muster.devnet.redteam.gain import Terms
 from muster.devnet.redteam.honest import HonestResult
-from muster.devnet.redteam.trials import AttackResult
+from muster.devnet.redteam.trials import MOST_PROFIT, AttackResult
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,12 +33,24 @@ or client with one hook overridden, against the real checks. The run is that of 
 recipe, its 0.1M-parameter model in float32, its calibration. Limits and rates for another model are
 that model's calibration; the programs are the same.
 
-A full run plans 300 trials of a hard attack and 60 of each way of a statistical one; the tables
-say how many were played, and the intervals what that proves.
+A full run plans 300 trials of a hard attack, all of its ways together, and 80 of each way of a
+statistical one that pays; the tables say how many were played, and the intervals what that proves.
 
-"Caught" means found by the defence named, for its reason. "Found after" counts what the attack got
-away with, the one that was found included. "Profit" is that of a cheated unit over an honest one,
-in prices of a unit: measured, or that of the gain model (`redteam/gain.py`) at the share caught.
+"Caught" means found by the defence named, for its reason. A hard attack must be caught each time, a
+statistical one in 95 of 100 submissions in each way that pays. An economic one need not be caught,
+it must not pay: a coalition of 40 % of the validators gets a forgery through now and then, and
+loses more than all of them the other times. "Found after" counts what the attack got away with, the
+one that was found included. "Profit" is that of a cheated unit over an honest one, in prices of a
+unit: measured, or that of the gain model (`redteam/gain.py`) at the share caught.
+
+A profit of 0 is the floor of what is refused but not slashed. Who delivers late, twice, in another
+encoding, with an old key, with a withheld file or beyond its stake (A8, A11, A28, A33, A39), or
+leaves in time with what it never earned (A27), has saved the cost of a unit and is not paid for it;
+honest work that costs all it earns brings the same. Wherever honest work earns more than it costs,
+the figure is below zero by that much. No stake is taken there because honest workers are late, send
+twice and lose files, too, and nobody may cost them a stake by it. A23 and A26 are measured: what is
+split, or accused, brings exactly nothing more.
+
 The run's terms: price {price:g} tokens a unit, stake {stake:g} tokens, {share:g} % of it slashed
 for a fraud, up to {units} units a submission, every submission judged before it is paid (audit rate
 {audited:g}), honest work that costs all it earns.
@@ -79,6 +91,15 @@ outcome on chain, in seconds.
 
 | | way | trials | caught | 95 % interval | harmless | s | reasons |
 |---|---|---|---|---|---|---|---|"""
+PROFITS = """\
+## What economic attacks bring
+
+Prices of a unit, over honest work, of all trials that measure a profit. What must hold is that the
+interval's upper end is no more than {most:g}. A13 draws its problems anew under a beacon that
+nobody knew: its expectation is zero, its mean is that up to the interval.
+
+| | attack | measured | mean profit | 95 % interval |
+|---|---|---|---|---|"""
 MAIN = """\
 ## Attacks
 
@@ -137,14 +158,19 @@ class Run:
     """The run's terms, for the profits."""
 
 
-def this_run(terms: Terms, machine: str) -> Run:
-    """Return today's run of this checkout."""
+def code() -> str:
+    """Return this checkout's commit, as git names it; ask before a run writes anything."""
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+    return done.stdout.strip() or "unknown"
+
+
+def this_run(terms: Terms, machine: str, commit: str) -> Run:
+    """Return today's run of a commit."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return Run(machine, date, done.stdout.strip() or "unknown", terms)
+    return Run(machine, date, commit, terms)
 
 
 def write_page(
@@ -152,8 +178,8 @@ def write_page(
 ) -> None:
     """Write the page of a full run."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    parts = [_head(run), _main_table(results), _honest_part(honest), _curves(results),
-             _variants(results), _elsewhere()]  # fmt: skip
+    parts = [_head(run), _main_table(results), _profits(results), _honest_part(honest),
+             _curves(results), _variants(results), _elsewhere()]  # fmt: skip
     path.write_text("\n".join(parts))
 
 
@@ -174,6 +200,18 @@ def _main_table(results: Sequence[AttackResult]) -> str:
             f"| {a.id} | {a.title} | {a.defence} | {a.kind} | {' | '.join(_figures(r))} | "
             f"{r.failure or 'yes'} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def _profits(results: Sequence[AttackResult]) -> str:
+    lines = [PROFITS.format(most=MOST_PROFIT)]
+    for r in results:
+        if r.attack.kind == "economic":
+            low, high = r.profit_interval
+            lines.append(
+                f"| {r.attack.id} | {r.attack.title} | {r.measured} | {r.profit + 0.0:+.3g} | "
+                f"{low + 0.0:+.3g} to {high + 0.0:+.3g} |"
+            )
     return "\n".join(lines) + "\n"
 
 

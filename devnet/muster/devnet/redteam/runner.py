@@ -22,7 +22,7 @@ Progress = Callable[[Attack, int, int], None]
 
 def shares(attack: Attack, trials: int) -> list[tuple[Variant, int]]:
     """Return how many trials each variant gets: of a statistical attack `trials` each, of others
-    so many together, at least one each; those that take long get no more than their most.
+    so many together, at least one each; those that take long get a tenth, and at most their most.
     """
     free = [v for v in attack.variants if v.most is None and v.must_catch and not v.must_pass]
     each = trials if attack.kind == "statistical" else -(-trials // max(1, len(free)))
@@ -31,7 +31,7 @@ def shares(attack: Attack, trials: int) -> list[tuple[Variant, int]]:
 
 def _share(variant: Variant, each: int) -> int:
     if variant.most is not None:
-        return min(each, variant.most)
+        return min(max(1, each // 10), variant.most)
     # What is only for the record needs a rate, not a bound.
     return each if variant.must_catch or variant.must_pass else -(-each // 3)
 

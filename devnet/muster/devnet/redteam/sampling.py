@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import Stage, Worker, retold, same_text
-from muster.devnet.redteam.trials import Attack, Outcome, Play, Variant
+from muster.devnet.redteam.trials import SHOWS_POWER, Attack, Outcome, Play, Variant
 from muster.inference import Request, gumbel_noise, substitutes
 from muster.inference.substitutes import Substitution
 from muster.protocol.messages import Reason, Ticket
@@ -298,7 +298,7 @@ A4 = Attack(
     ),
     Gain(saved=0.75),
     knob="bits per weight of what wrote the text",
-    full=60,
+    full=SHOWS_POWER,
 )
 
 A5 = Attack(
@@ -318,7 +318,7 @@ A5 = Attack(
     ),
     Gain(saved=0.5),
     knob="slack of acceptance, logits / T",
-    full=60,
+    full=SHOWS_POWER,
 )
 
 A14 = Attack(
@@ -332,6 +332,8 @@ A14 = Attack(
         Variant("largest tokens of 2", _best_of(2, lambda row: sum(row.completion_tokens))),
     ),
     Gain(saved=0.0, extra=0.5),
+    # Some of the shortest are the honest ones.
+    full=330,
 )
 
 A15 = Attack(
@@ -345,7 +347,8 @@ A15 = Attack(
     ),
     Gain(saved=0.0, extra=0.1),
     knob="margin below which tokens are exchanged, logits / T",
-    full=60,
+    # Every sixth or so changes nothing at the smallest margin that must be caught.
+    full=SHOWS_POWER * 5 // 4,
 )
 
 A18 = Attack(

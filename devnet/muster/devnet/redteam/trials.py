@@ -9,8 +9,8 @@ about detection.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +30,10 @@ MOST_PROFIT = 0.01
 """Upper 95 % bound of an economic attack's mean profit, in prices of a unit."""
 LEAST_SAMPLE = 30
 """Measured profits from which their mean has an interval."""
+SHOWS_POWER = 80
+"""Trials of each way of a statistical attack: all caught, the share is above `LEAST_POWER` with
+95 % confidence (Wilson), which takes 73.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Variant:
     many: PlayMany | None = None
     """In the place of `play`, where trials are made many at a time."""
     most: int | None = None
-    """The most trials it gets, where one takes seconds."""
+    """The most trials it gets where one takes seconds; it gets a tenth of what others do."""
 
 
 WHOLE = Gain()
@@ -149,6 +153,8 @@ class VariantResult:
     """Mean, of those caught."""
     reasons: tuple[str, ...]
     """Why, the commonest first."""
+    escaped: str
+    """How the first that was not caught ended; nothing when all were."""
     seconds: float | None = None
     """Mean time from the commitment to the outcome on chain, where there is a chain."""
 
@@ -169,8 +175,10 @@ class AttackResult:
     profit: float
     """Mean profit of a unit in prices of a unit, over honest work: measured, or by the gain model
     with the share that was caught."""
-    profit_bound: float
-    """Upper end of the profit's 95 % interval; the profit itself where a model says it."""
+    profit_interval: tuple[float, float]
+    """The profit's 95 % interval; the profit itself, twice, where a model says it."""
+    measured: int = 0
+    """Profits measured; 0 where a model says it."""
     failure: str = ""
     """What does not hold; nothing when all does."""
 
@@ -206,24 +214,26 @@ def conclude(attack: Attack, trials: Sequence[Trial], terms: Terms) -> AttackRes
     results = tuple(
         _of_variant(v, [t for t in trials if t.variant == v.name]) for v in attack.variants
     )
-    draft = AttackResult(attack, results, 0.0, 0.0)
     measured = [t.outcome.profit for t in trials if t.outcome.profit is not None]
+    unmeasured = {t.variant for t in trials if t.outcome.profit is None}
+    draft = AttackResult(attack, results, 0.0, (0.0, 0.0), len(measured))
     if measured:
-        profit, bound = _mean_and_bound(measured)
+        profit, interval = _mean_and_interval(measured)
     else:
         is_fraud = any(t.outcome.verdict == "FRAUD" and t.outcome.caught for t in trials)
         found = draft.caught / draft.trials if draft.trials else 0.0
-        bound = profit = terms.profit(attack.gain, found, is_fraud=is_fraud)
-    if 0 < len(measured) < LEAST_SAMPLE:
-        # Too few for an interval: the mean alone must do.
-        bound = profit
-    return AttackResult(attack, results, profit, bound, _failure(draft, bound))
+        profit = terms.profit(attack.gain, found, is_fraud=is_fraud)
+        interval = profit, profit
+    result = replace(draft, profit=profit, profit_interval=interval)
+    return replace(result, failure=_failure(result, unmeasured))
 
 
-def _mean_and_bound(values: Sequence[float]) -> tuple[float, float]:
+def _mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     mean = fmean(values)
-    spread = stdev(values) if len(values) > 1 else 0.0
-    return mean, mean + 1.96 * spread / math.sqrt(len(values))
+    if len(values) < LEAST_SAMPLE:
+        return mean, (mean, mean)  # too few for an interval: the mean alone must do
+    half = 1.96 * stdev(values) / math.sqrt(len(values))
+    return mean, (mean - half, mean + half)
 
 
 def _of_variant(variant: Variant, trials: Sequence[Trial]) -> VariantResult:
@@ -234,6 +244,8 @@ def _of_variant(variant: Variant, trials: Sequence[Trial]) -> VariantResult:
         counted = [t.outcome for t in trials if not t.outcome.is_harmless]
         caught = [outcome for outcome in counted if outcome.caught]
     reasons = [outcome.reason for outcome in caught if outcome.reason]
+    missed = (o for o in counted if not o.caught)
+    escaped = "" if variant.must_pass else next((f"{o.verdict} {o.reason}" for o in missed), "")
     timed = [float(o.knobs["seconds"]) for o in caught if "seconds" in o.knobs]
     return VariantResult(
         variant,
@@ -242,21 +254,31 @@ def _of_variant(variant: Variant, trials: Sequence[Trial]) -> VariantResult:
         len(trials) - len(counted),
         sum(outcome.found_after for outcome in caught) / max(1, len(caught)),
         tuple(sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason))),
+        escaped.strip(),
         fmean(timed) if timed else None,
     )
 
 
-def _failure(result: AttackResult, bound: float) -> str:
+def _failure(result: AttackResult, unmeasured: Collection[str]) -> str:
+    """Return what does not hold; `unmeasured` are variants without measured profits."""
+    kind, bound = result.attack.kind, result.profit_interval[1]
     noticed = [v for v in result.by_variant if v.variant.must_pass and v.caught]
     if noticed:
         return f"honest work was taken for {result.attack.id}: {noticed[0].variant.name}"
     if not result.trials:
         return "no trial counted"
-    if result.attack.kind == "economic":
-        return f"it may pay {bound:+.3f} per unit" if bound > MOST_PROFIT else ""
-    least = 1.0 if result.attack.kind == "hard" else LEAST_POWER
-    weak = [v for v in result.counted if v.trials and v.caught < least * v.trials]
-    if weak:
-        worst = weak[0]
-        return f"{worst.variant.name}: {worst.caught} of {worst.trials} caught"
-    return ""
+    if kind == "economic" and bound > MOST_PROFIT:
+        return f"it may pay {bound:+.3f} per unit"
+    # What has no profit to measure must be refused, also where the rest need only not pay.
+    counted = [
+        v
+        for v in result.counted
+        if v.trials and (kind != "economic" or v.variant.name in unmeasured)
+    ]
+    least = LEAST_POWER if kind == "statistical" else 1.0
+    weak = [v for v in counted if v.caught < least * v.trials]
+    if not weak:
+        return ""
+    worst = weak[0]
+    ended = f" ({worst.escaped})" if worst.escaped else ""
+    return f"{worst.variant.name}: {worst.caught} of {worst.trials} caught{ended}"
