@@ -175,7 +175,7 @@ async def test_the_html_report_is_whole_static_and_names_every_transaction(
     assert html.count("<svg") == 2
     assert "prefers-color-scheme:dark" in html
     assert 'name="viewport"' in html
-    assert "No contradiction in 15 checks" in html
+    assert "No contradiction in 16 checks" in html
 
 
 async def test_the_html_report_escapes_what_it_shows() -> None:
