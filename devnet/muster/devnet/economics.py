@@ -19,6 +19,7 @@ from muster.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from muster.chain import RunTerms
+    from muster.devnet.detection import Detection
     from muster.protocol.economics import Cheat, Finding, Terms
     from muster.protocol.judges import Bench
     from muster.protocol.recipe import Recipe
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("adversary", "noticed", "cheats on", "one file", "a burst", "sybils", "stake", "pays")
 """The columns of the workers' table; amounts are tokens beyond honest work."""
+SHOWN_ATTACKS = 3
+"""Attacks of the red team that are printed, the least noticed; --all prints all."""
 SHARE = click.FloatRange(0, 1)
 
 
@@ -48,6 +51,8 @@ SHARE = click.FloatRange(0, 1)
 @click.option("--trap-rate", type=SHARE, help="Traps among a validator's work.")
 @click.option("--recheck-rate", type=SHARE, help="Accepted work checked again.")
 @click.option("--colluding", type=SHARE, help="Of the judges' stake.")
+@click.option("--detection", type=SHARE, help="What exact checks notice; else as measured.")
+@click.option("--redteam", type=FILE, help="The red team's figures; else this checkout's.")
 @click.option("--all", "everything", is_flag=True, help="Every cheat that was measured.")
 @json_option
 @chain_options
@@ -59,16 +64,19 @@ def economics(as_json: bool, everything: bool, **options: Any) -> None:
       muster economics --run 1 --documents documents
       muster economics --recipe configs/demo.toml --calibration calibration.json --audit-rate 0.1
     """
+    from muster.devnet.detection import detection_of
     from muster.trainer.economics import cheats_of
 
+    detection = detection_of(options["redteam"], options["detection"])
     recipe, calibration, run, fixed = _subject(options)
     terms, bench = _terms(recipe, calibration, run, fixed, options)
     stake = parse_tokens(options["stake"]) if options["stake"] else terms.least_stake
-    cheats = cheats_of(calibration)
+    cheats = detection.applied(cheats_of(calibration))
     if as_json:
-        print_json(report(terms, bench, cheats, stake))
+        print_json({**report(terms, bench, cheats, stake), **detection_json(terms, detection)})
     else:
         _print(terms, bench, cheats if everything else worst_of(cheats), stake)
+        _print_detection(terms, detection, most=None if everything else SHOWN_ATTACKS)
 
 
 # What is asked about
@@ -253,6 +261,36 @@ def cap_units(found: Sequence[Finding]) -> int | None:
     return min((f.cap_units for f in found if f.cap_units is not None), default=None)
 
 
+def detection_json(terms: Terms, detection: Detection) -> dict[str, Any]:
+    """Return where the power of the checks is from, and what the red team's files are worth."""
+    return {
+        "detection": {
+            "source": detection.source,
+            "given": detection.given,
+            "files": [
+                {
+                    "attack": each.attack,
+                    "title": each.title,
+                    "trials": each.trials,
+                    "caught": each.caught,
+                    "power": each.power,
+                    "penalty_wei": str(round(penalty_of(terms, each.power))),
+                }
+                for each in detection.files()
+            ],
+        }
+    }
+
+
+def penalty_of(terms: Terms, power: float) -> float:
+    """Return what being noticed must cost beside the pay so that forging whole files does not pay,
+    in wei; MAX_STAKE where it is never noticed.
+    """
+    from muster.protocol.economics import MAX_STAKE, classical_stake
+
+    return min(classical_stake(terms.units * terms.price_wei, terms.audit_rate, power), MAX_STAKE)
+
+
 def judges_of(terms: Terms, bench: Bench, stake: int) -> list[dict[str, Any]]:
     """Return what the judges' side can expect, and what deters it."""
     from muster.protocol import judges
@@ -305,6 +343,22 @@ def _print(terms: Terms, bench: Bench, cheats: Sequence[Cheat], stake: int) -> N
             for row in judges_of(terms, bench, stake)
         ],
     )
+
+
+def _print_detection(terms: Terms, detection: Detection, *, most: int | None) -> None:
+    click.echo()
+    print_facts({"detection": detection.source})
+    rows = [
+        (
+            f"{each.attack} {each.title}",
+            f"{each.caught} of {each.trials}",
+            f"{each.power:.1%}",
+            _rounded(round(penalty_of(terms, each.power))) if each.power else "nothing",
+        )
+        for each in detection.files()[:most]
+    ]
+    if rows:
+        print_table(("red team, whole files", "caught", "at least", "deterred by"), rows)
 
 
 def _facts(terms: Terms, found: Sequence[Finding], stake: int) -> dict[str, Any]:

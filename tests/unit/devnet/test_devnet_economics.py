@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from muster.devnet import detection
 from muster.devnet.economics import economics
 from muster.protocol.errors import ConfigError
 from muster.toploc import Calibration
@@ -91,6 +92,90 @@ def test_the_least_noticed_cheat_of_a_kind_stands_for_it(measured: str) -> None:
     words = ("--recipe", DEMO, "--calibration", measured)
     assert "constant" not in ask(*words).stdout
     assert "constant" in ask(*words, "--all").stdout
+
+
+# What the red team measured
+
+
+def figures(folder: Path, **changes: Any) -> str:
+    """What `make bench-redteam` writes, of three attacks."""
+    rows = [
+        {"attack": name, "title": f"attack {name}", "kind": kind, "unit": unit, "trials": 60}
+        | {"caught": caught}
+        for name, kind, unit, caught in (
+            ("A16", "hard", "submission", 57),
+            ("A15", "statistical", "submission", 60),
+            ("A26", "economic", "case", 60),
+        )
+    ]
+    path = folder / "redteam.json"
+    path.write_text(json.dumps({"date": "2026-01-02", "detail": rows} | changes))
+    return str(path)
+
+
+def exact(found: dict[str, Any], check: str) -> float:
+    [power] = [row["power"] for row in found["workers"] if check in row["adversary"]]
+    return float(power)
+
+
+def test_exact_checks_notice_what_the_red_team_measured(measured: str, tmp_path: Path) -> None:
+    words = ("--recipe", DEMO, "--calibration", measured, "--redteam", figures(tmp_path))
+    found = answer(*words)
+    # The lower end of Wilson's interval of 57 in 60; nobody tried what check 3 answers to.
+    assert exact(found, "check 4") == pytest.approx(0.8630, abs=1e-4)
+    assert exact(found, "check 3") == 1.0
+    files = found["detection"]["files"]
+    assert [each["attack"] for each in files] == ["A16", "A15"]
+    # r n (1 - d) / d, of 768 units at 0.001 tokens.
+    assert int(files[0]["penalty_wei"]) == pytest.approx(0.768e18 * 0.1370 / 0.8630, rel=1e-3)
+    assert found["detection"]["source"].endswith("redteam.json, 2026-01-02, commit unknown")
+    assert "2026-01-02, commit unknown" in ask(*words).stdout
+
+
+def test_this_checkouts_figures_are_the_default_with_their_commit(measured: str) -> None:
+    found = answer("--recipe", DEMO, "--calibration", measured)
+    assert "benchmarks/results/redteam.json, 20" in found["detection"]["source"]
+    assert 0.9 < exact(found, "check 4") < 1
+    shown = ask("--recipe", DEMO, "--calibration", measured).stdout
+    assert "red team, whole files" in shown
+
+
+def test_given_detection_replaces_what_was_measured(measured: str) -> None:
+    found = answer("--recipe", DEMO, "--calibration", measured, "--detection", "0.5")
+    assert {exact(found, check) for check in ("check 3", "check 4", "check 5")} == {0.5}
+    assert found["detection"]["source"] == "50.0% for every exact check: --detection"
+
+
+def test_without_figures_it_says_what_is_assumed(
+    measured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection, "RESULTS", tmp_path / "none")
+    found = answer("--recipe", DEMO, "--calibration", measured)
+    assert exact(found, "check 4") == 1.0
+    assert "every exact check is taken to notice everything" in found["detection"]["source"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"detail": 5},
+        {"detail": [{"attack": "A1"}]},
+        {"date": None, "detail": None},
+        {
+            "detail": [
+                {"attack": "A1", "title": "", "kind": "hard", "unit": "s", "trials": 1, "caught": 2}
+            ]
+        },
+    ],
+)
+def test_what_the_red_team_did_not_write_is_refused(
+    measured: str, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="is not what the red team measured"):
+        ask(
+            *("--recipe", DEMO, "--calibration", measured),
+            *("--redteam", figures(tmp_path, **changes)),
+        )
 
 
 def test_nothing_to_judge_is_refused() -> None:
