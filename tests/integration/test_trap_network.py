@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from client_network import (
+    NODES,
     OWNER,
     PARAMETERS,
     TOKEN,
@@ -24,12 +27,13 @@ from client_network import (
 )
 
 from muster.chain import Fault
-from muster.client.trap_cli import read_plan
 from muster.client.validator.loop import ValidatorLoop
-from muster.client.worker.trapping import TrapJournal, trap_worker
 from muster.devnet.cli import muster
 from muster.devnet.false_validators import Lazy
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import RunId, Step
 from muster.protocol.messages import Verdict
+from muster.protocol.traps import TrapPlan
 from muster.wallet import save_wallet
 
 LONGER = PARAMETERS.model_copy(
@@ -37,14 +41,19 @@ LONGER = PARAMETERS.model_copy(
 )
 STAKE, WORKER_STAKE = 500 * TOKEN, 100 * TOKEN
 TRAPPER = WORKERS[0]
+COMMAND = Path(__file__).with_name("trap_command.py")
 
 
-async def run(network: Network, *words: str) -> Any:
-    environment = {
+def environment_of(network: Network) -> dict[str, str]:
+    return {
         "MUSTER_PASSWORD": "secret",
         "MUSTER_RPC": network.anvil.rpc_url,
         "MUSTER_DEPLOYMENTS": str(network.folder / "deployments"),
     }
+
+
+async def run(network: Network, *words: str) -> Any:
+    environment = environment_of(network)
     found = await asyncio.to_thread(CliRunner().invoke, muster, words, env=environment)
     assert found.exception is None, found.output
     return found
@@ -63,21 +72,49 @@ async def trapped(
         "--rate", "1", "--last-step", "1000", "--out", str(plan),
         "--keystore", str(network.folder / "owner.json"),
     )  # fmt: skip
-    with TrapJournal(network.folder / "trap") as traps:
-        worker = network.worker(0, trap_worker(read_plan(plan), traps))
-        mains = [worker, *(network.validator(n, kind) for n, kind in enumerate(signers))]
-        reports: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
 
-        async def is_judged() -> bool:
-            view = await network.view()
-            if not any(batch.records for batch in view.batches.values()):
-                return False
-            reports[:] = [json.loads((await report(network, "--json")).stdout)]
-            return any(each["fate"] != "honest" for each in reports[0]["traps"])
+    async def is_judged() -> bool:
+        view = await network.view()
+        if not any(batch.records for batch in view.batches.values()):
+            return False
+        reports[:] = [json.loads((await report(network, "--json")).stdout)]
+        return any(each["fate"] != "honest" for each in reports[0]["traps"])
 
-        async with running(*mains):
-            await eventually(is_judged, 60)
-            yield reports[0]
+    mains = (network.validator(number, kind) for number, kind in enumerate(signers))
+    async with running(*mains), trap_worker(network):
+        await eventually(is_judged, 60)
+        yield reports[0]
+
+
+async def start(network: Network, *, log: Any) -> asyncio.subprocess.Process:
+    """Start `muster validator trap run` for a network's first worker, its log in a file."""
+    save_wallet(network.folder / "node.json", NODES[0].key, "secret", light=True)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, str(COMMAND), "validator", "trap", "run", "--plan", "plan.json"),
+        *("--run", "1", "--worker", TRAPPER.address, "--keystore", "node.json"),
+        *("--state-dir", "trap", "--orchestrator", network.orchestrator),
+        *("--poll-s", "0.05", "--heartbeat-s", "0.5"),
+        cwd=network.folder,
+        env={**os.environ, **environment_of(network)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=log,
+    )
+
+
+@asynccontextmanager
+async def trap_worker(network: Network) -> AsyncIterator[None]:
+    """Run the trap worker's command until the block ends; it must stop well when asked to."""
+    path = network.folder / "trap.log"
+    with path.open("w") as log:
+        process = await start(network, log=log)
+        try:
+            yield
+        finally:
+            process.terminate()
+            code = await asyncio.wait_for(process.wait(), 30)
+    assert code == 0, path.read_text()
+    assert "trap laid" in path.read_text()
 
 
 async def report(network: Network, *words: str) -> Any:
@@ -125,8 +162,13 @@ async def test_who_accepts_a_trap_unread_is_slashed_by_its_maker(
                 "--keystore", "trapper.json",
             )  # fmt: skip
             after = json.loads((await report(network, "--json")).stdout)
-        fates = {each["submission"]: each["fate"] for each in after["traps"]}
-        assert fates[place] == "overturned"
+            shown = (await report(network)).stdout
+        [trap] = [each for each in after["traps"] if each["submission"] == place]
+        lost = STAKE * LONGER.wrong_verdict_ppm // 10**6
+        assert trap["fate"] == "overturned"
+        assert trap["slashed_wei"] == {each.address: str(lost) for each in VALIDATORS}
+        for lazy in VALIDATORS:
+            assert f"{lazy.address}  slashed {lost // TOKEN} tokens for accepting {place}" in shown
         await lazy_ones_paid(network)
 
 
@@ -142,3 +184,17 @@ async def lazy_ones_paid(network: Network) -> None:
     assert await network.owner.vault.active_stake(TRAPPER.address) == WORKER_STAKE
     [case] = view.cases.values()
     assert case.verdict == Verdict.REJECTED
+
+
+async def test_a_plan_for_somebody_else_ends_the_command_with_why(tmp_path: Path) -> None:
+    plan = TrapPlan(RunId(1), WORKERS[1].address, Step(0), Step(9), 1, keccak(b"secret"))
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+    path = tmp_path / "refused.log"
+    async with open_network(tmp_path) as network:
+        with path.open("w") as log:
+            process = await start(network, log=log)
+            code = await asyncio.wait_for(process.wait(), 60)
+    says = path.read_text()
+    assert code == 1, says
+    assert f"error: the plan is for worker {WORKERS[1].address} of run 1" in says
+    assert "hint: check --plan, --worker and --run" in says

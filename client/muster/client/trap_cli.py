@@ -25,7 +25,7 @@ from muster.client.options import (
     process_flags,
 )
 from muster.client.printing import print_facts, print_json, print_table
-from muster.client.quantities import format_share
+from muster.client.quantities import format_share, format_tokens
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Hash32, RunId, Step, to_address
 
@@ -215,6 +215,7 @@ def report_json(plan: TrapPlan, anchor: Anchor, found: list[Found]) -> dict[str,
                 "verdict": each.record.verdict.name.lower(),
                 "fate": each.fate,
                 "signers": list(each.signers),
+                "slashed_wei": {who: str(wei) for who, wei in each.slashed.items()},
             }
             for each in found
         ],
@@ -247,6 +248,9 @@ def print_report(plan: TrapPlan, anchor: Anchor, found: list[Found]) -> None:
     print_table(COLUMNS, rows)
     for who, counts in score(found).items():
         click.echo(f"{who}  caught {counts['caught']}, missed {counts['missed']}")
+    for each in found:
+        for who, wei in each.slashed.items():
+            click.echo(f"{who}  slashed {format_tokens(wei)} tokens for accepting {each.name}")
     for each in to_challenge(found):
         click.echo(
             f"challenge it: muster dispute open {each.name} --verdict rejected --keystore FILE "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from client_world import (
     CALIBRATION,
     RECIPE,
@@ -22,7 +24,9 @@ from client_world import (
 )
 from test_client_jury import ME, PEER, STRANGER, make_view_batch
 
+from muster.chain.structs import FAULTS, Fault
 from muster.client.case_proofs import as_claimed
+from muster.client.trap_cli import trap
 from muster.client.validator.judging import examine
 from muster.client.validator.traps import (
     Anchor,
@@ -34,8 +38,8 @@ from muster.client.validator.traps import (
     to_challenge,
 )
 from muster.client.worker.trapping import TrapJournal, lay
-from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import ConfigError, WalletError
 from muster.protocol.ids import RunId, Step
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.traps import KINDS, PLANS, Trap, TrapKind, TrapPlan
@@ -106,6 +110,7 @@ def world(
         batches={1: batch},
         runs={7: SimpleNamespace(seats={ME: 1, PEER: 2, STRANGER: 4})},
         cases={record.leaf(1, 0): cases} if cases else {},
+        slashes=[],
     )
     return view, record
 
@@ -134,6 +139,19 @@ def test_fate_follows_from_verdict_and_case(verdict: Verdict, about: Any, fate: 
         who: {"caught": int(right), "missed": int(not right)} for who in (ME, PEER)
     }
     assert bool(to_challenge([found])) is (fate is Fate.MISSED)
+
+
+def test_who_lost_stake_for_a_trap_is_named() -> None:
+    view, record = world(Verdict.ACCEPTED, case(closed=True, overturned=True))
+    leaf = record.leaf(1, 0)
+    filed = keccak(abi_words(FAULTS.index(Fault.WRONG_VERDICT), leaf, address_bytes(PEER)))
+    other = keccak(abi_words(FAULTS.index(Fault.ABSENT_JUROR), leaf, address_bytes(ME)))
+    view.slashes = [
+        SimpleNamespace(offence=filed, amount_wei=5),
+        SimpleNamespace(offence=other, amount_wei=7),
+    ]
+    [found] = find_traps(view, PLAN)
+    assert found.slashed == {PEER: 5}
 
 
 def test_file_that_stayed_honest_counts_for_nobody() -> None:
@@ -196,3 +214,37 @@ async def test_anchor_is_the_approval_that_names_the_commitment() -> None:
     assert found is not None
     assert (found.block_number, found.by) == (9, ME)
     assert await find_anchor(Logs(1, mine + 1), PLAN) is None  # type: ignore[arg-type]
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (None, "cannot read the plan"),
+        ("{", "cannot read the plan"),
+        ('{"run_id": 1}', "cannot read the plan"),
+    ],
+)
+def test_a_trap_worker_without_a_plan_is_refused(
+    tmp_path: Path, plan: str | None, says: str
+) -> None:
+    path = tmp_path / "plan.json"
+    if plan is not None:
+        path.write_text(plan)
+    words = ("run", "--plan", str(path), "--run", "1", "--keystore", "none")
+    error = CliRunner().invoke(trap, words).exception
+    assert isinstance(error, ConfigError)
+    assert says in str(error)
+    assert error.hint == "muster validator trap plan writes one"
+
+
+def test_a_trap_worker_needs_a_keystore_that_opens(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLAN.to_json()))
+    words = ("run", "--plan", str(path), "--run", "7", "--keystore", str(tmp_path / "none"))
+    given = ("--worker", PLAN.worker, "--orchestrator", "http://x:1", "--state-dir", str(tmp_path))
+    error = CliRunner().invoke(trap, (*words, *given)).exception
+    assert isinstance(error, WalletError)
+    assert CliRunner().invoke(trap, ("run", "--run", "1")).exit_code == 2

@@ -8,12 +8,13 @@ and costs 46,000 gas: any account may send it, so nothing leads from it to the t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from muster.protocol.encoding import hex0x
+from muster.chain.structs import FAULTS, Fault
+from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32, to_address
 from muster.protocol.messages import OutcomeRecord, Verdict
@@ -57,6 +58,8 @@ class Found:
     """Who signed that."""
     trap: Trap
     """What the plan says."""
+    slashed: Mapping[Address, int] = field(default_factory=dict)
+    """Those of them who lost stake for it, and how much, in wei."""
 
     @property
     def name(self) -> str:
@@ -95,6 +98,8 @@ def _found(
 ) -> Found:
     record = (batch.records or ())[position]
     seats = view.runs[batch.run_id].seats
+    signers = tuple(sorted(who for who, bit in seats.items() if batch.signers & bit))
+    leaf = record.leaf(batch.batch_id, position)
     note = (laid or {}).get((record.step, record.index))
     is_honest = note is not None and note["kind"] is None
     return Found(
@@ -102,9 +107,21 @@ def _found(
         position=position,
         record=record,
         fate=Fate.HONEST if is_honest else _fate(view, batch, position),
-        signers=tuple(sorted(who for who, bit in seats.items() if batch.signers & bit)),
+        signers=signers,
         trap=trap,
+        slashed=_slashed(view, leaf, signers),
     )
+
+
+def _slashed(view: ChainView, leaf: Hash32, signers: Iterable[Address]) -> dict[Address, int]:
+    """Return which signers lost how much stake for a wrong verdict about an outcome."""
+    lost = {slash.offence: slash.amount_wei for slash in view.slashes}
+    return {who: lost[of] for who in signers if (of := wrong_verdict(leaf, who)) in lost}
+
+
+def wrong_verdict(leaf: Hash32, signer: Address) -> Hash32:
+    """Return the offence that signing an overturned outcome is filed under (FaultCourt)."""
+    return keccak(abi_words(FAULTS.index(Fault.WRONG_VERDICT), leaf, address_bytes(signer)))
 
 
 def _fate(view: ChainView, batch: BatchView, position: int) -> Fate:

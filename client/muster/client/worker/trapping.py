@@ -106,7 +106,11 @@ class TrapWorker(WorkerLoop):
         """Note what the slot became, then claim as any worker does."""
         slot = (ticket.step, ticket.index)
         if slot in self._spoilt and slot not in self.traps.laid:
-            self.traps.record(slot, data_hash, self._spoilt.pop(slot))
+            kind = self._spoilt.pop(slot)
+            self.traps.record(slot, data_hash, kind)
+            if kind is not None:
+                where = {"step": ticket.step, "index": ticket.index, "kind": kind}
+                logger.info("trap laid", extra=where)
         return super().claim(ticket, rollouts, data_hash)
 
 
