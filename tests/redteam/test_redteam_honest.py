@@ -20,6 +20,7 @@ from muster.devnet.redteam.cells import (
     Panel,
     panels,
 )
+from muster.devnet.redteam.gain import Terms
 from muster.devnet.redteam.honest import (
     WANTED,
     HonestMatrix,
@@ -31,6 +32,7 @@ from muster.devnet.redteam.honest import (
     read_judged,
     upper_bound,
 )
+from muster.devnet.redteam.report import Run, write_page
 from muster.devnet.redteam.runner import read_trials
 from muster.devnet.redteam.stage import Stage
 from muster.inference.vllm.environment import find_python
@@ -146,6 +148,17 @@ def test_margins_add_up_in_every_dimension() -> None:
         made = sum(m.rollouts for m in margins if m.dimension == dimension)
         assert made == (0 if dimension.endswith("crossed") else 128)
         assert sum(m.judgements for m in margins if m.dimension == dimension) == 256
+
+
+def test_page_says_what_was_visited_and_what_was_not(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    run = Run("2 cores", "2026-11-22", "abc", Terms(1, 1, 500_000, 1))
+    write_page(page, [], conclude_honest([JUDGED]), run)
+    text = page.read_text()
+    assert "128 honest rollouts" in text
+    assert "2 rejected" in text
+    assert "| attention | eager |  | 128 |" in text
+    assert "no GPU was measured" in text
 
 
 def test_honest_work_is_not_rejected_and_a_record_is_gone_on_with(stage: Stage) -> None:

@@ -222,10 +222,16 @@ def _honest_part(honest: HonestResult | None) -> str:
         rollouts=honest.rollouts, cells=honest.cells, rejected=honest.rejected,
         slashed=honest.slashed, upper=honest.false_positive_upper, judgements=honest.judgements,
     )  # fmt: skip
+    # Empty where workers have no such way, or validators.
     rows = [
-        f"| {m.dimension} | {m.value} | {m.rollouts:,} | {m.judgements:,} |" for m in honest.margins
+        f"| {m.dimension} | {m.value} | {_count(m.rollouts)} | {_count(m.judgements)} |"
+        for m in honest.margins
     ]
     return "\n".join([said, *rows]) + "\n"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else ""
 
 
 def _curves(results: Sequence[AttackResult]) -> str:
