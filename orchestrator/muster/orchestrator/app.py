@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from muster.orchestrator.api import (
     batches,
@@ -18,12 +19,12 @@ from muster.orchestrator.api import (
     submissions,
 )
 from muster.orchestrator.api.errors import add_error_handlers
+from muster.orchestrator.api.express import Express
 from muster.orchestrator.api.guard import Guard
 from muster.orchestrator.api.openapi import document_routes
 from muster.orchestrator.services.context import Services
 
 ROUTERS = (
-    # Matched in this order: what nodes ask most often comes first.
     heartbeats.router,
     leases.router,
     health.router,
@@ -38,20 +39,31 @@ ROUTERS = (
 )
 
 
+class Application(FastAPI):
+    """The routes, behind the guard and beside the express."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(
+            title="Muster orchestrator",
+            description="Requests and answers are specified in docs/protocol.md section 11.",
+            docs_url=None,
+            redoc_url=None,
+        )
+        self.state.services = services
+        self.state.dashboard = pages.Dashboard(services)
+        self._entrance = Guard(Express(super().__call__, services), quotas=services.quotas)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._entrance(scope, receive, send)
+
+
 def create_app(services: Services) -> FastAPI:
     """Return the application over loaded services."""
-    app = FastAPI(
-        title="Muster orchestrator",
-        description="Requests and answers are specified in docs/protocol.md section 11.",
-        docs_url=None,
-        redoc_url=None,
-    )
-    app.state.services = services
-    app.state.dashboard = pages.Dashboard(services)
+    app = Application(services)
     add_error_handlers(app)
     app.add_exception_handler(pages.NotAnswered, pages.show_problem)
     for router in ROUTERS:
         app.include_router(router)
     document_routes(app)
-    app.add_middleware(Guard, quotas=services.quotas)
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from math import ceil
 
 from fastapi import FastAPI, Request, Response
@@ -18,12 +19,17 @@ logger = logging.getLogger(__name__)
 
 def add_error_handlers(app: FastAPI) -> None:
     """Register the handlers."""
-    app.add_exception_handler(ApiError, _on_refusal)
-    app.add_exception_handler(EncodingError, _on_encoding_error)
-    app.add_exception_handler(StorageError, _on_storage_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http_error)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _on_failure)
+
+
+def failure_response(request: Request, error: Exception) -> Response:
+    """Return what the handlers answer to an error."""
+    for kind, handler in _HANDLERS.items():
+        if isinstance(error, kind):
+            return handler(request, error)
+    return _on_failure(request, error)
 
 
 def refusal_response(error: ApiError) -> Response:
@@ -79,3 +85,12 @@ def _on_http_error(_request: Request, error: Exception) -> Response:
 def _on_failure(request: Request, error: Exception) -> Response:
     logger.error("a request failed", extra={"path": request.url.path}, exc_info=error)
     return error_response(500, "internal", "the orchestrator failed; its log says why")
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
+    ApiError: _on_refusal,
+    EncodingError: _on_encoding_error,
+    StorageError: _on_storage_error,
+    RequestValidationError: _on_invalid,
+    HTTPException: _on_http_error,
+}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 
+from prometheus_client import Counter, Histogram
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from muster.orchestrator.api.deps import SIGNER_KEY
@@ -59,22 +62,41 @@ class Guard:
             return message
 
         host = subnet_of((scope.get("client") or ("local", 0))[0])
+        refusal = self._refusal(scope, host)
+        try:
+            if refusal is None:
+                await self._app(scope, receive_counted, send_safely)
+            else:
+                await refusal(scope, receive, send_safely)
+        finally:
+            if refusal is None:
+                self._charge(scope, host, size)
+            # The route's template, never the path: a path would let peers invent label values.
+            _count(getattr(scope.get("route"), "path", "none"), status, started)
+
+    def _refusal(self, scope: Scope, host: str) -> Response | None:
         wait_s = self._quotas.host_requests.wait_s(host) or self._quotas.host_bytes.debt_s(host)
         if wait_s:
-            response = refusal_response(TooMany(wait_s))
-            await response(scope, receive, send_safely)
-        elif _head_bytes(scope) > MAX_HEADER_BYTES:
-            response = error_response(431, "headers_too_large", "the headers are too large")
-            await response(scope, receive, send_safely)
-        else:
-            try:
-                await self._app(scope, receive_counted, send_safely)
-            finally:
-                self._quotas.host_bytes.charge(host, size)
-                signer = scope.get(SIGNER_KEY)
-                if signer is not None:
-                    self._quotas.signer_bytes.charge(signer, size)
-        # The route's template, never the path: a path would let peers invent label values.
-        route = getattr(scope.get("route"), "path", "none")
-        REQUESTS.labels(route=route, status=str(status)).inc()
-        REQUEST_SECONDS.labels(route=route).observe(time.perf_counter() - started)
+            return refusal_response(TooMany(wait_s))
+        if _head_bytes(scope) > MAX_HEADER_BYTES:
+            return error_response(431, "headers_too_large", "the headers are too large")
+        return None
+
+    def _charge(self, scope: Scope, host: str, size: int) -> None:
+        self._quotas.host_bytes.charge(host, size)
+        signer = scope.get(SIGNER_KEY)
+        if signer is not None:
+            self._quotas.signer_bytes.charge(signer, size)
+
+
+def _count(route: str, status: int, started: float) -> None:
+    requests, seconds = _figures(route, status)
+    requests.inc()
+    seconds.observe(time.perf_counter() - started)
+
+
+@lru_cache(maxsize=1024)
+def _figures(route: str, status: int) -> tuple[Counter, Histogram]:
+    """Return what counts and times requests of one kind: finding them takes a lock each."""
+    labels = {"route": route, "status": str(status)}
+    return REQUESTS.labels(**labels), REQUEST_SECONDS.labels(route=route)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from muster.api.answers import Received, SubmissionState
 from muster.api.limits import MAX_FILE_BYTES, MAX_HEADER_JSON_BYTES
@@ -27,10 +27,10 @@ from muster.protocol.messages import Submission
 router = APIRouter(prefix="/v1/submissions")
 
 
-@router.put("/{run_id}/{step}/{index}", status_code=202)
+@router.put("/{run_id}/{step}/{index}", status_code=202, response_model=Received)
 async def upload(
     run_id: int, step: int, index: int, request: Request, services: ServicesDep
-) -> Received:
+) -> Response:
     """Take in a submission's file; the same one again is harmless."""
     require_run(services, run_id)
     require_size(request, MAX_FILE_BYTES)
@@ -46,7 +46,8 @@ async def upload(
         await services.intake.store(admitted, body_chunks(request, services))
         SUBMISSIONS.inc()
         UPLOAD_BYTES.inc(int(request.headers.get("content-length", "0")))
-    return Received(submission_id=submission.file_hash)
+    answer = Received(submission_id=submission.file_hash)
+    return Response(answer.model_dump_json(), 202, media_type="application/json")
 
 
 @router.get("/{file_hash}", response_model_exclude_none=False)

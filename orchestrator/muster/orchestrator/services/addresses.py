@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 from muster.protocol.errors import ConfigError
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+@lru_cache(maxsize=4096)
 def subnet_of(host: str) -> str:
     """Return what stands for one machine: an IPv4 address, or the /64 of an IPv6 one.
 
