@@ -45,8 +45,9 @@ async def content(blobs: Blobs, name: str) -> bytes | None:
 async def test_file_is_kept_as_it_was(blobs: Blobs, tmp_path: Path, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     (tmp_path / "upload").write_bytes(data)
-    await blobs.take({"a.parquet": tmp_path / "upload"})
+    await blobs.take("a.parquet", tmp_path / "upload", "a.json", b"{}")
     assert await content(blobs, "a.parquet") == data
+    assert await content(blobs, "a.json") == b"{}"
     await blobs.fetch("a.parquet", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == data
 

@@ -38,8 +38,10 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 
 MIGRATION_LOCK, WRITER_LOCK, LEADER_LOCK = range(0x6D7573_74_01, 0x6D7573_74_04)
 """Advisory locks in PostgreSQL: held while migrating, per exclusive write, and by the leader."""
-POOL_SIZE = 10
-"""Connections to PostgreSQL that one process keeps; more wait for one."""
+POOL_SIZE, QUICK_CONNECTIONS, UPLOAD_CONNECTIONS = 8, 4, 12
+"""Connections to PostgreSQL that one process keeps, by purpose: for sessions, for what is asked
+directly, and for uploads. More wait for one.
+"""
 LOG_BYTES = 8 << 20
 """Length from which SQLite's log is moved into the file."""
 STATEMENT_TIMEOUT_S = 30
@@ -56,7 +58,11 @@ class Database:
         self._writer = writer or engine
         self.place = place
         self.writing = asyncio.Lock()
-        self.direct = _direct(place, self.writing)
+        self.direct = _direct(place, self.writing, QUICK_CONNECTIONS)
+        # Their transactions wait for files: nobody else shall wait for a connection behind them.
+        self.uploads = (
+            _direct(place, self.writing, UPLOAD_CONNECTIONS) if self.is_shared else self.direct
+        )
 
     @property
     def is_shared(self) -> bool:
@@ -99,6 +105,7 @@ class Database:
     async def close(self) -> None:
         """Close all connections."""
         await self.direct.close()
+        await self.uploads.close()
         await self._engine.dispose()
         await self._writer.dispose()
 
@@ -182,10 +189,15 @@ _CONTINUE = text(
 )
 
 
-def _direct(place: Path | str, writing: asyncio.Lock) -> Direct:
+def _direct(place: Path | str, writing: asyncio.Lock, connections: int) -> Direct:
     if isinstance(place, Path):
         return SqliteDirect(place, writing)
-    return PostgresDirect(place, writer_lock=WRITER_LOCK, statement_timeout_s=STATEMENT_TIMEOUT_S)
+    return PostgresDirect(
+        place,
+        connections=connections,
+        writer_lock=WRITER_LOCK,
+        statement_timeout_s=STATEMENT_TIMEOUT_S,
+    )
 
 
 def _sqlite_engine(path: Path, connect: Connector | None) -> AsyncEngine:

@@ -14,19 +14,18 @@ from muster.orchestrator.db.places import unusable
 if TYPE_CHECKING:
     import psycopg
 
-CONNECTIONS = 6
-"""Connections that one process keeps; more wait for one."""
-
 
 class PostgresDirect:
     """A Direct over a few connections, which are opened when they are needed."""
 
-    def __init__(self, url: str, *, writer_lock: int, statement_timeout_s: int) -> None:
+    def __init__(
+        self, url: str, *, connections: int, writer_lock: int, statement_timeout_s: int
+    ) -> None:
         """`writer_lock` is the number of the advisory lock of exclusive transactions."""
         self._url = url
         self._lock: Statement = ("SELECT pg_advisory_xact_lock(?)", (writer_lock,))
         self._options = f"-c statement_timeout={statement_timeout_s}s"
-        self._free = asyncio.Semaphore(CONNECTIONS)
+        self._free = asyncio.Semaphore(connections)
         self._idle: list[psycopg.AsyncConnection[Any]] = []
 
     async def ask(self, *statements: Statement) -> list[Rows]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from muster.orchestrator.db.direct import Statement
 from muster.protocol.ids import Address, Hash32, Step
-from muster.protocol.messages import Ticket
+from muster.protocol.messages import Submission, Ticket
 
 
 def open_leases(*, now: int, oldest: int) -> Statement:
@@ -87,6 +89,94 @@ def open_batches() -> Statement:
 def is_unfunded() -> Statement:
     """Whether the run could not pay for the batch that was to be committed last."""
     return "SELECT is_unfunded FROM identity", ()
+
+
+def file_in_slot(claim: Submission) -> Statement:
+    """The file that a submission's slot has."""
+    return (
+        'SELECT file_hash FROM submissions WHERE worker = ? AND step = ? AND "index" = ?',
+        (claim.worker, claim.step, claim.index),
+    )
+
+
+def slot_of_file(claim: Submission) -> Statement:
+    """The slot that has a submission's file."""
+    return (
+        'SELECT worker, step, "index" FROM submissions WHERE file_hash = ?',
+        (claim.file_hash,),
+    )
+
+
+def ticket_for(claim: Submission) -> Statement:
+    """The ticket that a submission fills, as JSON text, with its signature."""
+    return (
+        "SELECT CAST(ticket AS TEXT), signature FROM leases"
+        ' WHERE worker = ? AND step = ? AND "index" = ?',
+        (claim.worker, claim.step, claim.index),
+    )
+
+
+def fill(claim: Submission) -> Statement:
+    """Write down that a submission's ticket waits no more."""
+    return (
+        'UPDATE leases SET is_filled = true WHERE worker = ? AND step = ? AND "index" = ?',
+        (claim.worker, claim.step, claim.index),
+    )
+
+
+def new_submission(
+    claim: Submission,
+    signature: bytes,
+    *,
+    ticket: Ticket,
+    ticket_signature: bytes,
+    received_at: int,
+    size_bytes: int,
+) -> Statement:
+    """Write a submission down, unless its slot or its file is taken; answers its number."""
+    return (
+        'INSERT INTO submissions (file_hash, worker, step, "index", units, submission, signature,'
+        " ticket, ticket_signature, received_at, size_bytes, has_file)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, true) ON CONFLICT DO NOTHING RETURNING sequence",
+        (
+            claim.file_hash,
+            claim.worker,
+            claim.step,
+            claim.index,
+            claim.units,
+            json.dumps(claim.to_json()),
+            signature,
+            json.dumps(ticket.to_json()),
+            ticket_signature,
+            received_at,
+            size_bytes,
+        ),
+    )
+
+
+def first_waiting(count: int) -> Statement:
+    """The claims that wait longest for a batch, as JSON text."""
+    return (
+        "SELECT CAST(submission AS TEXT) FROM submissions WHERE batch_root IS NULL"
+        " ORDER BY sequence LIMIT ?",
+        (count,),
+    )
+
+
+def new_batch(root: Hash32, *, count: int, units: int) -> Statement:
+    """Write a composition down."""
+    return (
+        "INSERT INTO batches (root, count, units, is_judged) VALUES (?, ?, ?, false)",
+        (root, count, units),
+    )
+
+
+def put_into_batch(claim: Submission, root: Hash32, position: int) -> Statement:
+    """Write down a submission's place in a batch."""
+    return (
+        "UPDATE submissions SET batch_root = ?, position = ? WHERE file_hash = ?",
+        (root, position, claim.file_hash),
+    )
 
 
 def hardware_report(node: Address) -> Statement:

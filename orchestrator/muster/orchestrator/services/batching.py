@@ -7,6 +7,7 @@ nothing a second time; so a crash at any point neither loses, repeats nor reorde
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -216,14 +217,8 @@ class Batching:
         return composition
 
     async def _waiting(self) -> list[Submission]:
-        async with self._database.read() as session:
-            rows = await session.scalars(
-                select(SubmissionRow)
-                .where(SubmissionRow.batch_root.is_(None))
-                .order_by(SubmissionRow.sequence)
-                .limit(self._batch_limit)
-            )
-            return [Submission.from_json(row.submission) for row in rows]
+        [rows] = await self._database.direct.ask(statements.first_waiting(self._batch_limit))
+        return [Submission.from_json(json.loads(claim)) for (claim,) in rows]
 
     async def _keep(self, root: Hash32, submissions: list[Submission]) -> None:
         await self._files.keep_batch(
@@ -233,21 +228,16 @@ class Batching:
                 composed_ns=time.time_ns(),
             )
         )
-        async with self._database.write() as session:
-            await add_batch(session, root, submissions)
+        async with self._database.direct.transaction() as asked:
+            await asked.ask(*composition_rows(root, submissions))
 
 
-async def add_batch(session: AsyncSession, root: Hash32, submissions: list[Submission]) -> None:
-    """Record a composition: the batch, and each submission's place in it."""
+def composition_rows(root: Hash32, submissions: Sequence[Submission]) -> list[Statement]:
+    """Return what records a composition: the batch, and each submission's place in it."""
     units = sum(s.units for s in submissions)
-    session.add(BatchRow(root=root, count=len(submissions), units=units))
-    await session.flush()
-    for position, submission in enumerate(submissions):
-        await session.execute(
-            update(SubmissionRow)
-            .where(SubmissionRow.file_hash == submission.file_hash)
-            .values(batch_root=root, position=position)
-        )
+    batch = statements.new_batch(root, count=len(submissions), units=units)
+    places = (statements.put_into_batch(s, root, i) for i, s in enumerate(submissions))
+    return [batch, *places]
 
 
 async def _direct_entry(

@@ -31,8 +31,10 @@ URL_LIFE_S = 300
 class Blobs(Protocol):
     """Named bytes. Writes raise OSError when they did not happen."""
 
-    async def take(self, files: Mapping[str, Path]) -> None:
-        """Keep files that are complete on the local disk; they may be moved."""
+    async def take(self, name: str, path: Path, sidecar: str, data: bytes) -> None:
+        """Keep a file that is complete on the local disk, which may be moved, and then its sidecar,
+        which nobody sees without it.
+        """
 
     async def put(self, contents: Mapping[str, bytes]) -> None:
         """Keep bytes by name, in place of any earlier ones."""
@@ -65,12 +67,13 @@ class LocalBlobs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def take(self, files: Mapping[str, Path]) -> None:
-        """Move synced files of the same file system into place."""
+    async def take(self, name: str, path: Path, sidecar: str, data: bytes) -> None:
+        """Move a synced file of the same file system into place; then write its sidecar."""
 
         def move() -> None:
-            for name, path in files.items():
-                path.replace(self._folder / name)
+            path.replace(self._folder / name)
+            _sync_folder(self._folder)
+            self._write(self._folder / sidecar, data)
             _sync_folder(self._folder)
 
         await asyncio.to_thread(move)
@@ -136,9 +139,10 @@ class S3Blobs:
         self._url = url
         self._store = _connect(url)
 
-    async def take(self, files: Mapping[str, Path]) -> None:
-        """Upload files, large ones in parts."""
-        await asyncio.gather(*(self._put(name, path) for name, path in files.items()))
+    async def take(self, name: str, path: Path, sidecar: str, data: bytes) -> None:
+        """Upload a file, in parts if it is large, then its sidecar."""
+        await self._put(name, path)
+        await self._put(sidecar, data)
 
     async def put(self, contents: Mapping[str, bytes]) -> None:
         """Upload bytes."""

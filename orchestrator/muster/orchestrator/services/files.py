@@ -14,14 +14,13 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -97,6 +96,38 @@ class Received:
     """Its size."""
 
 
+class _Arriving:
+    """An upload in progress: its methods wait for the disk, so they run in threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._digest = hashlib.sha256()
+        self._file: IO[bytes] | None = None
+        self.size_bytes = 0
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Write on."""
+        if self._file is None:
+            self._file = NamedTemporaryFile(dir=self._folder, suffix=TEMPORARY, delete=False)  # noqa: SIM115
+        self._digest.update(data)
+        self._file.write(data)
+        self.size_bytes += len(data)
+
+    def finish(self, data: bytes | bytearray) -> Received:
+        """Write the rest, and return the file once it is on disk."""
+        self.write(data)
+        assert self._file is not None
+        with self._file as file:
+            sync(file)
+        return Received(Path(file.name), Hash32(self._digest.digest()), self.size_bytes)
+
+    def discard(self) -> None:
+        """Remove what is not complete."""
+        if self._file is not None:
+            self._file.close()
+            Path(self._file.name).unlink(missing_ok=True)
+
+
 class FileStore:
     """Kept files, by meaning instead of by name."""
 
@@ -135,31 +166,20 @@ class FileStore:
 
     async def receive(self, stream: AsyncIterator[bytes], *, max_bytes: int) -> Received:
         """Write a stream to a temporary file; refuses more than `max_bytes` while streaming."""
-        with _reporting_disk():
-            file = NamedTemporaryFile(dir=self._folder, suffix=TEMPORARY, delete=False)  # noqa: SIM115
-        digest, size, waiting = hashlib.sha256(), 0, bytearray()
-
-        def flush(*, is_last: bool = False) -> None:
-            digest.update(waiting)
-            file.write(waiting)
-            waiting.clear()
-            if is_last:
-                sync(file)
-
+        arriving, waiting = _Arriving(self._folder), bytearray()
         try:
-            with file, _reporting_disk():
+            with _reporting_disk():
                 async for part in stream:
-                    size += len(part)
-                    if size > max_bytes:
+                    if arriving.size_bytes + len(waiting) + len(part) > max_bytes:
                         raise refuse("body_too_large", f"the file exceeds {max_bytes} bytes")
                     waiting += part
                     if len(waiting) >= _FLUSH_BYTES:
-                        await asyncio.to_thread(flush)
-                await asyncio.to_thread(flush, is_last=True)
+                        await asyncio.to_thread(arriving.write, waiting)
+                        waiting = bytearray()
+                return await asyncio.to_thread(arriving.finish, waiting)
         except BaseException:
-            os.unlink(file.name)
+            arriving.discard()
             raise
-        return Received(Path(file.name), Hash32(digest.digest()), size)
 
     def discard(self, received: Received) -> None:
         """Remove an upload that is not kept."""
@@ -167,13 +187,13 @@ class FileStore:
 
     async def keep(self, uploads: Sequence[tuple[Received, StoredSubmission]]) -> None:
         """Keep uploads with their submissions; the sidecars come last and make them count."""
-        sidecars = {
-            f"{received.file_hash.hex()}.json": stored.model_dump_json().encode()
-            for received, stored in uploads
-        }
         with _reporting_disk():
-            await self._blobs.take({_parquet(each.file_hash): each.path for each, _ in uploads})
-            await self._blobs.put(sidecars)
+            # At the same time, so that they wait for the disk together.
+            await asyncio.gather(*(self._keep(*upload) for upload in uploads))
+
+    async def _keep(self, received: Received, stored: StoredSubmission) -> None:
+        name, sidecar = _parquet(received.file_hash), f"{received.file_hash.hex()}.json"
+        await self._blobs.take(name, received.path, sidecar, stored.model_dump_json().encode())
 
     async def drop(self, file_hash: Hash32) -> None:
         """Delete a file that nobody needs any more; its submission stays known."""

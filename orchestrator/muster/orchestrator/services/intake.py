@@ -5,22 +5,21 @@ Step 6 of one rollout. A slot takes one file: the same file again is harmless, a
 
 from __future__ import annotations
 
-import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Select, select, update
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from muster.api.limits import MAX_FILE_BYTES
 from muster.chain import WorkerView
+from muster.orchestrator.db import statements
+from muster.orchestrator.db.direct import Rows, Statement
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import LeaseRow, SubmissionRow, lease_of
+from muster.orchestrator.db.models import SubmissionRow
 from muster.orchestrator.services.files import FileStore, Received, StoredSubmission
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.refusals import refuse
+from muster.orchestrator.together import Together
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import ApiError, SignatureError, StorageError
 from muster.protocol.ids import Address
@@ -48,7 +47,7 @@ class Admitted:
     """EIP-712 `Ticket`."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Upload:
     """An upload that is complete, on its way into the database."""
 
@@ -56,25 +55,33 @@ class Upload:
     """What it is."""
     received: Received
     """Its file."""
-    done: asyncio.Future[None]
-    """Set once it is decided."""
-    row: SubmissionRow | None = None
-    """Its row, once it has one."""
+    received_at: int
+    """Chain time at which it was complete."""
 
-    def kept(self) -> tuple[Received, StoredSubmission]:
+    def row(self) -> Statement:
+        """Return what writes it down, and answers its number."""
+        admitted = self.admitted
+        return statements.new_submission(
+            admitted.submission,
+            admitted.signature,
+            ticket=admitted.ticket,
+            ticket_signature=admitted.ticket_signature,
+            received_at=self.received_at,
+            size_bytes=self.received.size_bytes,
+        )
+
+    def kept(self, sequence: int) -> tuple[Received, StoredSubmission]:
         """Return what to keep of it."""
-        assert self.row is not None
-        return self.received, _stored(self.admitted, self.row)
-
-    def fail(self, reason: Exception) -> None:
-        """Tell who waits that it was not taken."""
-        if not self.done.done():
-            self.done.set_exception(reason)
-
-    def succeed(self) -> None:
-        """Tell who waits that it is kept."""
-        if not self.done.done():
-            self.done.set_result(None)
+        stored = StoredSubmission(
+            submission=self.admitted.submission,
+            signature=self.admitted.signature,
+            ticket=self.admitted.ticket,
+            ticket_signature=self.admitted.ticket_signature,
+            received_at=self.received_at,
+            sequence=sequence,
+            size_bytes=self.received.size_bytes,
+        )
+        return self.received, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +108,28 @@ class Intake:
         self._domain = domain
         self._now = now
         self._on_received = on_received
-        self._turn = asyncio.Lock()
-        self._waiting: list[Upload] = []
+        self._together = Together(self._take_in)
 
     async def admit(
         self, worker: WorkerView, submission: Submission, signature: bytes
     ) -> Admitted | AlreadyHeld:
         """Decide, before a byte of the file is read, whether it may be uploaded."""
         self._check_claim(worker, submission, signature)
-        async with self._database.read(is_look_up=True) as session:
-            if await self._is_held(session, submission):
-                return AlreadyHeld()
-            lease = await session.scalar(lease_of(submission))
-        if lease is None:
+        in_slot, of_file, tickets = await self._database.direct.ask(
+            statements.file_in_slot(submission),
+            statements.slot_of_file(submission),
+            statements.ticket_for(submission),
+        )
+        if _is_held(submission, in_slot, of_file):
+            return AlreadyHeld()
+        if not tickets:
             raise refuse(
                 "ticket_unknown",
                 f"no ticket was given out for step {submission.step}, index {submission.index}",
                 "ask for a lease, then work on its ticket",
             )
-        ticket = Ticket.from_json(lease.ticket)
+        [(ticket_json, ticket_signature)] = tickets
+        ticket = Ticket.from_json(json.loads(ticket_json))
         self._check_deadline(submission, ticket)
         if submission.policy_version != ticket.policy_version:
             raise refuse(
@@ -127,7 +137,7 @@ class Intake:
                 f"the ticket asks for policy version {ticket.policy_version}, "
                 f"the submission names {submission.policy_version}",
             )
-        return Admitted(submission, signature, ticket, lease.signature)
+        return Admitted(submission, signature, ticket, ticket_signature)
 
     async def store(self, admitted: Admitted, stream: AsyncIterator[bytes]) -> None:
         """Take in the file of an admitted submission; returns when it is safely on disk."""
@@ -140,7 +150,12 @@ class Intake:
                     "sign the hash of exactly the bytes that are uploaded",
                 )
             self._check_deadline(admitted.submission, admitted.ticket)
-            await self._keep(admitted, received)
+            upload = Upload(admitted, received, self._now())
+            if self._database.is_shared:
+                # The server's writers do not wait for each other.
+                await self._take_alone(upload)
+            else:
+                await self._together.join(upload)
         finally:
             self._files.discard(received)
         self._on_received()
@@ -154,73 +169,36 @@ class Intake:
             },
         )
 
-    async def _keep(self, admitted: Admitted, received: Received) -> None:
+    async def _take_alone(self, upload: Upload) -> None:
+        [refusal] = await self._take_in([upload])
+        if refusal is not None:
+            raise refusal
+
+    async def _take_in(self, uploads: Sequence[Upload]) -> list[ApiError | None]:
+        """Keep uploads and write them down, in one transaction; returns why some were refused."""
+        async with self._database.uploads.transaction(is_exclusive=False) as asked:
+            # In a shared database, whoever else wants the slot waits here until this is decided.
+            numbers = await asked.ask(*(upload.row() for upload in uploads))
+            placed = [(u, rows[0][0]) for u, rows in zip(uploads, numbers, strict=True) if rows]
+            # Before rows are committed: a row stands for a file that is safely on disk.
+            await self._files.keep([upload.kept(number) for upload, number in placed])
+            await asked.ask(*(statements.fill(u.admitted.submission) for u, _ in placed))
+        return [
+            None if rows else await self._refusal(upload.admitted.submission)
+            for upload, rows in zip(uploads, numbers, strict=True)
+        ]
+
+    async def _refusal(self, submission: Submission) -> ApiError | None:
+        """Return why an upload found its place taken, or None if it was by the very same."""
+        in_slot, of_file = await self._database.direct.ask(
+            statements.file_in_slot(submission), statements.slot_of_file(submission)
+        )
         try:
-            await self._take_slot(admitted, received)
-        except IntegrityError:
-            # Another upload took the slot, or this file, at the same moment: it is committed now.
-            async with self._database.read(is_look_up=True) as session:
-                if not await self._is_held(session, admitted.submission):
-                    raise
-
-    async def _take_slot(self, admitted: Admitted, received: Received) -> None:
-        upload = Upload(admitted, received, asyncio.get_running_loop().create_future())
-        if self._database.is_shared:
-            # The server's writers do not wait for each other.
-            await self._commit([upload])
-        else:
-            await self._join(upload)
-        await upload.done
-
-    async def _join(self, upload: Upload) -> None:
-        """Share a transaction, and the waiting for the disk, with uploads that came meanwhile."""
-        self._waiting.append(upload)
-        async with self._turn:
-            if not upload.done.done():
-                group, self._waiting = self._waiting, []
-                await self._commit(group)
-
-    async def _commit(self, group: Sequence[Upload]) -> None:
-        try:
-            async with self._database.write(is_exclusive=False) as session:
-                placed = [upload for upload in group if await self._place(session, upload)]
-                if placed:
-                    # Before rows are committed: a row stands for a file that is safely on disk.
-                    await self._files.keep([upload.kept() for upload in placed])
-        except BaseException as error:
-            reason = error if isinstance(error, Exception) else StorageError("stopping")
-            for upload in group:
-                upload.fail(reason)
-            if not isinstance(error, Exception):
-                raise
-        for upload in group:
-            upload.succeed()
-
-    async def _place(self, session: AsyncSession, upload: Upload) -> bool:
-        """Write an upload's row; returns whether it is new. One that is refused is told so."""
-        submission = upload.admitted.submission
-        try:
-            if await self._is_held(session, submission):
-                return False
+            if not _is_held(submission, in_slot, of_file):
+                raise StorageError("the database took an upload's place and does not know by which")
         except ApiError as refusal:
-            upload.fail(refusal)
-            return False
-        upload.row = row = _row(
-            upload.admitted, received_at=self._now(), size_bytes=upload.received.size_bytes
-        )
-        session.add(row)
-        # In a shared database, whoever else wants the slot waits here until this is decided.
-        await session.flush()
-        await session.execute(
-            update(LeaseRow)
-            .where(
-                LeaseRow.worker == row.worker,
-                LeaseRow.step == row.step,
-                LeaseRow.index == row.index,
-            )
-            .values(is_filled=True)
-        )
-        return True
+            return refusal
+        return None
 
     def _check_claim(self, worker: WorkerView, submission: Submission, signature: bytes) -> None:
         if submission.run_id != self._projection.run_id:
@@ -257,73 +235,41 @@ class Intake:
                 "ask for a new lease; its slot is another one",
             )
 
-    async def _is_held(self, session: AsyncSession, submission: Submission) -> bool:
-        in_slot = await session.scalar(_slot_of(submission))
-        if in_slot is not None:
-            if in_slot.file_hash == submission.file_hash:
-                return True
-            raise refuse(
-                "slot_taken",
-                f"step {submission.step}, index {submission.index} already has another file",
-                "one file per slot; ask for a new lease",
-            )
-        same_file = await session.scalar(
-            select(SubmissionRow).where(SubmissionRow.file_hash == submission.file_hash)
-        )
-        if same_file is None:
-            return False
-        # The same upload, repeated, may have come in since the slot was looked at.
-        if (same_file.worker, same_file.step, same_file.index) == (
-            submission.worker,
-            submission.step,
-            submission.index,
-        ):
+
+def _is_held(submission: Submission, in_slot: Rows, of_file: Rows) -> bool:
+    """Return whether the very same submission is kept, given the file in its slot and the slot of
+    its file; refuses one of which either is taken.
+    """
+    for (file_hash,) in in_slot:
+        if bytes(file_hash) == submission.file_hash:
             return True
-        raise refuse("file_taken", "another slot already holds this very file")
+        raise refuse(
+            "slot_taken",
+            f"step {submission.step}, index {submission.index} already has another file",
+            "one file per slot; ask for a new lease",
+        )
+    # The same upload, repeated, may have come in since the slot was looked at.
+    if not of_file or of_file[0] == (submission.worker, submission.step, submission.index):
+        return bool(of_file)
+    raise refuse("file_taken", "another slot already holds this very file")
 
 
 def submission_row(stored: StoredSubmission) -> SubmissionRow:
     """Return the database row of a kept submission."""
     if stored.ticket is None or stored.ticket_signature is None:
         raise ValueError("a received submission has a ticket")
-    admitted = Admitted(stored.submission, stored.signature, stored.ticket, stored.ticket_signature)
-    row = _row(admitted, received_at=stored.received_at, size_bytes=stored.size_bytes)
-    row.sequence = stored.sequence
-    return row
-
-
-def _row(admitted: Admitted, *, received_at: int, size_bytes: int) -> SubmissionRow:
-    submission = admitted.submission
+    submission = stored.submission
     return SubmissionRow(
+        sequence=stored.sequence,
         file_hash=submission.file_hash,
         worker=submission.worker,
         step=submission.step,
         index=submission.index,
         units=submission.units,
         submission=submission.to_json(),
-        signature=admitted.signature,
-        ticket=admitted.ticket.to_json(),
-        ticket_signature=admitted.ticket_signature,
-        received_at=received_at,
-        size_bytes=size_bytes,
-    )
-
-
-def _stored(admitted: Admitted, row: SubmissionRow) -> StoredSubmission:
-    return StoredSubmission(
-        submission=admitted.submission,
-        signature=admitted.signature,
-        ticket=admitted.ticket,
-        ticket_signature=admitted.ticket_signature,
-        received_at=row.received_at,
-        sequence=row.sequence,
-        size_bytes=row.size_bytes,
-    )
-
-
-def _slot_of(submission: Submission) -> Select[SubmissionRow]:
-    return select(SubmissionRow).where(
-        SubmissionRow.worker == submission.worker,
-        SubmissionRow.step == submission.step,
-        SubmissionRow.index == submission.index,
+        signature=stored.signature,
+        ticket=stored.ticket.to_json(),
+        ticket_signature=stored.ticket_signature,
+        received_at=stored.received_at,
+        size_bytes=stored.size_bytes,
     )

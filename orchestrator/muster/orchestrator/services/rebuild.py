@@ -10,18 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.orchestrator.db.engine import Database, continue_numbers
 from muster.orchestrator.db.models import (
+    BatchRow,
     IdentityRow,
     LeaseRow,
     MetricsRow,
     OutcomesRow,
     SubmissionRow,
 )
-from muster.orchestrator.services.batching import add_batch
 from muster.orchestrator.services.files import FileStore, StoredBatch, StoredSubmission
 from muster.orchestrator.services.intake import submission_row
 from muster.orchestrator.services.projection import Projection
@@ -117,7 +117,21 @@ async def _restore_batches(
             logger.warning("a composition is ignored", extra={"root": batch.root.hex()})
             continue
         placed.update(batch.file_hashes)
-        await add_batch(session, batch.root, members)
+        await _restore_batch(session, batch.root, members)
+
+
+async def _restore_batch(
+    session: AsyncSession, root: Hash32, submissions: list[Submission]
+) -> None:
+    units = sum(s.units for s in submissions)
+    session.add(BatchRow(root=root, count=len(submissions), units=units))
+    await session.flush()
+    for position, submission in enumerate(submissions):
+        await session.execute(
+            update(SubmissionRow)
+            .where(SubmissionRow.file_hash == submission.file_hash)
+            .values(batch_root=root, position=position)
+        )
 
 
 def _restore_outcomes(session: AsyncSession, files: FileStore, projection: Projection) -> None:
