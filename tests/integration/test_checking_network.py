@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from client_network import VALIDATORS, Network, eventually, open_network, running
 
 from muster.api import BatchChecking, OrchestratorApi
+from muster.api.status import Watched
 from muster.client.validator.loop import ValidatorLoop
 from muster.devnet.false_validators import Copier, Lazy
 from muster.protocol.ids import Address
@@ -32,13 +32,15 @@ async def two_validators(
             yield network, api
 
 
-async def watched(api: OrchestratorApi, validator: Address) -> dict[str, Any]:
+async def watched(api: OrchestratorApi, validator: Address) -> Watched:
     """Return the summary about a validator once somebody has compared its fingerprints."""
-    found: list[dict[str, Any]] = []
+    found: list[Watched] = []
 
     async def is_compared() -> bool:
-        found[:] = [each for each in await api.watched() if each["validator"] == validator]
-        return found[0]["compared"] > 0
+        found[:] = [
+            each for each in (await api.watched()).validators if each.validator == validator
+        ]
+        return found[0].compared > 0
 
     await eventually(is_compared, 60)
     return found[0]
@@ -47,8 +49,8 @@ async def watched(api: OrchestratorApi, validator: Address) -> dict[str, Any]:
 async def test_two_that_check_bear_each_other_out(tmp_path: Path) -> None:
     async with two_validators(tmp_path, ValidatorLoop) as (_, api):
         both = [await watched(api, who) for who in (HONEST, WATCHED)]
-    assert [(each["failed"], each["is_suspect"]) for each in both] == [(0, False)] * 2
-    assert all(each["proven"] >= 1 for each in both)
+    assert [(each.failed, each.is_suspect) for each in both] == [(0, False)] * 2
+    assert all(each.proven >= 1 for each in both)
 
 
 @pytest.mark.parametrize("kind", [Lazy, Copier])
@@ -58,8 +60,8 @@ async def test_who_does_not_check_is_found_at_the_first_batch(
     Copier.folder, Copier.other = tmp_path / "validator-0", HONEST
     async with two_validators(tmp_path, kind) as (network, api):
         about = await watched(api, WATCHED)
-        assert about["failed"] == about["compared"]
-        assert about["is_suspect"]
+        assert about.failed == about.compared
+        assert about.is_suspect
         view = await network.view()
         first = min(b.batch_id for b in view.batches.values() if b.records is not None)
         says_who_found_it(await api.checking(first))

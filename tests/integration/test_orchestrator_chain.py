@@ -66,8 +66,8 @@ async def test_fraud_bans_the_worker_and_is_finalised_after_the_window(network: 
         async with OrchestratorApi(url) as api:
 
             async def is_shown() -> bool:
-                slashes = (await api.status())["slashes"]
-                return [s["state"] for s in slashes] == ["released"]
+                slashes = (await api.status()).slashes
+                return [s.state for s in slashes] == ["released"]
 
             await eventually(is_shown)
 

@@ -91,10 +91,8 @@ async def _ask_status(
             status = await api.status()
         except ApiError as error:
             return None, f"not known: {error}"
-    listed = status.get("workers")
-    workers = listed if isinstance(listed, list) else []
-    mine = [w for w in workers if isinstance(w, dict) and w.get("worker") == worker]
-    return mine[0] if mine else None, str(status.get("phase"))[:100]
+    mine = [each.model_dump(mode="json") for each in status.workers if each.worker == worker]
+    return mine[0] if mine else None, status.phase[:100]
 
 
 def _in_flight(view: ChainView, worker: WorkerView, now: int, window_s: int) -> int:

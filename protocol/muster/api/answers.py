@@ -124,11 +124,13 @@ TicketJson = Annotated[
 """A ticket in its JSON form."""
 
 
-class _Answer(BaseModel):
+class AnswerBody(BaseModel):
+    """Base of JSON answers."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True)
 
 
-class RunDocuments(_Answer):
+class RunDocuments(AnswerBody):
     """Hashes of the documents a run pins on chain; each is served by `/v1/documents/{hash}`."""
 
     recipe: HexHash
@@ -139,7 +141,7 @@ class RunDocuments(_Answer):
     """Keccak-256 of the task set."""
 
 
-class RunInfo(_Answer):
+class RunInfo(AnswerBody):
     """What a newcomer needs to take part in a run."""
 
     run_id: RunId
@@ -162,7 +164,7 @@ class RunInfo(_Answer):
     """The newest policy version on chain, if there is one."""
 
 
-class HeartbeatAnswer(_Answer):
+class HeartbeatAnswer(AnswerBody):
     """What the orchestrator knows about the node."""
 
     status: str
@@ -173,7 +175,7 @@ class HeartbeatAnswer(_Answer):
     """Whether the run asks something of machines, and this one has not said what it is."""
 
 
-class Lease(_Answer):
+class Lease(AnswerBody):
     """A signed ticket."""
 
     ticket: TicketJson
@@ -192,7 +194,7 @@ class NoWork:
     """One word of the orchestrator's, when there is work but not for this worker."""
 
 
-class SubmissionState(_Answer):
+class SubmissionState(AnswerBody):
     """How far a submission has come."""
 
     state: Literal["received", "committed", "judged"]
@@ -207,7 +209,7 @@ class SubmissionState(_Answer):
     """Why, when it is not Accepted."""
 
 
-class BatchEntry(_Answer):
+class BatchEntry(AnswerBody):
     """One submission of a batch, with what proves that it was allowed."""
 
     submission: SubmissionJson
@@ -222,7 +224,7 @@ class BatchEntry(_Answer):
     """Unix seconds (chain clock) at which the upload was complete."""
 
 
-class BatchContents(_Answer):
+class BatchContents(AnswerBody):
     """A batch's submissions, in batch order."""
 
     batch_id: int
@@ -235,7 +237,7 @@ class BatchContents(_Answer):
     """In batch order."""
 
 
-class CheckingAnswer(_Answer):
+class CheckingAnswer(AnswerBody):
     """A validator's proof that it recomputed a batch."""
 
     validator: AccountAddress
@@ -252,7 +254,7 @@ class CheckingAnswer(_Answer):
     """Packed, once shown."""
 
 
-class CheckReportAnswer(_Answer):
+class CheckReportAnswer(AnswerBody):
     """What a validator found about another's fingerprints."""
 
     validator: AccountAddress
@@ -267,7 +269,7 @@ class CheckReportAnswer(_Answer):
     """EIP-712 `CheckReport` by the reporter."""
 
 
-class BatchChecking(_Answer):
+class BatchChecking(AnswerBody):
     """Everything the orchestrator has about how a batch was checked."""
 
     batch_id: int
@@ -280,7 +282,7 @@ class BatchChecking(_Answer):
     """By validator and reporter."""
 
 
-class CommittedBatches(_Answer):
+class CommittedBatches(AnswerBody):
     """Batches that wait for outcomes."""
 
     batches: list[Annotated[int, Field(strict=True)]] = Field(max_length=1000)
@@ -289,21 +291,21 @@ class CommittedBatches(_Answer):
     """How many validators are called, for each."""
 
 
-class Received(_Answer):
+class Received(AnswerBody):
     """An upload that was taken in."""
 
     submission_id: HexHash
     """Its id: the hash of its file."""
 
 
-class OutcomesTaken(_Answer):
+class OutcomesTaken(AnswerBody):
     """What a validator says of a batch was taken in."""
 
     batch_id: int
     """The batch."""
 
 
-class Refusal(_Answer):
+class Refusal(AnswerBody):
     """Why a request was not answered."""
 
     code: str = Field(pattern="^[a-z0-9_]{1,64}$")
@@ -314,7 +316,7 @@ class Refusal(_Answer):
     """What to do next, when there is something."""
 
 
-class ErrorAnswer(_Answer):
+class ErrorAnswer(AnswerBody):
     """The form of every error."""
 
     error: Refusal

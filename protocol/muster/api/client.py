@@ -55,6 +55,7 @@ from muster.api.signing import (
     SUBMISSION_SIGNATURE_HEADER,
     sign_request,
 )
+from muster.api.status import RunStatus, WatchedValidators
 from muster.protocol.checking import Checking, CheckReport
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
@@ -198,9 +199,9 @@ class OrchestratorApi:
         """Return a batch's submissions; the caller checks the root against the chain."""
         return _parse(BatchContents, await self._send("GET", f"/v1/batches/{batch_id}"))
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> RunStatus:
         """Return what the dashboard shows."""
-        return _json_object(await self._send("GET", "/v1/status"))
+        return _parse(RunStatus, await self._send("GET", "/v1/status"))
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the status whenever it changes, until the orchestrator closes the stream."""
@@ -325,12 +326,9 @@ class OrchestratorApi:
         """Return a batch's commitments, fingerprints and reports; signatures are unchecked."""
         return _parse(BatchChecking, await self._send("GET", f"/v1/batches/{batch_id}/checking"))
 
-    async def watched(self) -> list[dict[str, Any]]:
+    async def watched(self) -> WatchedValidators:
         """Return how every validator's proofs of checking came out lately."""
-        found = _json_object(await self._send("GET", "/v1/checking")).get("validators")
-        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-            raise _lied("the validators watched are not a list of objects")
-        return found
+        return _parse(WatchedValidators, await self._send("GET", "/v1/checking"))
 
     async def post_metrics(self, step: Step | int, metrics: Mapping[str, float]) -> None:
         """Report the figures of a training step or evaluation; the same step's are merged."""
@@ -464,16 +462,6 @@ def _parse(kind: type[A], answer: _Answered) -> A:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise _lied(f"{kind.__name__}.{where}: {problem['msg']}") from error
-
-
-def _json_object(answer: _Answered) -> dict[str, Any]:
-    try:
-        value = json.loads(answer.body)
-    except (ValueError, RecursionError) as error:
-        raise _lied("the answer is not JSON") from error
-    if not isinstance(value, dict):
-        raise _lied("the answer is not a JSON object")
-    return value
 
 
 def _refusal(status: int, body: bytes) -> ApiError:

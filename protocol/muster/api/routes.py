@@ -33,6 +33,7 @@ from muster.api.requests import (
     OutcomesBody,
     ReportBody,
 )
+from muster.api.status import RunStatus, WatchedValidators
 
 Signer = Literal["nobody", "node", "validator", "trainer", "validator or trainer"]
 
@@ -63,6 +64,76 @@ TICKET = {
     "policy_root": "0x" + "2b" * 32,
     "beacon": "0x" + "9e" * 32,
     "deadline": 1_763_800_600,
+}
+
+
+STATUS = {
+    "run_id": 1,
+    "name": "sort digits",
+    "phase": "collecting",
+    "step": 4,
+    "steps": 20,
+    "policy_version": 3,
+    "filled": 5,
+    "submissions_per_step": 8,
+    "dropped": 0,
+    "leasing_step": 4,
+    "received": 30,
+    "batches_committed": 18,
+    "batches_judged": 17,
+    "validators": [VALIDATOR],
+    "quorum": 1,
+    "absent_validators": [],
+    "funded_wei": "1000000000000000000",
+    "paid_wei": "48000000000000000",
+    "workers_total": 1,
+    "workers": [
+        {
+            "worker": WORKER,
+            "worker_id": 1,
+            "node": "0x9965507D1a55bcC2695C58ba16FB37d819B0A4dc",
+            "status": "active",
+            "stake_wei": "20000000000000000000",
+            "accepted": 29,
+            "incomplete": 0,
+            "rejected": 0,
+            "fraud": 1,
+            "units": 59392,
+            "earned_wei": "59392000000000000",
+            "paid_wei": "48000000000000000",
+            "policy_version": 3,
+            "state": "generating",
+            "seen_at": 1_763_800_405,
+            "life": "active",
+        }
+    ],
+    "reward": [[1, 0.21], [2, 0.34], [3, 0.62]],
+    "eval_reward": [[0, 0.2], [3, 0.6]],
+    "slashes": [
+        {
+            "worker": WORKER,
+            "amount_wei": "1000000000000000000",
+            "reason": "TOPLOC_MISMATCH",
+            "state": "escrowed",
+            "tx_hash": "0x" + "ee" * 32,
+            "settled_tx": None,
+            "submission_id": HASH,
+        }
+    ],
+    "submissions": [
+        {
+            "submission_id": HASH,
+            "worker": WORKER,
+            "step": 4,
+            "index": 0,
+            "state": "judged",
+            "batch_id": 17,
+            "verdict": "FRAUD",
+            "reason": "TOPLOC_MISMATCH",
+        }
+    ],
+    "slashing_paused_until": None,
+    "slashing_paused_for": None,
 }
 
 
@@ -259,7 +330,24 @@ ROUTES = (
         "GET",
         "/v1/checking",
         "watched",
-        (_json(200, None, {"validators": []}),),
+        (
+            _json(
+                200,
+                WatchedValidators,
+                {
+                    "validators": [
+                        {
+                            "validator": VALIDATOR,
+                            "signed": 12,
+                            "proven": 12,
+                            "compared": 3,
+                            "failed": 0,
+                            "is_suspect": False,
+                        }
+                    ]
+                },
+            ),
+        ),
     ),
     Route(
         "GET",
@@ -358,7 +446,7 @@ ROUTES = (
         "GET",
         "/v1/status",
         "status",
-        (_json(200, None, {"run_id": 1, "name": "sort digits", "phase": "training", "step": 4}),),
+        (_json(200, RunStatus, STATUS),),
     ),
     Route(
         "GET",

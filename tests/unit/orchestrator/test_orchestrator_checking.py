@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from orchestrator_bench import Bench
 
-from muster.orchestrator.services.checking import Watched
+from muster.api.status import Watched
 from muster.protocol.checking import (
     Checking,
     CheckReport,
@@ -128,11 +128,11 @@ async def test_reports_are_summed_up_by_validator(bench: Bench) -> None:
     await report(bench)
     await report(bench, failed=0)
     async with bench.validator(1) as api:
-        summary = {each["validator"]: each for each in await api.watched()}
+        summary = {each.validator: each for each in (await api.watched()).validators}
         [kept] = (await api.checking(1)).reports
     found = summary[address_of(bench.network.keys.validators[0])]
-    assert (found["signed"], found["proven"]) == (1, 1)
-    assert (found["compared"], found["failed"], found["is_suspect"]) == (1, 1, True)
+    assert (found.signed, found.proven) == (1, 1)
+    assert (found.compared, found.failed, found.is_suspect) == (1, 1, True)
     assert kept.failed == 1
 
 
@@ -143,8 +143,8 @@ async def test_one_reporter_cannot_outvote_two(bench: Bench) -> None:
     await report(bench, 1)
     await report(bench, 2, failed=0)
     async with bench.validator(1) as api:
-        summary = {each["validator"]: each for each in await api.watched()}
-    assert summary[address_of(bench.network.keys.validators[0])]["failed"] == 0
+        summary = {each.validator: each for each in (await api.watched()).validators}
+    assert summary[address_of(bench.network.keys.validators[0])].failed == 0
 
 
 @pytest.mark.parametrize(
@@ -177,4 +177,5 @@ def test_suspect_is_who_failed_or_shows_little(
     changes: dict[str, int], *, is_suspect: bool
 ) -> None:
     who = address_of(keccak(b"validator"))
-    assert replace(Watched(who, 10, 10, 10, 0), **changes).is_suspect is is_suspect
+    found = Watched(validator=who, signed=10, proven=10, compared=10, failed=0)
+    assert found.model_copy(update=changes).is_suspect is is_suspect

@@ -8,6 +8,7 @@ import pytest
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import NOW, RUN, Network
 
+from muster.api.status import RunStatus
 from muster.orchestrator.services.feed import Notice, StatusFeed
 from muster.orchestrator.services.status import SHOWN_POINTS, to_json
 from muster.protocol.messages import Reason, Verdict
@@ -169,7 +170,7 @@ async def test_events_carry_the_status(bench: Bench) -> None:
         # In process the answer arrives as a whole: the stream has to end first.
         bench.services.feed.close()
         (event,) = [event async for event in api.events()]
-        assert event == await api.status()
+        assert RunStatus.model_validate(event) == await api.status()
     assert to_json(await bench.services.status.build())
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from muster.api.answers import BatchChecking, OutcomesTaken
 from muster.api.limits import MAX_FINGERPRINTS_BODY_BYTES
 from muster.api.requests import CheckingBody, FingerprintsBody, ReportBody
+from muster.api.status import WatchedValidators
 from muster.orchestrator.api.deps import ServicesDep, signed_json
 from muster.protocol.checking import CheckReport
 
@@ -17,12 +15,9 @@ router = APIRouter(prefix="/v1")
 
 
 @router.get("/checking")
-async def summary(services: ServicesDep) -> JSONResponse:
+async def summary(services: ServicesDep) -> WatchedValidators:
     """Return how every validator's proofs of checking came out lately."""
-    found = await services.checking.summary()
-    return JSONResponse(
-        {"validators": [asdict(each) | {"is_suspect": each.is_suspect} for each in found]}
-    )
+    return WatchedValidators(validators=await services.checking.summary())
 
 
 @router.get("/batches/{batch_id}/checking", response_model=BatchChecking)

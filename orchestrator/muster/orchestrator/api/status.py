@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
+from muster.api.status import RunStatus
 from muster.orchestrator.api.deps import ServicesDep, host_of
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.status import to_json
@@ -14,7 +15,7 @@ from muster.orchestrator.services.status import to_json
 router = APIRouter()
 
 
-@router.get("/v1/status")
+@router.get("/v1/status", response_model=RunStatus)
 async def status(services: ServicesDep) -> Response:
     """Return the run, its workers and its latest submissions."""
     return Response(to_json(await services.status.latest()), media_type="application/json")

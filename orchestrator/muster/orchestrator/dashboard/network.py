@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muster.orchestrator.services.checking import Watched
+from muster.api.status import Watched
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.gauges import ALIVE_S, count_pending, count_queues
 from muster.orchestrator.services.relays import RelayStatus

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from muster.api.status import SlashStatus, WorkerStatus
 from muster.chain import PaymentView, SlashView, WorkerView
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.life import WorkerState
 from muster.orchestrator.services.projection import Tally
-from muster.orchestrator.services.status import SlashStatus, WorkerStatus
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason
 

@@ -26,6 +26,15 @@ def holders(*, now: int, oldest: int) -> Statement:
     )
 
 
+def received_submissions() -> Statement:
+    """How many submissions were received; batches know their sizes, so few rows are read."""
+    return (
+        "SELECT (SELECT coalesce(sum(count), 0) FROM batches)"
+        " + (SELECT count(*) FROM submissions WHERE batch_root IS NULL)",
+        (),
+    )
+
+
 def waiting_submissions() -> Statement:
     """How many submissions are in no batch."""
     return "SELECT count(*) FROM submissions WHERE batch_root IS NULL", ()

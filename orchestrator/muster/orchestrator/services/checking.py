@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import delete, select
 
 from muster.api.answers import BatchChecking, CheckingAnswer, CheckReportAnswer
+from muster.api.status import Watched
 from muster.chain import BatchView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import CheckingRow, CheckReportRow
@@ -36,27 +36,6 @@ KEPT_BATCHES = 2000
 """Batches whose fingerprints are kept, the newest; the rest is in the validators' own folders."""
 COUNTED_BATCHES = 200
 """Newest judged batches that the summary counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """How one validator's proofs of checking came out, over the newest judged batches."""
-
-    validator: Address
-    """Who."""
-    signed: int
-    """Outcomes of this validator that are on chain."""
-    proven: int
-    """Those with fingerprints that it had committed to before."""
-    compared: int
-    """Submissions that somebody else compared."""
-    failed: int
-    """Those whose fingerprints come from no recomputation."""
-
-    @property
-    def is_suspect(self) -> bool:
-        """Whether a run's owner should look at it: wrong fingerprints, or often none."""
-        return self.failed > 0 or 2 * self.proven < self.signed
 
 
 class CheckingDesk:
@@ -224,7 +203,14 @@ def _summarise(
                 proven[who] += (batch.batch_id, who) in proofs
     compared, failed = _median_reports(reports)
     return [
-        Watched(who, signed[who], proven[who], compared[who], failed[who]) for who in validators
+        Watched(
+            validator=who,
+            signed=signed[who],
+            proven=proven[who],
+            compared=compared[who],
+            failed=failed[who],
+        )
+        for who in validators
     ]
 
 

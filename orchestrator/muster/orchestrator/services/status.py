@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
+from muster.api.status import RunStatus, SlashStatus, SubmissionStatus, WorkerStatus
 from muster.chain import SlashView, WorkerView
+from muster.orchestrator.db import statements
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import SubmissionRow
 from muster.orchestrator.services.batching import Batching
@@ -33,144 +33,6 @@ SHOWN_SLASHES = 20
 SHOWN_POINTS = 500
 MAX_AGE_S = 0.2
 """Statuses are built at most this often, however many ask."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """One worker."""
-
-    worker: Address
-    """The staking wallet."""
-    worker_id: int
-    """Its number."""
-    node: Address
-    """Its hot key."""
-    status: str
-    """Active, jailed, exiting or banned."""
-    stake_wei: str
-    """Active stake (decimal text: it exceeds what JSON numbers hold)."""
-    accepted: int
-    """Accepted submissions."""
-    incomplete: int
-    """Incomplete submissions."""
-    rejected: int
-    """Rejected submissions."""
-    fraud: int
-    """Fraudulent submissions."""
-    units: int
-    """Units of the accepted ones."""
-    earned_wei: str
-    """What those are worth."""
-    paid_wei: str
-    """What was claimed."""
-    policy_version: int | None
-    """The policy it says it has loaded."""
-    state: str | None
-    """What it says it does."""
-    seen_at: int | None
-    """Wall clock of its last heartbeat."""
-    life: str
-    """Where it is in its life: discovered, active, unhealthy, dead, jailed, exiting or banned."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlashStatus:
-    """One executed fraud verdict."""
-
-    worker: Address
-    """Who lost stake."""
-    amount_wei: str
-    """How much."""
-    reason: str | None
-    """The failed check."""
-    state: str
-    """Escrowed, released or restored."""
-    tx_hash: str
-    """The executing transaction."""
-    settled_tx: str | None
-    """The transaction that released or restored it."""
-    submission_id: str | None
-    """The submission it was for; None for a validator's fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubmissionStatus:
-    """One received submission."""
-
-    submission_id: str
-    """Its file hash."""
-    worker: str
-    """The worker."""
-    step: int
-    """Rollout step."""
-    index: int
-    """Slot number."""
-    state: str
-    """Received, committed or judged."""
-    batch_id: int | None
-    """Its batch."""
-    verdict: str | None
-    """The verdict that stands."""
-    reason: str | None
-    """Why, when it is not Accepted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Everything the dashboard shows."""
-
-    run_id: int
-    """The run."""
-    name: str
-    """What people call it."""
-    phase: str
-    """Waiting for the base model or for funds, collecting, paused or finished."""
-    step: int
-    """Training step whose submissions are being collected."""
-    steps: int
-    """Training steps of the run; 0 until stopped."""
-    policy_version: int | None
-    """The newest policy version."""
-    filled: int
-    """Accepted submissions of the step so far."""
-    submissions_per_step: int
-    """Accepted submissions a step needs."""
-    dropped: int
-    """Accepted submissions that were too old when their turn came."""
-    leasing_step: int
-    """Rollout step of the next ticket."""
-    received: int
-    """Submissions received."""
-    batches_committed: int
-    """Batches on chain."""
-    batches_judged: int
-    """Of those, with outcomes."""
-    validators: list[Address]
-    """The current validators."""
-    quorum: int
-    """How many must agree."""
-    absent_validators: list[Address]
-    """Those of them that let the time of a call pass and were not heard of since."""
-    funded_wei: str
-    """Reward deposited."""
-    paid_wei: str
-    """Reward paid."""
-    workers_total: int
-    """Registered workers."""
-    workers: list[WorkerStatus] = field(default_factory=list)
-    """Those with the most units first."""
-    reward: list[tuple[int, float]] = field(default_factory=list)
-    """Mean task reward by training step."""
-    eval_reward: list[tuple[int, float]] = field(default_factory=list)
-    """Evaluation reward by policy version."""
-    slashes: list[SlashStatus] = field(default_factory=list)
-    """Latest first."""
-    submissions: list[SubmissionStatus] = field(default_factory=list)
-    """Latest first."""
-    slashing_paused_until: int | None = None
-    """When the pause of slashing ends, by the chain's clock; None while there is none."""
-    slashing_paused_for: str | None = None
-    """Why: the cause, and the failed check's reason where it has one."""
 
 
 def reason_name(code: int) -> str:
@@ -208,9 +70,9 @@ class StatusDesk:
         self._now = now
         self._monotonic = monotonic
         self._building = asyncio.Lock()
-        self._latest: tuple[float, Status | None] = (0.0, None)
+        self._latest: tuple[float, RunStatus | None] = (0.0, None)
 
-    async def latest(self) -> Status:
+    async def latest(self) -> RunStatus:
         """Return a status that is at most MAX_AGE_S old: for everybody who asks."""
         async with self._building:
             built_at, status = self._latest
@@ -219,12 +81,12 @@ class StatusDesk:
                 self._latest = (self._monotonic(), status)
             return status
 
-    async def build(self) -> Status:
+    async def build(self) -> RunStatus:
         """Return the status as of now."""
         projection, run = self._projection, self._projection.run
         leasing_step = await self._leases.collecting_step()
+        [[(received,)]] = await self._database.direct.ask(statements.received_submissions())
         async with self._database.read() as session:
-            received = await session.scalar(select(func.count()).select_from(SubmissionRow)) or 0
             latest = await session.scalars(
                 select(SubmissionRow)
                 .order_by(SubmissionRow.sequence.desc())
@@ -232,7 +94,7 @@ class StatusDesk:
             )
             submissions = [self._submission(row) for row in latest]
         committed, judged = projection.batch_counts
-        return Status(
+        return RunStatus(
             run_id=projection.run_id,
             name=self._recipe.name,
             phase=self.phase(),
@@ -243,7 +105,7 @@ class StatusDesk:
             submissions_per_step=self._recipe.training.submissions_per_step,
             dropped=projection.progress.dropped,
             leasing_step=leasing_step,
-            received=received,
+            received=int(received),
             batches_committed=committed,
             batches_judged=judged,
             validators=list(run.validators),
@@ -342,7 +204,7 @@ class StatusDesk:
         batch_id = judged.batch_id if judged else batch.batch_id if batch else None
         return SubmissionStatus(
             submission_id=hex0x(row.file_hash),
-            worker=row.worker,
+            worker=Address(row.worker),
             step=row.step,
             index=row.index,
             state="judged" if judged else "committed" if batch else "received",
@@ -352,9 +214,9 @@ class StatusDesk:
         )
 
 
-def to_json(status: Status) -> str:
+def to_json(status: RunStatus) -> str:
     """Return the status as one line of JSON."""
-    return json.dumps(asdict(status), separators=(",", ":"))
+    return status.model_dump_json()
 
 
 def _thin(series: list[tuple[int, float]]) -> list[tuple[int, float]]:
