@@ -45,7 +45,8 @@ from muster.tasks.sort_digits import make_task_set
 
 TOKEN = 10**18
 OWNER, ORCHESTRATOR, TRAINER = (Anvil.key(i) for i in range(3))
-VALIDATORS = [Anvil.key(3), Anvil.key(4)]
+VALIDATORS = [Anvil.key(i) for i in (3, 4, 7, 8, 9)]
+"""The first two have a seat, more where a test says so."""
 WORKERS = [Anvil.key(5), Anvil.key(6)]
 NODES = [keccak(b"node 0"), keccak(b"node 1")]
 
@@ -63,7 +64,7 @@ DOCUMENTS[TASKS.hash()] = TASKS.to_bytes()
 
 @dataclass
 class Network:
-    """A chain with one run, two validators and two active workers."""
+    """A chain with one run, its validators and two active workers."""
 
     folder: Path
     anvil: Anvil
@@ -166,7 +167,9 @@ async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float 
 
 
 @asynccontextmanager
-async def open_network(folder: Path, *, outcome_deadline_s: int = 60) -> AsyncIterator[Network]:
+async def open_network(
+    folder: Path, *, outcome_deadline_s: int = 60, validators: int = 2
+) -> AsyncIterator[Network]:
     parameters = DeployParameters(
         activation_delay_blocks=0,
         challenge_window_s=2,
@@ -181,11 +184,11 @@ async def open_network(folder: Path, *, outcome_deadline_s: int = 60) -> AsyncIt
             anvil.rpc_url, OWNER, parameters, deployments=folder / "deployments"
         )
         owner = await stack.enter_async_context(await _connect(anvil, deployment, OWNER))
-        for key in VALIDATORS:
+        for key in VALIDATORS[:validators]:
             await _stake_validator(owner, anvil, deployment, key)
         for worker, node in zip(WORKERS, NODES, strict=True):
             await _register(owner, anvil, deployment, worker, node)
-        run_id, _ = await owner.runs.create_run(_config())
+        run_id, _ = await owner.runs.create_run(_config(validators))
         await owner.token.approve(deployment.contracts["RewardEscrow"], 1000 * TOKEN)
         await owner.escrow.fund(run_id, 1000 * TOKEN)
         (folder / "documents").mkdir()
@@ -242,7 +245,7 @@ async def _register(
         await chain.workers.register(100 * TOKEN, address_of(node), deadline, signature)
 
 
-def _config() -> RunConfig:
+def _config(validators: int) -> RunConfig:
     return RunConfig(
         trainer=address_of(TRAINER),
         orchestrator=address_of(ORCHESTRATOR),
@@ -251,7 +254,7 @@ def _config() -> RunConfig:
         recipe_hash=RECIPE.hash(),
         calibration_hash=keccak(b"calibration"),
         terms=RunTerms(TOKEN // 1000, 100_000, 500_000, 2),
-        validators=tuple(address_of(key) for key in VALIDATORS),
+        validators=tuple(address_of(key) for key in VALIDATORS[:validators]),
     )
 
 

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from orchestrator_network import NODES, ORCHESTRATOR, Network, Process, eventually, open_network
+from orchestrator_network import (
+    NODES,
+    ORCHESTRATOR,
+    VALIDATORS,
+    Network,
+    Process,
+    eventually,
+    open_network,
+)
 from postgres_server import PostgresServer
 
 from muster.api import Lease
@@ -22,7 +30,8 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32
-from muster.protocol.messages import Submission
+from muster.protocol.messages import Reason, Submission, Verdict
+from muster.protocol.schedule import batch_seed, order_of_batch
 
 REPLICAS = 3
 
@@ -135,6 +144,17 @@ class Cluster:
                     raise
                 await asyncio.sleep(0.1)
 
+    async def calls(self, number: int, validator: int) -> dict[int, int]:
+        """How many validators one replica calls for each batch, as it tells a validator."""
+        url = f"http://127.0.0.1:{self.balancer.ports[number]}"
+        async with self.network.api(url, VALIDATORS[validator]) as api:
+            return await api.called()
+
+    async def all_call(self, wanted: dict[int, int]) -> bool:
+        """Whether every replica that is up calls exactly so many."""
+        told = [await self.calls(number, 0) for number in self.balancer.ports]
+        return all(calls == wanted for calls in told)
+
     async def judge(self, submission: Submission) -> None:
         while True:
             try:
@@ -147,6 +167,12 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(network: Network, postgres: PostgresServer) -> AsyncIterator[Cluster]:
+    async with open_cluster(network, postgres) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def open_cluster(network: Network, postgres: PostgresServer) -> AsyncIterator[Cluster]:
     balancer = Balancer()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(balancer.serving())
@@ -235,3 +261,73 @@ async def test_request_counts_once_whichever_replica_gets_it_first(cluster: Clus
             )
         )
     assert Counter(answer.status_code for answer in answers) == {200: 1, 401: 8}
+
+
+async def test_replicas_agree_on_who_checks_and_a_killed_one_loses_no_call(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    # A deadline so long that nobody is replaced for being silent.
+    async with (
+        open_network(tmp_path, outcome_deadline_s=2400, validators=5) as network,
+        open_cluster(network, postgres) as cluster,
+    ):
+        await eventually(cluster.has_one_leader)
+        doubted, plain = [await commit(cluster, node, b"file %d" % node) for node in (0, 1)]
+        order = {batch_id: await order_of(network, batch_id) for batch_id in (doubted, plain)}
+        await eventually(lambda: cluster.all_call({doubted: 2, plain: 2}))
+
+        # One of those called finds a fault: everybody else is called, by every replica.
+        first, *others = order[doubted]
+        await sign_outcome(cluster, 0, doubted, first, Verdict.REJECTED)
+        await cluster.kill(0)
+        await eventually(lambda: cluster.all_call({doubted: 5, plain: 2}))
+        await cluster.start(0)
+        await eventually(lambda: cluster.all_call({doubted: 5, plain: 2}))
+
+        # What each hears from one validator alone is enough for all of them together.
+        for replica, validator in zip((1, 2, 0, 1), others, strict=True):
+            await sign_outcome(cluster, replica, doubted, validator, Verdict.ACCEPTED)
+        for replica, validator in zip((2, 0), order[plain], strict=False):
+            await sign_outcome(cluster, replica, plain, validator, Verdict.ACCEPTED)
+        await eventually(lambda: cluster.all_call({}))
+        view = await read(network)
+        for batch_id in (doubted, plain):
+            assert [r.verdict for r in view.batches[batch_id].records or ()] == [Verdict.ACCEPTED]
+        called = {address_of(VALIDATORS[number]) for number in order[plain][:2]}
+        seats = view.runs[network.run_id].seats
+        assert {v for v, bit in seats.items() if view.batches[plain].signers & bit} == called
+
+
+async def commit(cluster: Cluster, node: int, body: bytes) -> int:
+    """Upload a file; return the batch that it alone is in."""
+    submission = await cluster.upload(node, body)
+    state = await cluster.network.until(cluster.balancer.url, submission, "committed")
+    assert state.batch_id is not None
+    return state.batch_id
+
+
+async def read(network: Network) -> ChainView:
+    view = ChainView()
+    apply_poll(view, await EventReader(network.chain).poll())
+    return view
+
+
+async def order_of(network: Network, batch_id: int) -> list[int]:
+    """The numbers of the validators in the order in which they are called, from the chain alone."""
+    view = await read(network)
+    batch, seated = view.batches[batch_id], view.runs[network.run_id].validators
+    seed = batch_seed(batch.beacon, batch.run_id, batch_id, batch.root)
+    numbers = {address_of(key): number for number, key in enumerate(VALIDATORS)}
+    return [numbers[who] for who in order_of_batch(seed, batch.seated, seated)]
+
+
+async def sign_outcome(
+    cluster: Cluster, replica: int, batch_id: int, validator: int, verdict: Verdict
+) -> None:
+    """Let a validator hand in its outcome of a batch of one to one replica."""
+    network = cluster.network
+    url = f"http://127.0.0.1:{cluster.balancer.ports[replica]}"
+    async with network.api(url, VALIDATORS[validator]) as api:
+        [entry] = (await api.batch(batch_id)).submissions
+    reason = Reason.NONE if verdict is Verdict.ACCEPTED else Reason.LATE
+    await network.judge(url, entry.submission, verdict, reason, (validator,))
