@@ -145,7 +145,7 @@ bench-orchestrator: setup
 bench-history: setup
 	$(BIN)/python benchmarks/history.py
 
-# An hour of one core: networks of up to 10,000 workers. ARGS="--up-to 1000" for minutes.
+# A quarter of an hour of one core: networks of up to 10,000 workers. ARGS="--up-to 1000" for minutes.
 bench-simulator: setup
 	$(BIN)/python benchmarks/simulator.py $(ARGS)
 

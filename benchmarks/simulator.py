@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import logging
+import resource
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ def play(workers: int, validators: int) -> dict[str, Any]:
     figures = figures_of(simulate(scenario_of(workers, validators), look))
     figures["wall_s"] = round(time.perf_counter() - began, 1)
     figures["process_s"] = round(time.process_time() - cpu, 1)
+    figures["memory_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2)
     return figures
 
 
@@ -91,6 +93,7 @@ def _rows(found: list[dict[str, Any]]) -> list[list[str]]:
             f"{f['validators_load']['busy_mean']:.1%}",
             *(f"{_per(f, kind):.1f}" for kind in ("orchestrator", "validator", "worker")),
             f"{f['process_s']:.0f}",
+            f"{f['memory_gb']:.2f}",
         ]
         for f in found
     ]
@@ -103,7 +106,7 @@ def _per(figures: dict[str, Any], kind: str) -> float:
 
 HEADER = (
     "workers", "validators", "submissions", "messages each", "gas each", "verdict s", "95 % s",
-    "validators busy", "orchestrator ms", "validator ms", "worker ms", "total CPU s",
+    "validators busy", "orchestrator ms", "validator ms", "worker ms", "total CPU s", "GB",
 )  # fmt: skip
 
 

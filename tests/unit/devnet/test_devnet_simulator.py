@@ -37,6 +37,7 @@ CHAOS = replace(
     reorganise_s=30.0,
     skew_s=3,
     relay_failures=0.1,
+    has_disputes=True,
 )
 
 
@@ -220,6 +221,61 @@ def test_a_lazy_validator_alone_lets_no_fraud_through() -> None:
     ]
     assert frauds
     assert not accepted
+
+
+# ------------------------------------------------------------------------ disputes
+
+ACCUSED = Scenario(
+    workers=2,
+    validators=7,
+    quorum=3,
+    duration_s=650.0,
+    generate_s=200.0,
+    judging=(("accusing", 3),),
+    is_silenced=True,
+    has_disputes=True,
+    poll_s=4.0,
+    lease_s=900,
+)
+
+
+@pytest.fixture(scope="module")
+def accused() -> World:
+    logging.disable(logging.CRITICAL)
+    world = simulate(ACCUSED, invariants.hold)
+    logging.disable(logging.NOTSET)
+    return world
+
+
+def test_a_worker_accused_by_a_colluding_quorum_is_made_whole(accused: World) -> None:
+    state, fixed = accused.chain.state, accused.chain.fixed
+    victim = str(accused.workers[-1].address)
+    assert any(" StakeVault Slashed " in line and victim in line for line in accused.history)
+    case = next(case for case in state.cases.values() if case.challenger == victim)
+    assert case.status == 3
+    assert state.stakes[victim].active == 2 * fixed.required_stake
+    assert state.balances[victim] > fixed.challenge_bond
+    for person in accused.validators:
+        whole = state.stakes[str(person.address)].active == fixed.required_validator_stake
+        assert whole is (person.conduct == "honest")
+
+
+def test_a_wrong_that_stays_is_noticed(accused: World) -> None:
+    escrow = next(e for e in accused.chain.state.escrows.values() if e.status == 3)
+    escrow.status = 1
+    with pytest.raises(AssertionError, match="outlived"):
+        invariants.the_wronged_are_made_whole(accused)
+    escrow.status = 3
+
+
+def test_a_cheat_that_challenges_loses_its_bond_too() -> None:
+    world = simulate(replace(SMALL, has_disputes=True), invariants.hold)
+    state = world.chain.state
+    forger = str(world.workers[0].address)
+    case = next(case for case in state.cases.values() if case.challenger == forger)
+    assert case.status == 2
+    assert state.balances[forger] == 0
+    assert state.stakes[forger].active < 200 * 10**18
 
 
 # ------------------------------------------------------------- checks that can fail

@@ -9,24 +9,29 @@ from pathlib import Path
 from typing import Literal
 
 from muster.client.outage import Outage, Outages
-from muster.client.validator.checks import Claim
+from muster.client.validator.checks import Claim, Finding
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.judging import Judgement
+from muster.client.validator.jury import JuryDuty, JuryPlace
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
 from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop
 from muster.client.worker.place import WorkerPlace
 from muster.devnet.simulator.machines import SimulatedEngine
+from muster.lifecycle import run_together
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address
-from muster.protocol.messages import Submission, Ticket
+from muster.protocol.messages import Reason, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout
 
 Conduct = Literal["honest", "forger", "liar"]
 """Honest; samples from another model; claims rewards it did not earn."""
-Judging = Literal["honest", "lazy", "colluding"]
-"""Checks; accepts everything unseen; accepts its friends' work, whatever it is."""
+Judging = Literal["honest", "lazy", "colluding", "accusing"]
+"""Checks; accepts everything unseen; accepts its friends' work, whatever it is; accepts everything
+but its victims' work, which it calls a fraud."""
 
+ACCUSATION = Finding(Verdict.FRAUD, Reason.TOPLOC_MISMATCH, "says so")
+"""What an accusing validator finds in its victim's work."""
 RETRY_S = 0.5
 """First pause of a loop whose dependency is away, as in production."""
 
@@ -72,6 +77,10 @@ class Shelf(EvidenceStore):
 class SimulatedWorker(WorkerLoop):
     """The worker's loop on a machine that takes its time, and perhaps one that cheats."""
 
+    def close(self) -> None:
+        """Let go of the journal."""
+        self.place.journal.close()
+
     def __init__(self, place: WorkerPlace, machine: Machine, conduct: Conduct) -> None:
         super().__init__(place)
         self._machine, self._conduct = machine, conduct
@@ -104,21 +113,35 @@ class SimulatedValidator(ValidatorLoop):
         machine: Machine,
         judging: Judging,
         friends: frozenset[Address],
+        jury: JuryPlace,
     ) -> None:
         super().__init__(place)
         self._machine, self._judging, self._friends = machine, judging, friends
+        self.jury = JuryDuty(replace(jury, judge=self))
         self.outages = Outages(first_s=RETRY_S, rng=machine.rng)
         self.judged = 0
         """Submissions it looked at."""
         self.busy_s = 0.0
         """Virtual seconds it spent on them."""
 
+    async def run(self) -> None:
+        """Judge batches and serve on juries."""
+        await run_together(super().run(), self.jury.run())
+
+    def close(self) -> None:
+        """Let go of the journals."""
+        self.place.journal.close()
+        self.jury.place.journal.close()
+
     async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
         """Judge it in the time that the machine takes, or not at all."""
         self.judged += 1
         is_friend = claim.submission.worker in self._friends
+        units = claim.submission.units
+        if self._judging == "accusing":
+            return Judgement(None if is_friend else ACCUSATION, units), None
         if self._judging == "lazy" or (self._judging == "colluding" and is_friend):
-            return Judgement(None, claim.submission.units), None
+            return Judgement(None, units), None
         began = asyncio.get_running_loop().time()
         await self._machine.work()
         judged = await super().judge_claim(claim)

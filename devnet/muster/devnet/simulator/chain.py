@@ -50,7 +50,7 @@ class Block:
     """Its height."""
     hash: Hash32
     """Its hash."""
-    time: int
+    timestamp: int
     """Unix seconds."""
     transactions: list[Transaction] = field(default_factory=list)
     """Those that succeeded."""
@@ -105,7 +105,7 @@ class SimulatedChain:
 
     def mine(self, now: float) -> Block:
         """Put the pool into a block at a virtual time, and return it."""
-        time = max(EPOCH + int(now), self.head.time + 1)
+        time = max(EPOCH + int(now), self.head.timestamp + 1)
         name = b"%d %d %d" % (self.head.number + 1, self._forks, self._rng.getrandbits(64))
         block = Block(self.head.number + 1, keccak(self.head.hash + name), time)
         self.blocks.append(block)
@@ -134,7 +134,7 @@ class SimulatedChain:
 
     def _happen(self, transaction: Transaction, block: Block) -> Any:
         state = self.state
-        state.now, state.block, state.events = block.time, block.number, []
+        state.now, state.block, state.events = block.timestamp, block.number, []
         result = transaction.call(state)
         for name, args in in_order(state.events):
             block.events.append(self._event(name, args, block))
@@ -148,13 +148,13 @@ class SimulatedChain:
             args=self.words.args(name, args),
             block_number=block.number,
             block_hash=block.hash,
-            block_timestamp=block.time,
+            block_timestamp=block.timestamp,
             log_index=index,
             tx_hash="0x" + keccak(block.hash + index.to_bytes(4, "big")).hex(),
         )
 
     def _close(self, block: Block) -> None:
-        self.state.now, self.state.block, self.state.events = block.time, block.number, []
+        self.state.now, self.state.block, self.state.events = block.timestamp, block.number, []
 
     # -------------------------------------------------------------------- history
 
@@ -167,9 +167,9 @@ class SimulatedChain:
         state = self._genesis()
         for block in self.blocks:
             for transaction in block.transactions:
-                state.now, state.block, state.events = block.time, block.number, []
+                state.now, state.block, state.events = block.timestamp, block.number, []
                 transaction.call(state)
-            state.now, state.block, state.events = block.time, block.number, []
+            state.now, state.block, state.events = block.timestamp, block.number, []
         return state
 
     def reorganise(self, depth: int) -> None:
@@ -215,10 +215,14 @@ class Endpoint:
         head = visible[-1]
         return Poll(events, rewound_to, BlockId(head.number, head.hash))
 
+    async def latest(self) -> Block:
+        """Return the newest block it knows."""
+        self.require_up()
+        return self._visible[-1]
+
     async def now(self) -> int:
         """Return the time of the newest block it knows."""
-        self.require_up()
-        return self._visible[-1].time
+        return (await self.latest()).timestamp
 
     def require_up(self) -> None:
         """Raise ChainUnreachable while it is down."""

@@ -30,7 +30,8 @@ CHAOS: dict[str, Any] = {
 @click.option("--validators", type=click.IntRange(1, 500), default=4, help="88 have seats.")
 @click.option("--quorum", type=click.IntRange(1, 88), default=2, help="That agree. [default: 2]")
 @click.option("--cheats", metavar="KIND=N,...", default="", help="forger=1,liar=1: workers.")
-@click.option("--judges", metavar="KIND=N,...", default="", help="lazy=1,colluding=1: validators.")
+@click.option("--judges", metavar="KIND=N,...", default="", help="lazy, colluding, accusing.")
+@click.option("--disputes", "has_disputes", is_flag=True, help="Owners challenge verdicts.")
 @click.option("--seconds", type=float, default=300.0, help="Virtual seconds. [default: 300]")
 @click.option("--seed", type=int, default=0, help="Same seed, same history. [default: 0]")
 @click.option("--chaos", is_flag=True, help="Loss, churn, outages, full disks, reorganisations.")
@@ -60,7 +61,7 @@ def simulate(
         **options,
         **(CHAOS if chaos else {}),
         conduct=_kinds(cheats, ("forger", "liar")),
-        judging=_kinds(judges, ("lazy", "colluding")),
+        judging=_kinds(judges, ("lazy", "colluding", "accusing")),
         submissions_per_step=max(options["workers"], 4),
     )
     _require_quorum(scenario.quorum, scenario.validators)

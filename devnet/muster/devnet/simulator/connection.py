@@ -1,15 +1,15 @@
-"""The orchestrator's connection to the simulated chain: fits where the programs have theirs."""
+"""A connection to the simulated chain: fits where the programs have theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from muster.chain import Batch, OutcomeProof, PauseCause
-from muster.devnet.simulator.chain import Endpoint, SimulatedChain
+from muster.devnet.simulator.chain import Block, Endpoint, SimulatedChain
 from muster.devnet.simulator.contracts import claimed_of, judged_of
 from muster.devnet.simulator.model.network import Network
-from muster.devnet.simulator.model.words import Refused
+from muster.devnet.simulator.model.words import Name, Refused
 from muster.devnet.simulator.model.work import Header, Proof
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import keccak
@@ -26,7 +26,7 @@ def domain_of(contract: str) -> Domain:
 
 
 class ChainConnection:
-    """The orchestrator's connection: its transactions, and what it asks the chain."""
+    """An account's connection: its transactions, and what it asks the chain."""
 
     def __init__(
         self, chain: SimulatedChain, endpoint: Endpoint, account: Address, label: str | None = None
@@ -57,9 +57,9 @@ class ChainConnection:
         """The reward escrow."""
         return self
 
-    def once(self, label: str) -> ChainConnection:
+    def once(self, label: str) -> Self:
         """Return the same for one write of a name."""
-        named = ChainConnection(self._chain, self._endpoint, Address(str(self.account)), label)
+        named = type(self)(self._chain, self._endpoint, Address(str(self.account)), label)
         named.composed = self.composed
         return named
 
@@ -70,6 +70,10 @@ class ChainConnection:
     async def now(self) -> int:
         """Return the latest block's time."""
         return await self._endpoint.now()
+
+    async def latest_block(self) -> Block:
+        """Return the newest block."""
+        return await self._endpoint.latest()
 
     async def pending_transactions(self) -> int:
         """Return how many transactions wait."""
@@ -93,7 +97,9 @@ class ChainConnection:
 
     async def _send(self, kind: str, call: Any, size: int = 1) -> Any:
         self._endpoint.require_up()
-        return await self._chain.send(kind, call, size=size, label=self._label)
+        # Every account has a journal of its own.
+        label = self._label and f"{self.account}: {self._label}"
+        return await self._chain.send(kind, call, size=size, label=label)
 
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
@@ -178,8 +184,19 @@ class ChainConnection:
         return await self._send("pause_slashing", lambda state: state.pause_slashing(*said, why))
 
     async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> object:
-        """No cases are opened in the simulation."""
-        raise NotImplementedError(f"no juror sits in the simulation: {leaf.hex()} {juror}")
+        """Punish a juror that revealed no vote."""
+        caller = str(self.account)
+        return await self._send(
+            "slash_absent_juror",
+            lambda state: state.slash_absent_juror(caller, self._case(state, leaf), juror),
+        )
+
+    def _case(self, state: Network, leaf: Hash32) -> Name:
+        """Return the model's word for a case's leaf, which must be one of a case."""
+        for known in state.cases:
+            if self._chain.words.said(known) == leaf:
+                return known
+        raise Refused("CourtNoOpenCase", leaf, 0)
 
     async def slash_overdue(self, batch: Batch, validator: Address) -> object:
         """Punish a missed deadline."""

@@ -42,6 +42,23 @@ class Ranks(dict[str, int]):
         return int(address, 16)
 
 
+class SealedVote:
+    """A vote as the model takes it: two are the same when their commitments are."""
+
+    def __init__(self, commitment: Hash32, overturn: bool = False, result: Hash32 | None = None):
+        self.commitment = commitment
+        self._fields = {3: overturn, 4: result}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SealedVote) and other.commitment == self.commitment
+
+    def __hash__(self) -> int:
+        return hash(self.commitment)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._fields[place]
+
+
 class Words:
     """Says in the chain's words what the model says in its own."""
 
@@ -67,6 +84,8 @@ class Words:
         """Return a value of the model's in the chain's words."""
         if isinstance(value, str):
             return {NO_OFFENCE: Hash32(bytes(32)), NOBODY: ZERO_ADDRESS}.get(value, Address(value))
+        if isinstance(value, SealedVote):
+            return value.commitment
         if not isinstance(value, tuple) or not value or not isinstance(value[0], str):
             return value
         if value[0].startswith("0x"):
@@ -100,6 +119,9 @@ class Words:
 
     def _manifest(self, manifest: str) -> Hash32:
         return Hash32(bytes.fromhex(manifest))
+
+    def _result(self, result: Hash32) -> Hash32:
+        return result
 
     def _signatures(self, *_: Any) -> bytes:
         return b""

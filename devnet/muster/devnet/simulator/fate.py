@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from muster.devnet.simulator.scenario import FOUNDED
+from muster.protocol.messages import Verdict
 
 if TYPE_CHECKING:
     from muster.devnet.simulator.network import Stage
@@ -23,6 +24,8 @@ class Fate:
         """Let happen what the scenario asks for, each kind on its own."""
         scenario = self._stage.scenario
         async with asyncio.TaskGroup() as fates:
+            if scenario.is_silenced:
+                fates.create_task(self._silence())
             for mean, befall in (
                 (scenario.reorganise_s, self._reorganise),
                 (scenario.outage_s, self._cut_off),
@@ -30,6 +33,21 @@ class Fate:
             ):
                 if mean:
                     fates.create_task(self._often(mean, befall))
+
+    async def _silence(self) -> None:
+        """Cut honest validators off until an accusation is posted; then a jury needs them."""
+        honest = [p for p in self._stage.validators if p.conduct == "honest"]
+        for person in honest:
+            person.link.is_up = False
+        while not self._is_accused():
+            await asyncio.sleep(1.0)
+        for person in honest:
+            person.link.is_up = True
+        self._stage.note("the honest are back")
+
+    def _is_accused(self) -> bool:
+        batches = self._stage.chain.state.batches.values()
+        return any(record.verdict == Verdict.FRAUD for b in batches for record in b.records)
 
     async def _often(
         self, mean: float, befall: Callable[[random.Random], Coroutine[Any, Any, None]]

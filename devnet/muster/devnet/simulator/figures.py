@@ -37,7 +37,7 @@ def figures_of(world: World) -> dict[str, Any]:
         "seats": len(world.services.projection.run.validators),
         "quorum": scenario.quorum,
         "seed": scenario.seed,
-        "virtual_s": round(EPOCH and chain.head.time - EPOCH, 1),
+        "virtual_s": round(EPOCH and chain.head.timestamp - EPOCH, 1),
         "digest": world.digest(),
         "submissions": uploaded,
         "verdicts": {
@@ -74,7 +74,7 @@ def _load(world: World) -> dict[str, float]:
     seated = world.services.projection.run.validators
     judged = [world.judged.get(p.name, (0, 0.0)) for p in world.validators if p.address in seated]
     counts, busy = [count for count, _ in judged], [seconds for _, seconds in judged]
-    duration = world.chain.head.time - EPOCH
+    duration = world.chain.head.timestamp - EPOCH
     return {
         "checks_mean": round(sum(counts) / len(counts), 2),
         "checks_max": max(counts),

@@ -59,7 +59,7 @@ def founding(
             state.deposit(person.address, person.address, stake)
         for person in workers:
             stake = 2 * fixed.required_stake
-            state.balances[person.address] = stake
+            state.balances[person.address] = stake + fixed.challenge_bond
             state.register(
                 person.address, stake, nodes[person.name], 2**63, consents=True, permit=True
             )

@@ -14,7 +14,10 @@ from muster.client.validator.checks import Claim
 from muster.client.validator.judging import examine
 from muster.devnet.simulator.connection import domain_of
 from muster.devnet.simulator.machines import SimulatedEngine
-from muster.devnet.simulator.model.words import ACTIVE
+from muster.devnet.simulator.model.network import WRONG_VERDICT
+from muster.devnet.simulator.model.words import ACTIVE, PPM, RELEASED, RESTORED
+from muster.devnet.simulator.model.work import OPEN, OVERTURNED, UPHELD
+from muster.devnet.simulator.money import standing_verdict
 from muster.devnet.simulator.scenario import FUNDS, RUN
 from muster.devnet.simulator.world import World
 from muster.orchestrator.services.projection import Projection
@@ -30,16 +33,18 @@ async def hold(world: World) -> None:
     honest_workers_keep_their_stake(world)
     history_replays_to_the_state(world)
     await slashes_have_evidence(world)
+    the_wronged_are_made_whole(world)
 
 
 def stake_is_conserved(world: World) -> None:
     """Every token that was handed out is somewhere or was burned with a slash."""
     state, fixed = world.chain.state, world.chain.fixed
-    minted = FUNDS + 2 * fixed.required_stake * len(world.workers)
+    minted = FUNDS + (2 * fixed.required_stake + fixed.challenge_bond) * len(world.workers)
     minted += fixed.required_validator_stake * len(world.validators)
     assert sum(state.balances.values()) + state.burned == minted, "tokens came or went"
-    slashed = sum(escrow.amount for escrow in state.escrows.values())
-    assert state.burned <= slashed, "more was burned than slashed"
+    lost = sum(escrow.amount for escrow in state.escrows.values())
+    lost += fixed.challenge_bond * sum(case.status == UPHELD for case in state.cases.values())
+    assert state.burned <= lost, "more was burned than slashed or forfeited"
 
 
 def nobody_is_paid_twice(world: World) -> None:
@@ -49,26 +54,53 @@ def nobody_is_paid_twice(world: World) -> None:
     slots: set[tuple[Any, ...]] = set()
     names = {worker.number: name for name, worker in state.workers.items()}
     for batch in state.batches.values():
-        for record in batch.records:
-            if record.verdict == Verdict.ACCEPTED:
+        for place, record in enumerate(batch.records):
+            if standing_verdict(state, batch, place) == Verdict.ACCEPTED:
                 slot = (record.number, record.step, record.index)
                 assert slot not in slots, f"slot {slot} was accepted twice"
                 slots.add(slot)
                 owed[names[record.number]] += record.units * batch.header.price
     for person in world.workers:
         name = str(person.address)
-        assert state.balances[name] == owed[name], f"{person.name} was paid something else"
+        due = owed[name] + _bond_left(world, name) + _reported(world, name)
+        assert state.balances[name] == due, f"{person.name} was paid something else"
+
+
+def _bond_left(world: World, name: str) -> int:
+    """Return what is left of the bond that an owner brought: nothing once a challenge failed."""
+    cases = [case for case in world.chain.state.cases.values() if case.challenger == name]
+    failed = any(c.status == OPEN or (c.status == UPHELD and c.uphold > c.overturn) for c in cases)
+    return 0 if failed else world.chain.fixed.challenge_bond
+
+
+def _reported(world: World, name: str) -> int:
+    """Return the reporter's shares of the slashes that an account brought about."""
+    fixed = world.chain.fixed
+    return sum(
+        min(escrow.amount * fixed.reporter_ppm // PPM, fixed.reporter_cap)
+        for escrow in world.chain.state.escrows.values()
+        if escrow.reporter == name and escrow.status == RELEASED
+    )
 
 
 def honest_workers_keep_their_stake(world: World) -> None:
-    """No honest worker lost stake or its standing, not even on a branch that was given up."""
+    """No honest worker lost stake or its standing, not even on a branch that was given up; what
+    was taken by a verdict that a jury overturned was given back.
+    """
     honest = {str(p.address) for p in world.workers if p.conduct == "honest"}
     state = world.chain.state
     for name in honest:
         assert state.stakes[name].active == 2 * world.chain.fixed.required_stake, name
         assert state.workers[name].status == ACTIVE, name
+    restored = [
+        world.chain.words.said(offence).hex()
+        for offence, escrow in state.escrows.items()
+        if escrow.status == RESTORED
+    ]
     slashes = [line for line in world.history if " StakeVault Slashed " in line]
-    assert not any(name in line for line in slashes for name in honest), "slashed on a branch"
+    lasting = [line for line in slashes if not any(offence in line for offence in restored)]
+    owners = [f"owner={name}" for name in honest]
+    assert not any(owner in line for line in lasting for owner in owners), "slashed on a branch"
 
 
 def history_replays_to_the_state(world: World) -> None:
@@ -106,9 +138,29 @@ async def slashes_have_evidence(world: World) -> None:
     }
     workers = {str(p.address) for p in world.workers}
     for offence, escrow in state.escrows.items():
-        if escrow.owner in workers:
+        if escrow.owner in workers and escrow.status != RESTORED:
             assert offence in frauds, f"{escrow.owner} was slashed for nothing on record"
             await _judge_again(world, *frauds[offence])
+
+
+def the_wronged_are_made_whole(world: World) -> None:
+    """An overturned verdict costs its worker nothing, and everyone who signed it."""
+    state = world.chain.state
+    for leaf, case in state.cases.items():
+        assert case.status != OPEN, "a case was never closed"
+        if case.status != OVERTURNED:
+            continue
+        assert isinstance(leaf, tuple)
+        _, number, _, record = leaf
+        batch = state.batches[number]
+        escrow = state.escrows.get(state.offence(int(RUN), record))
+        assert escrow is None or escrow.status == RESTORED, "a slash outlived its verdict"
+        slot = (int(RUN), state.by_number(record.number), record.step, record.index)
+        assert slot in state.paid, "the work was never paid"
+        for validator, seat in state.runs[int(RUN)].seats.items():
+            if seat.bit & batch.header.signers:
+                fault = ("fault", WRONG_VERDICT, leaf, validator)
+                assert fault in state.escrows, "who signed it was not punished"
 
 
 async def _judge_again(world: World, batch: Any, place: int) -> None:

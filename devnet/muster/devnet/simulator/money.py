@@ -7,12 +7,19 @@ from functools import partial
 
 from muster.devnet.simulator.chain import SimulatedChain
 from muster.devnet.simulator.model.network import Network
-from muster.devnet.simulator.model.work import Claim, Record
+from muster.devnet.simulator.model.work import OVERTURNED, Batch, Claim, Record
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Verdict
 
 TRIED_TWICE = 3
 """Workers that try to be paid a second time for the same."""
+
+
+def standing_verdict(state: Network, batch: Batch, place: int) -> int:
+    """Return the verdict on a submission that stands: the recorded one, or a jury's."""
+    record = batch.records[place]
+    case = state.cases.get(("outcome", batch.header.batch, place, record))
+    return case.claimed if case is not None and case.status == OVERTURNED else record.verdict
 
 
 async def claim_all(chain: SimulatedChain) -> None:
@@ -21,7 +28,7 @@ async def claim_all(chain: SimulatedChain) -> None:
     for batch in chain.state.batches.values():
         accepted: dict[int, list[tuple[int, Record]]] = {}
         for place, record in enumerate(batch.records):
-            if record.verdict == Verdict.ACCEPTED:
+            if standing_verdict(chain.state, batch, place) == Verdict.ACCEPTED:
                 accepted.setdefault(record.number, []).append((place, record))
         for number, chosen in sorted(accepted.items()):
             places, records = zip(*chosen, strict=True)

@@ -28,8 +28,10 @@ from muster.devnet.simulator.connection import domain_of
 from muster.devnet.simulator.desk import ORCHESTRATOR, Desk, Link
 from muster.devnet.simulator.fate import Fate
 from muster.devnet.simulator.founding import config_of, founding
+from muster.devnet.simulator.model.work import OPEN
 from muster.devnet.simulator.money import claim_all, require_sound
 from muster.devnet.simulator.nodes import Nodes
+from muster.devnet.simulator.owners import Owners
 from muster.devnet.simulator.scenario import CALIBRATION, RUN, Scenario, fixed, recipe_of
 from muster.devnet.simulator.service import Service
 from muster.devnet.simulator.world import Person, World
@@ -38,6 +40,9 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Verdict
 from muster.tasks.sort_digits import make_task_set
+
+FAULTS_S = 120.0
+"""For how long faults that cases brought to light are waited for: they are punished one by one."""
 
 
 def simulate(scenario: Scenario, look: Callable[[World], Coroutine[Any, Any, None]]) -> World:
@@ -124,9 +129,12 @@ class Stage:
         )  # fmt: skip
         self._start("trainer", self._train())
         nodes.start()
+        if self.scenario.has_disputes:
+            self._start("owner", Owners(self).run())
         self._start("fate", Fate(self).run())
         await asyncio.sleep(self.scenario.duration_s)
         await self._end()
+        self._require_alive()
         nodes.note_load()
         world.received_at = await self._service.uploads()
         self.note("end")
@@ -139,6 +147,13 @@ class Stage:
             task.cancel()
         await asyncio.gather(*self._runners, *people, return_exceptions=True)
         await self._service.close()
+
+    def _require_alive(self) -> None:
+        """Raise what a program ended with that it should have lived through."""
+        people = [p.task for p in (*self.workers, *self.validators) if p.task]
+        for task in (*self._runners, *people):
+            if task.done() and not task.cancelled():
+                task.result()
 
     def _start(self, kind: str, main: Coroutine[Any, Any, Any]) -> None:
         KIND.set(kind)
@@ -230,17 +245,27 @@ class Stage:
         for endpoint in self.endpoints:
             endpoint.is_up = True
         fixed = self.chain.fixed
-        waited = 0.0
-        while waited < fixed.outcome_deadline and self._unjudged():
-            await asyncio.sleep(10.0)
-            waited += 10.0
+        await _wait_while(self._is_unjudged, fixed.outcome_deadline)
         await asyncio.sleep(fixed.challenge_window + 20 * self.scenario.block_s)
+        if self.chain.state.cases:
+            await _wait_while(self._is_disputed, 2 * fixed.jury_time)
+            await asyncio.sleep(FAULTS_S)
         await claim_all(self.chain)
         await asyncio.sleep(4 * self.scenario.poll_s)
 
-    def _unjudged(self) -> bool:
+    def _is_unjudged(self) -> bool:
         batches = self.chain.state.batches.values()
         return bool(self.chain.pool) or any(not batch.header.posted_at for batch in batches)
+
+    def _is_disputed(self) -> bool:
+        return any(case.status == OPEN for case in self.chain.state.cases.values())
+
+
+async def _wait_while(holds: Callable[[], bool], most_s: float) -> None:
+    waited = 0.0
+    while waited < most_s and holds():
+        await asyncio.sleep(10.0)
+        waited += 10.0
 
 
 def _shown(args: dict[str, Any]) -> str:

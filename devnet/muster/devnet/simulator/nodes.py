@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from muster.client.validator.calls import Windows
 from muster.client.validator.journal import OutcomeJournal
+from muster.client.validator.jury import JuryPlace
 from muster.client.validator.loop import ValidatorPlace
+from muster.client.validator.votes import VoteJournal
 from muster.client.worker.place import WorkerPlace
 from muster.devnet.simulator.actors import (
     Disk,
@@ -20,12 +22,14 @@ from muster.devnet.simulator.actors import (
     engine_for,
 )
 from muster.devnet.simulator.clock import KIND
+from muster.devnet.simulator.court import CourtConnection, court_terms
 from muster.devnet.simulator.desk import Desk, SimulatedApi
 from muster.devnet.simulator.machines import InlineDecoder, SimulatedEngine, SimulatedFetcher
 from muster.devnet.simulator.scenario import CALIBRATION, RUN
 from muster.devnet.simulator.world import Person
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import MusterError
+from muster.protocol.ids import Address
 
 if TYPE_CHECKING:
     from muster.devnet.simulator.network import Stage
@@ -79,7 +83,7 @@ class Nodes:
         loop, person.loop = person.loop, None
         if loop is None:
             return
-        loop.place.journal.close()
+        loop.close()
         if isinstance(loop, SimulatedValidator):
             self._add_up(person.name, loop)
 
@@ -129,7 +133,7 @@ class Nodes:
     def _validator(self, person: Person) -> Callable[[], SimulatedValidator]:
         scenario, endpoint = self._stage.scenario, self._stage.endpoints[person.endpoint]
         rng = self._stage.rng(person.name, "machine")
-        friends = frozenset(p.address for p in self._stage.workers if p.conduct != "honest")
+        friends = self._friends(person)
         fixed = self._stage.chain.fixed
         loop = asyncio.get_running_loop()
 
@@ -155,6 +159,33 @@ class Nodes:
                 clock=loop.time,
             )
             machine = Machine(rng, scenario.check_s)
-            return SimulatedValidator(place, machine, person.conduct, friends)  # type: ignore[arg-type]
+            jury = self._jury(person, place, rng)
+            return SimulatedValidator(place, machine, person.conduct, friends, jury)  # type: ignore[arg-type]
 
         return build
+
+    def _friends(self, validator: Person) -> frozenset[Address]:
+        """Return whose work a dishonest validator accepts, whatever it is."""
+        workers = self._stage.workers
+        if validator.conduct == "accusing":
+            return frozenset(p.address for p in workers[:-1])
+        return frozenset(p.address for p in workers if p.conduct != "honest")
+
+    def _jury(self, person: Person, place: ValidatorPlace, rng: random.Random) -> JuryPlace:
+        """Return what a juror works with; who judges for it comes later."""
+        stage = self._stage
+        endpoint = stage.endpoints[person.endpoint]
+        return JuryPlace(
+            run_id=RUN,
+            juror=person.address,
+            chain=CourtConnection(stage.chain, endpoint, person.address),  # type: ignore[arg-type]
+            view=stage.views[person.endpoint],
+            judge=None,  # type: ignore[arg-type]
+            journal=VoteJournal(stage.folder / person.name),
+            evidence=place.evidence,
+            calibration=CALIBRATION,
+            terms=court_terms(stage.chain.fixed),
+            poll_s=stage.scenario.poll_s,
+            clock=place.clock,
+            salt=rng.randbytes,
+        )

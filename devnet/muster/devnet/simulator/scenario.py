@@ -56,6 +56,10 @@ class Scenario:
     """Mean time between two full disks, of a worker each; 0 for never."""
     outage_s: float = 0.0
     """Mean time between two outages of a link or an endpoint; 0 for never."""
+    is_silenced: bool = False
+    """Whether honest validators are cut off until an accusation stands: only so can it ever."""
+    has_disputes: bool = False
+    """Whether workers challenge what is not accepted, once each: honest ones and cheats alike."""
     reorganise_s: float = 0.0
     """Mean time between two reorganisations; 0 for never."""
     reorganise_depth: int = 3

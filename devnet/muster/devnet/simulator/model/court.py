@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from muster.devnet.simulator.model.ledger import Ledger
 from muster.devnet.simulator.model.words import HELD, Name, need
 from muster.devnet.simulator.model.work import (
@@ -80,7 +82,7 @@ class Court(Ledger):
         seats = sum(run.seats[juror].bit for juror in case.jury)
         self.emit("JuryDrawn", leaf=leaf, seats=seats, jurors=case.jury)
 
-    def commit_vote(self, caller: str, leaf: Name, vote: Name) -> None:
+    def commit_vote(self, caller: str, leaf: Name, vote: Any) -> None:
         """`vote` is ("vote", leaf, juror, overturn, result, salt)."""
         case = self._open_case(leaf)
         ends_at = case.opened_at + self.fixed.commit_time
@@ -90,7 +92,7 @@ class Court(Ledger):
         case.commitments[caller] = vote
         self.emit("VoteCommitted", leaf=leaf, juror=caller, commitment=vote)
 
-    def reveal_vote(self, caller: str, leaf: Name, vote: Name) -> None:
+    def reveal_vote(self, caller: str, leaf: Name, vote: Any) -> None:
         """`vote` as the caller says it committed it."""
         case = self._open_case(leaf)
         commits_until = case.opened_at + self.fixed.commit_time
