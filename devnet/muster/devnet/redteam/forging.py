@@ -147,13 +147,14 @@ def _miscounted(_stage: Stage, rows: Rows, random: Random) -> Rows:
 
 
 def _reordered(_stage: Stage, rows: Rows, random: Random) -> Rows:
-    """Proofs of two samples of other prompts changed places."""
-    a = _pick(rows, random)
-    others = [
-        i for i, row in enumerate(rows)
-        if row.group != rows[a].group and len(row.proofs) == len(rows[a].proofs)
-    ]  # fmt: skip
-    b = random.choice(others)
+    """Proofs of two samples of other prompts changed places; they are of one length."""
+    pairs = [
+        (a, b)
+        for a, row in enumerate(rows)
+        for b, other in enumerate(rows[:a])
+        if other.group != row.group and len(other.proofs) == len(row.proofs)
+    ]
+    a, b = random.choice(pairs)
     return _with(_with(rows, a, proofs=rows[b].proofs), b, proofs=rows[a].proofs)
 
 

@@ -10,6 +10,7 @@ goes on for as long as its members get ahead.
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -69,6 +70,14 @@ HONEST = "honest"
 def _wallet(name: str) -> Wallet:
     key = keccak(name.encode())
     return Wallet(address_of(key), key)
+
+
+def _free_port() -> int:
+    """Return a port that nobody uses: an orchestrator that starts again must be found again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass(slots=True)
@@ -233,21 +242,24 @@ class Session:
         settings = OrchestratorSettings(
             run=self._run_id, keystore=self._folder / "unused", rpc=self._rpc,
             deployments=self._deployments, documents=self._folder / "documents",
-            files=self._folder / "files", database=self._folder / "orchestrator.sqlite3", port=0,
-            ready_file=ready, origin=origin, poll_s=POLL_S, commit_interval_s=0.1,
-            retry_after_s=POLL_S, lease_s=4 * HOURS,
+            files=self._folder / "files", database=self._folder / "orchestrator.sqlite3",
+            port=_free_port(), ready_file=ready, origin=origin, poll_s=POLL_S,
+            commit_interval_s=0.1, retry_after_s=POLL_S, lease_s=4 * HOURS,
         )  # fmt: skip
-        process = asyncio.create_task(serve(settings, _wallet("orchestrator").key))
+        key = _wallet("orchestrator").key
+        serving = asyncio.ensure_future(
+            self._starts.keep("orchestrator", lambda: serve(settings, key))
+        )
         try:
             while not ready.exists():
-                if process.done():
-                    await process
+                if serving.done():
+                    await serving
                 await asyncio.sleep(0.05)
             self._orchestrator = ready.read_text().strip()
             yield
         finally:
-            process.cancel()
-            await asyncio.wait([process])
+            serving.cancel()
+            await asyncio.wait([serving])
 
     # Who takes part
 
