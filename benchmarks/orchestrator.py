@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from postgres_server import PostgresServer
 
 from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts
+from muster.protocol.messages import Ticket
 
 LIMIT_MS = 100.0
 MUST = {"heartbeats": 1000, "leases": 200, "uploads": 100}
@@ -104,17 +105,24 @@ async def load(stage: Stage, options: argparse.Namespace) -> dict[str, list[Meas
         measured, _ = await measure(stage, requests, rate)
         found["heartbeats"].append(measured)
         sent += len(requests)
-    count = int(seconds * MUST["leases"])
-    keys = stage.keys()[:count]
-    measured, leased = await measure(stage, stage.leases(keys), MUST["leases"])
-    found["leases"] = [measured]
-    tickets = [stage.ticket(answer) for answer in leased.answers]
-    assert len({(t.worker, t.step, t.index) for t in tickets}) == len(keys)
-    slots = list(zip(keys, tickets, strict=True))[: int(seconds * MUST["uploads"])]
-    uploads = stage.uploads(slots, FILE_BYTES)
-    found["uploads"] = [(await measure(stage, uploads, MUST["uploads"]))[0]]
+    slots: list[tuple[bytes, Ticket]] = []
+    found["leases"], found["uploads"] = [], []
+    everybody = stage.keys()
+    count = min(int(seconds * MUST["leases"]), len(everybody) // 2)
+    for rate in (MUST["leases"], None):
+        keys = everybody[len(slots) :][:count]
+        measured, leased = await measure(stage, stage.leases(keys), rate)
+        found["leases"].append(measured)
+        slots += zip(keys, map(stage.ticket, leased.answers), strict=True)
+    assert len({(t.worker, t.step, t.index) for _, t in slots}) == len(slots)
+    uploaded, count = 0, min(int(seconds * MUST["uploads"]), len(slots) // 2)
+    for rate in (MUST["uploads"], None):
+        some = slots[uploaded:][:count]
+        measured, _ = await measure(stage, stage.uploads(some, FILE_BYTES), rate)
+        found["uploads"].append(measured)
+        uploaded += len(some)
     stored = {name: number - before[name] for name, number in stage.stored().items()}
-    wanted = {"heartbeats": sent, "leases": len(keys), "uploads": len(uploads)}
+    wanted = {"heartbeats": sent, "leases": len(slots), "uploads": uploaded}
     if stored != wanted:
         raise SystemExit(f"error: {wanted} were answered, the database holds {stored}")
     return found
@@ -149,12 +157,14 @@ def summary(found: dict[str, list[Measured]], pages: dict[str, float]) -> dict[s
         "heartbeats_per_s": max(held, default=0.0),
         "heartbeat_p99_ms": p99.get(MUST["heartbeats"], max(p99.values())),
         "heartbeats_saturated_per_s": saturated.per_s,
-        "heartbeats_per_cpu_s": 1000 / saturated.cpu_ms,
+        "heartbeats_per_cpu_s": saturated.per_cpu_s,
         "leases_per_s": found["leases"][0].per_s,
-        "leases_per_cpu_s": 1000 / found["leases"][0].cpu_ms,
+        "leases_saturated_per_s": found["leases"][-1].per_s,
+        "leases_per_cpu_s": found["leases"][-1].per_cpu_s,
         "lease_p99_ms": found["leases"][0].p99_ms,
         "uploads_per_s": found["uploads"][0].per_s,
-        "uploads_per_cpu_s": 1000 / found["uploads"][0].cpu_ms,
+        "uploads_saturated_per_s": found["uploads"][-1].per_s,
+        "uploads_per_cpu_s": found["uploads"][-1].per_cpu_s,
         "upload_p99_ms": found["uploads"][0].p99_ms,
         "page_ms_max": max(pages.values(), default=0.0),
     }

@@ -2,18 +2,23 @@
 
     .venv/bin/python benchmarks/orchestrator_growth.py
 
-Prints the table of docs/scale-orchestrator.md and draws docs/images/scale-orchestrator.svg from
-results/orchestrator.json. On paper: requests per worker times what each was measured to cost.
+Writes the tables of docs/scale-orchestrator.md, between its markers, and draws
+docs/images/scale-orchestrator.svg, all from results/orchestrator.json, which one run wrote. On
+paper: requests per worker times what each was measured to cost.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from report import RESULTS, print_table
 
+PAGE = Path(__file__).parents[1] / "docs" / "scale-orchestrator.md"
 PLOT = Path(__file__).parents[1] / "docs" / "images" / "scale-orchestrator.svg"
 HEARTBEAT_S = 10
 """A worker's default."""
@@ -78,7 +83,9 @@ class Costs:
         }
 
     def lease_lock(self, workers: int) -> float:
-        """Return the share of the time in which some replica holds the lock of leases."""
+        """Return the most of the time in which some replica can hold the lock of leases: as if
+        all that a lease costs were done while it is held. Waiting for the disk is shared.
+        """
         return workers / SUBMISSION_S * (self.lease + self.lease_database) / 1000
 
 
@@ -110,7 +117,7 @@ HEADER = [
     "leases and uploads/s",
     "cores of orchestrators",
     "cores of PostgreSQL",
-    "lock of leases",
+    "lock of leases, at most",
     "files MB/s",
     "nonces MB",
     "database GB/day",
@@ -130,7 +137,7 @@ def draw(costs: Costs, path: Path) -> None:
         axes.plot(WORKERS, [costs.cores(w)[name] for w in WORKERS], marker="o", label=name)
     axes.plot(
         WORKERS, [costs.lease_lock(w) for w in WORKERS],
-        linestyle="--", color="black", label="lock of leases (1: no more)",
+        linestyle="--", color="black", label="lock of leases, at most (1: no more)",
     )  # fmt: skip
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set(
@@ -142,10 +149,57 @@ def draw(costs: Costs, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+MEASURED = (
+    ("heartbeats/s with a 99th percentile below 100 ms", "1,000", "heartbeats_per_s"),
+    ("99th percentile at 1,000 heartbeats/s, ms", "100", "heartbeat_p99_ms"),
+    ("heartbeats/s as fast as answered", "", "heartbeats_saturated_per_s"),
+    ("heartbeats per CPU second of the process", "", "heartbeats_per_cpu_s"),
+    ("leases/s of 200 offered", "200", "leases_per_s"),
+    ("leases/s as fast as answered", "", "leases_saturated_per_s"),
+    ("leases per CPU second", "", "leases_per_cpu_s"),
+    ("uploads/s of 100 kB of 100 offered", "100", "uploads_per_s"),
+    ("uploads/s as fast as answered", "", "uploads_saturated_per_s"),
+    ("uploads per CPU second", "", "uploads_per_cpu_s"),
+    ("slowest page, ms", "200", "page_ms_max"),
+)
+"""What the page's first table shows: words, what is demanded, and the metric."""
+
+
+def measured(found: dict[str, Any]) -> list[list[str]]:
+    """Return a row per figure of one run, and one that says on what it was measured."""
+    metrics, detail = found["metrics"], found["detail"]
+    rows = [
+        [words, must, *(f"{metrics[name + kind]:,.0f}" for kind in ("", "_postgres"))]
+        for words, must, name in MEASURED
+    ]
+    if "index_100k_s" in metrics:
+        seconds = f"{metrics['index_100k_s']:.1f}"
+        rows.append(["100,000 contract events indexed, CPU s", "15", seconds, ""])
+    loads = [f"{detail[kind]['load_average']:.1f}" for kind in ("SQLite", "PostgreSQL")]
+    rows.append([f"load average of {found['machine']}", "", *loads])
+    rows.append(["submissions in the database", "", *[f"{detail['submissions']:,}"] * 2])
+    return rows
+
+
+def replace_table(page: str, name: str, header: Sequence[str], rows: list[list[str]]) -> str:
+    """Return the page with the table between two markers written anew."""
+    lines = [header, ["---"] * len(header), *rows]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    opening, closing = f"<!-- {name}, written by", f"<!-- end of {name} -->"
+    pattern = f"({re.escape(opening)}[^\n]*\n).*?({re.escape(closing)})"
+    written, count = re.subn(pattern, lambda m: f"{m[1]}{table}\n{m[2]}", page, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"error: {PAGE} has {count} places for the table {name!r}")
+    return written
+
+
 def main() -> None:
-    """Print and draw."""
-    costs = Costs.read("PostgreSQL")
+    """Print, write and draw."""
+    found, costs = json.loads((RESULTS / "orchestrator.json").read_text()), Costs.read("PostgreSQL")
     print_table("On PostgreSQL", HEADER, table(costs))
+    page = PAGE.read_text()
+    page = replace_table(page, "measured", ("", "must", "SQLite", "PostgreSQL"), measured(found))
+    PAGE.write_text(replace_table(page, "growth", HEADER, table(costs)))
     draw(costs, PLOT)
 
 

@@ -29,8 +29,8 @@ UPLOADS = 10
 """Leases and uploads per window."""
 UPLOAD_BYTES = 4_000
 """What an upload may leave in memory: its outcome, its batch, and who did it."""
-NOISE_MB = 12.0
-"""What an allocator may keep or give back."""
+NOISE_MB = 5.0
+"""What an allocator may keep or give back: twice of what eleven minutes left unexplained."""
 
 
 @dataclass
