@@ -117,6 +117,8 @@ def lives(duel: Calls) -> type[Life]:
 
     def begin() -> Calls:
         duel.runner.run(rpc.call("evm_revert", snapshot.pop()))
+        # Blocks that are mined must not have the machine's time: the same choices, the same life.
+        duel.runner.run(rpc.call("anvil_setBlockTimestampInterval", 0))
         snapshot.append(duel.runner.run(rpc.call("evm_snapshot")))
         duel.model, duel.next_time = copy.deepcopy(model), 0
         return duel
