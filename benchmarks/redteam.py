@@ -114,7 +114,9 @@ def main() -> None:
     print_table("Red team", header, [[str(row[name]) for name in header] for row in detail])
     draw_curves(results)
     write_page(PAGE, results, honest, this_run(stage.terms, machine(), commit))
-    write("redteam", metrics_of(stage, results, honest), detail, measured_on=machine())
+    write(
+        "redteam", metrics_of(stage, results, honest), detail, measured_on=machine(), commit=commit
+    )
 
 
 if __name__ == "__main__":

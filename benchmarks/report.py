@@ -32,10 +32,19 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         )
 
 
-def write(name: str, metrics: Mapping[str, float], detail: Any, *, measured_on: str) -> Path:
+def write(
+    name: str,
+    metrics: Mapping[str, float],
+    detail: Any,
+    *,
+    measured_on: str,
+    commit: str | None = None,
+) -> Path:
     """Write results/NAME.json and print its metrics; `metrics` have the ids of the design."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     document = {"machine": measured_on, "date": today, "metrics": dict(metrics), "detail": detail}
+    if commit is not None:
+        document["commit"] = commit
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -129,7 +129,8 @@ def test_exact_checks_notice_what_the_red_team_measured(measured: str, tmp_path:
     # r n (1 - d) / d, of 768 units at 0.001 tokens.
     assert int(files[0]["penalty_wei"]) == pytest.approx(0.768e18 * 0.1370 / 0.8630, rel=1e-3)
     assert found["detection"]["source"].endswith("redteam.json, 2026-01-02, commit unknown")
-    assert "2026-01-02, commit unknown" in ask(*words).stdout
+    figures(tmp_path, commit="abc123")
+    assert "2026-01-02, commit abc123" in ask(*words).stdout
 
 
 def test_this_checkouts_figures_are_the_default_with_their_commit(measured: str) -> None:
