@@ -102,6 +102,9 @@ async def test_a_submission_is_found_by_place_and_by_hash_with_its_proof(played:
     assert found == await played.json("submission", hex0x(record.file_hash))
     assert found["leaf"] == hex0x(record.leaf(1, 1))
     assert set(found["signed_by"]) == {v.address for v in VALIDATORS[:2]}
+    assert len(found["drawn_first"]) == 2
+    is_first = set(found["drawn_first"]) == set(found["signed_by"])
+    assert is_first is (found["signed_on_ground"] == "signed by those drawn first")
     assert found["slash_tx"] == (await played.net.view()).slashes[0].tx_hash
     for wrong in ("1:9", "77:0", "nonsense", "00" * 32):
         assert (await played.run("submission", wrong)).exit_code == 1

@@ -202,7 +202,15 @@ class _Heard:
         return self._latest[who][place] if place >= 0 else 0
 
 
-# Checks
+# What it says of one batch, and of all
+
+
+def drawn_first(view: ChainView, batch: BatchView, deadline_s: int) -> tuple[list[Address], Ground]:
+    """Return who was drawn first for a judged batch, and on what ground its signers signed."""
+    book = CallBook(view, batch.run_id, deadline_s)
+    is_alarm = any(record.verdict is not Verdict.ACCEPTED for record in batch.records or ())
+    posting = book.posting(batch, is_alarm=is_alarm)
+    return list(posting.order[: posting.quorum]), book.ground(posting)
 
 
 def signed_by_the_called(view: ChainView, table: OutcomeTable, deadline_s: int | None) -> Check:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from muster.chain import BatchView
+from muster.client.audit.calls import drawn_first
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.audit.history import History
+from muster.client.audit.observed import parameter
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.audit.work import outcome_signers
 from muster.protocol.encoding import hex0x
@@ -108,6 +110,7 @@ def submission_facts(history: History, submission: str) -> dict[str, Any]:
         "price_wei_per_unit": str(batch.price_per_unit),
         "committed": _moment(batch.committed_at, batch.block_number, batch.tx_hash),
         "posted": _moment(batch.posted_at, batch.posted_block, batch.posted_tx),
+        **_called(history, batch),
         "signed_by": [signer for signer in outcome_signers(batch, history.domain) if signer],
         "leaf": hex0x(leaf),
         "outcomes_root": None if batch.outcomes_root is None else hex0x(batch.outcomes_root),
@@ -122,6 +125,15 @@ def submission_facts(history: History, submission: str) -> dict[str, Any]:
         "slash_tx": None if slash is None else slash.tx_hash,
         "contradictions": [found.to_json() for found in _about(history, batch, position, leaf)],
     }
+
+
+def _called(history: History, batch: BatchView) -> dict[str, Any]:
+    """Return who was drawn to check a batch, and on what ground others signed instead."""
+    deadline_s = parameter(history.deployment, history.observed, "outcome_deadline_s")
+    if deadline_s is None:
+        return {"drawn_first": None, "signed_on_ground": None}
+    first, ground = drawn_first(history.ledger, batch, deadline_s)
+    return {"drawn_first": first, "signed_on_ground": str(ground)}
 
 
 def _moment(at_s: int | None, block: int | None, tx: str | None) -> dict[str, Any]:
