@@ -85,9 +85,8 @@ VARIANTS = """\
 ## Every way
 
 Ways in brackets are for the record: nothing is gained there, or they are honest twins that must
-pass. Harmless trials delivered what honest work would have. Those of the network are registered
-workers among real services, slashed on chain; "s" is their mean time from the commitment to the
-outcome on chain, in seconds.
+pass. Harmless trials delivered what honest work would have. "s" is the mean time from the
+commitment to the outcome on chain, in seconds, where there is a chain.
 
 | | way | trials | caught | 95 % interval | harmless | s | reasons |
 |---|---|---|---|---|---|---|---|"""
