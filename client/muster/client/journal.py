@@ -14,7 +14,6 @@ import os
 from abc import ABC, abstractmethod
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
@@ -47,12 +46,7 @@ class Journal(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def append(self, entry: dict[str, Any]) -> None:

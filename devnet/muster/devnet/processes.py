@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from muster.devnet.warm import WarmProcess, die_with_parent
@@ -81,12 +80,7 @@ class Processes:
         self._log_folder.mkdir(parents=True, exist_ok=True)
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(child.stop() for child in self.children.values()))
 
     async def start(self, name: str, command: Sequence[str]) -> Child:

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
@@ -86,12 +85,7 @@ class Anvil:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
     async def set_balance(self, account: Address, wei: int) -> None:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from muster.chain.abi import CONTRACTS, contract_abi
@@ -148,12 +147,7 @@ class Chain:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

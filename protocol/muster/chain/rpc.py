@@ -11,7 +11,6 @@ import itertools
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -60,12 +59,7 @@ class Rpc:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
