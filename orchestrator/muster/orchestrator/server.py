@@ -34,11 +34,22 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self.servers = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to `serve`."""
         yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop, or cancelled."""
+        try:
+            await super().serve(sockets)
+        finally:
+            # Cancelled, uvicorn leaves its listeners to the loop; once their sockets are closed, the
+            # loop takes the next socket of the same number for one that it watches already.
+            for listening in self.servers:
+                listening.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""

@@ -61,6 +61,21 @@ def client(bench: Bench, url: str, key: bytes) -> OrchestratorApi:
     )  # fmt: skip
 
 
+async def test_one_that_was_cancelled_leaves_nothing_behind_for_the_next(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    async with open_bench(tmp_path, port=0, ready_file=ready) as bench, asyncio.timeout(20):
+        for _ in range(2):
+            process = asyncio.create_task(serve_until_stopped(bench.services, bench.network.chain))
+            while not ready.exists():
+                await asyncio.sleep(0.01)
+            # The second listens on a socket that has the number of the first's.
+            async with httpx.AsyncClient(base_url=ready.read_text().strip()) as http:
+                assert (await http.get("/healthz")).status_code == 200
+            ready.unlink()
+            process.cancel()
+            await asyncio.wait([process])
+
+
 async def test_upload_is_committed_soon_after_it_arrives(tmp_path: Path) -> None:
     async with (
         served(tmp_path) as (bench, url),

@@ -20,6 +20,7 @@ from muster.devnet.redteam import (
     weights,
 )
 from muster.devnet.redteam.contracts import on_chain
+from muster.devnet.redteam.network import PLAYED, in_network
 from muster.devnet.redteam.trials import Attack, Variant
 
 
@@ -49,6 +50,7 @@ def _all_attacks() -> dict[str, Attack]:
     assert len(by_id) == len(found)  # a number twice is a mistake of this file
     also: list[tuple[str, tuple[Variant, ...]]] = []
     also += [(name, (on_chain(name),)) for name in ON_CHAIN_TOO]
+    also += [(name, in_network(name)) for name in PLAYED]
     for name, variants in also:
         by_id[name] = replace(by_id[name], variants=by_id[name].variants + variants)
     return dict(sorted(by_id.items(), key=lambda item: int(item[0][1:])))
