@@ -46,8 +46,8 @@ class _Server(uvicorn.Server):
         try:
             await super().serve(sockets)
         finally:
-            # Cancelled, uvicorn leaves its listeners to the loop; once their sockets are closed, the
-            # loop takes the next socket of the same number for one that it watches already.
+            # Cancelled, uvicorn leaves its listeners to the loop. It would take the next socket
+            # of the same number for one that it watches already.
             for listening in self.servers:
                 listening.close()
 

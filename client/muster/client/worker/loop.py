@@ -56,6 +56,10 @@ TICKET_PAUSE_S = 1.0
 """Pause after a ticket that is not worked on: the same one comes again until its deadline."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 """Answers to an upload that repeating it cannot change."""
+_FORGOTTEN = "ticket_unknown"
+"""The refusal of an orchestrator that lost its database. It will give the slot out again, for which
+nothing but this may ever be signed: what was signed is kept.
+"""
 
 NO_TICKET_HINTS = {
     "unit_cap": "its stake covers no more units: add stake, or wait until outcomes are final",
@@ -151,8 +155,9 @@ class WorkerLoop:
         if fault := await self._fault(lease):
             return self._refuse(ticket, fault)
         if signed := self.place.journal.signed(ticket):
-            await self._submit_again(signed)
-            return self._refusals.failed(ConfigError("its slot was signed before, and sent again"))
+            if await self._submit_again(signed):
+                return TICKET_PAUSE_S
+            return self._refusals.failed(ConfigError("its slot was signed before, for other work"))
         self._refusals.recovered()
         self.ticket = ticket
         await self.fetch(ticket.policy_version, ticket.policy_root)
@@ -269,15 +274,19 @@ class WorkerLoop:
         for signed in list(self.place.journal.unfinished().values()):
             await self._submit_again(signed)
 
-    async def _submit_again(self, signed: SignedSubmission) -> None:
-        """Upload what was signed for the slot before, if it is still here; nothing else ever is."""
+    async def _submit_again(self, signed: SignedSubmission) -> bool:
+        """Upload what was signed for the slot before, if it is still here; nothing else ever is.
+
+        Returns whether it was taken.
+        """
         data = await asyncio.to_thread(self.place.journal.data, signed)
         if data is None:
             logger.debug("signed slot has no file any more", extra=_fields(signed.ticket))
-            return
-        await self._upload(signed, data)
+            return False
+        return await self._upload(signed, data)
 
-    async def _upload(self, signed: SignedSubmission, data: bytes) -> None:
+    async def _upload(self, signed: SignedSubmission, data: bytes) -> bool:
+        """Upload until there is an answer that lasts; return whether it was taken."""
         self.state = "uploading"
         submission = signed.submission
         signature = sign(digest(self.place.domain, submission.struct_hash()), self.place.key)
@@ -288,8 +297,9 @@ class WorkerLoop:
                 if error.status in _LASTING_REFUSALS:
                     fields = {**_fields(signed.ticket), "code": error.code, "error": str(error)}
                     logger.warning("submission refused", extra=fields)
-                    await asyncio.to_thread(self.place.journal.finish, signed, error.code)
-                    return
+                    if error.code != _FORGOTTEN:
+                        await asyncio.to_thread(self.place.journal.finish, signed, error.code)
+                    return False
                 await asyncio.sleep(self.outages.failed(error))
                 continue
             self.outages.recovered()
@@ -298,7 +308,7 @@ class WorkerLoop:
                 "submission uploaded",
                 extra={**_fields(signed.ticket), "units": submission.units},
             )
-            return
+            return True
 
     # 10. settle
 
