@@ -39,7 +39,7 @@ WINDOW_S = 20
 class InLeague(ValidatorLoop):
     """Rejects whatever it judges."""
 
-    async def _judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
+    async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
         return unread(claim, Finding(Verdict.REJECTED, Reason.LATE, "we do not like it")), None
 
 

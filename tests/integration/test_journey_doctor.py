@@ -21,9 +21,11 @@ from muster.client.doctor import network as doctor_network
 from muster.client.doctor.command import Examination, examine
 from muster.client.doctor.lines import Line, State, is_fit, to_json
 from muster.devnet.cli import muster
+from muster.devnet.simulator.machines import EOS
 from muster.inference import Completion, InferenceEngine, Request
 from muster.protocol.ids import to_address
 from muster.protocol.recipe import ProofRecipe
+from muster.toploc import build_proofs
 from muster.wallet import save_wallet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,11 +109,11 @@ class Greedy(world.HashEngine):  # type: ignore[misc, name-defined]
     def _generate(self, request: Request, proof: ProofRecipe) -> Completion:
         limit = request.max_new_tokens
         tokens: list[int] = []
-        while len(tokens) < limit and world.EOS not in tokens:
+        while len(tokens) < limit and EOS not in tokens:
             _, logits = self._step((*request.prompt_tokens, *tokens))
             tokens.append(int(np.argmax(logits)))
         hidden = self._prefill(request.prompt_tokens, tokens).hidden_TH
-        proofs = world.build_proofs(hidden, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
+        proofs = build_proofs(hidden, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
         return Completion(tuple(tokens), proofs)
 
 
