@@ -51,11 +51,11 @@ class Nodes:
             self._start(person, self._worker(person))
 
     def _start(self, person: Person, build: Callable[[], Any]) -> None:
-        """Run a program until it ends for good or the work does; each life is a new one."""
+        """Run a program until it ends for good; each life is a new one."""
 
         async def live() -> None:
             rng = self._stage.rng(person.name, "life")
-            while not self._stage.is_over:
+            while True:
                 person.loop, person.starts = build(), person.starts + 1
                 try:
                     async with asyncio.timeout(self._life(rng)):
@@ -75,7 +75,8 @@ class Nodes:
         KIND.set("harness")
 
     def _life(self, rng: random.Random) -> float | None:
-        mean = self._stage.scenario.churn_s
+        # When the work is over, what is left to judge must find its judges.
+        mean = 0.0 if self._stage.is_over else self._stage.scenario.churn_s
         return max(rng.expovariate(1 / mean), 1.0) if mean else None
 
     def _retire(self, person: Person) -> None:
