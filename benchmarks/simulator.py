@@ -47,7 +47,7 @@ def scenario_of(workers: int, validators: int) -> Scenario:
         retry_after_s=15.0,
         submissions_per_step=workers,
         lease_s=1200,
-        # A validator that takes longer over a batch than an eighth of the deadline counts as silent.
+        # Who takes longer over a batch than an eighth of the deadline counts as silent.
         batch_limit=128 if workers <= 3000 else 64,
         commit_interval_s=2.0,
         checks_blocks=False,
