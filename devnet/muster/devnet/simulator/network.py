@@ -81,7 +81,7 @@ class Stage:
         self.config = config_of(
             self.keys, self.recipe, self.tasks, self.validators, scenario.quorum
         )
-        self.chain = SimulatedChain(fixed(), {int(RUN): self.config}, self.rng("chain"))
+        self.chain = SimulatedChain(fixed(scenario), {int(RUN): self.config}, self.rng("chain"))
         self.endpoints = [Endpoint(self.chain) for _ in range(scenario.endpoints + 1)]
         self.views = [HistoryView() for _ in self.endpoints]
         self.domain = domain_of("ContributionLedger")

@@ -72,6 +72,8 @@ class Scenario:
     """Share of fetches that no relay serves."""
     submissions_per_step: int = 8
     """Accepted submissions that a policy version takes."""
+    outcome_deadline_s: int = 600
+    """Seconds from a commitment to when its outcomes are due."""
     lease_s: int = 120
     """Seconds from lease to deadline."""
     retry_after_s: float = 5.0
@@ -118,7 +120,7 @@ CALIBRATION = Calibration(
 assert len(ALPHABET) == EOS
 
 
-def fixed() -> Fixed:
+def fixed(scenario: Scenario) -> Fixed:
     """Return what the simulated deployment fixes."""
     return Fixed(
         required_stake=100 * TOKEN,
@@ -126,7 +128,7 @@ def fixed() -> Fixed:
         activation_delay=1,
         jail_time=3600,
         challenge_window=30,
-        outcome_deadline=600,
+        outcome_deadline=scenario.outcome_deadline_s,
         commit_time=80,
         reveal_time=40,
         draw_delay=1,

@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from muster.orchestrator.db.direct import Direct
-from muster.orchestrator.db.places import is_url, unusable
+from muster.orchestrator.db.places import SQLITE_CACHE, is_url, unusable
 from muster.orchestrator.db.postgres_direct import PostgresDirect
 from muster.orchestrator.db.sqlite_direct import SqliteDirect
 from muster.protocol.errors import ConfigError, StorageError
@@ -267,6 +267,7 @@ def _on_connect(connection: Any, _record: object) -> None:
         "synchronous=NORMAL",
         "busy_timeout=5000",
         "foreign_keys=ON",
+        SQLITE_CACHE,
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -9,6 +9,11 @@ from sqlalchemy.exc import DBAPIError
 
 from muster.protocol.errors import StorageError
 
+SQLITE_CACHE = "cache_size=-512"
+"""KiB of the file that each connection keeps in memory. There are about ten, the operating system
+caches what they read, and 2 MB each, SQLite's own choice, takes half an hour of load to fill.
+"""
+
 
 def is_url(place: Path | str) -> bool:
     """Return whether a database's place is a server's URL rather than a file's path."""

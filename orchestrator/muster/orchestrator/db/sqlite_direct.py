@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from muster.orchestrator.db.direct import Asked, Rows, Statement
-from muster.orchestrator.db.places import unusable
+from muster.orchestrator.db.places import SQLITE_CACHE, unusable
 
 
 class SqliteDirect:
@@ -61,7 +61,8 @@ class _Connection:
         self._path = path
         self._connection = sqlite3.connect(path, isolation_level=None)
         # A checkpoint would wait for the disk: see `Database.checkpoint`.
-        for pragma in ("synchronous=NORMAL", "wal_autocheckpoint=0", "foreign_keys=ON"):
+        settings = ("synchronous=NORMAL", "wal_autocheckpoint=0", "foreign_keys=ON", SQLITE_CACHE)
+        for pragma in settings:
             self._connection.execute(f"PRAGMA {pragma}")
 
     async def ask(self, *statements: Statement) -> list[Rows]:
