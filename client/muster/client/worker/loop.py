@@ -155,9 +155,9 @@ class WorkerLoop:
         if fault := await self._fault(lease):
             return self._refuse(ticket, fault)
         if signed := self.place.journal.signed(ticket):
-            if await self._submit_again(signed):
-                return TICKET_PAUSE_S
-            return self._refusals.failed(ConfigError("its slot was signed before, for other work"))
+            await self._submit_again(signed)
+            # Also when it was taken: an orchestrator may give the same ticket for ever.
+            return self._refusals.failed(ConfigError("its slot was signed before, and sent again"))
         self._refusals.recovered()
         self.ticket = ticket
         await self.fetch(ticket.policy_version, ticket.policy_root)
@@ -274,19 +274,15 @@ class WorkerLoop:
         for signed in list(self.place.journal.unfinished().values()):
             await self._submit_again(signed)
 
-    async def _submit_again(self, signed: SignedSubmission) -> bool:
-        """Upload what was signed for the slot before, if it is still here; nothing else ever is.
-
-        Returns whether it was taken.
-        """
+    async def _submit_again(self, signed: SignedSubmission) -> None:
+        """Upload what was signed for the slot before, if it is still here; nothing else ever is."""
         data = await asyncio.to_thread(self.place.journal.data, signed)
         if data is None:
             logger.debug("signed slot has no file any more", extra=_fields(signed.ticket))
-            return False
-        return await self._upload(signed, data)
+            return
+        await self._upload(signed, data)
 
-    async def _upload(self, signed: SignedSubmission, data: bytes) -> bool:
-        """Upload until there is an answer that lasts; return whether it was taken."""
+    async def _upload(self, signed: SignedSubmission, data: bytes) -> None:
         self.state = "uploading"
         submission = signed.submission
         signature = sign(digest(self.place.domain, submission.struct_hash()), self.place.key)
@@ -299,7 +295,7 @@ class WorkerLoop:
                     logger.warning("submission refused", extra=fields)
                     if error.code != _FORGOTTEN:
                         await asyncio.to_thread(self.place.journal.finish, signed, error.code)
-                    return False
+                    return
                 await asyncio.sleep(self.outages.failed(error))
                 continue
             self.outages.recovered()
@@ -308,7 +304,7 @@ class WorkerLoop:
                 "submission uploaded",
                 extra={**_fields(signed.ticket), "units": submission.units},
             )
-            return True
+            return
 
     # 10. settle
 
