@@ -69,21 +69,36 @@ class ReorgChain:
         await self._chain.rpc.call("anvil_reorg", depth, [])
         if random.random() < 0.7:
             await self._deposits(random.randint(1, 3), random)
-        rewound = await self.follow()
-        fresh = ChainView()
-        apply_poll(fresh, await _poll(EventReader(self._chain)))
+        rewound, fresh = await self._compare()
         is_same = _facts(self.view) == _facts(fresh)
         verdict = "REWOUND" if rewound else "UNTOUCHED"
         # Room for the next reorganisation.
         await self._chain.rpc.call("anvil_mine", hex(random.randint(1, DEEPEST)))
         return Outcome(is_same, verdict, "equals a replay", knobs={"depth": depth})
 
-    async def follow(self) -> bool:
-        """Read what is new; return whether something was taken back."""
+    async def follow(self) -> Poll:
+        """Read what is new."""
         assert self._reader is not None
         poll = await _poll(self._reader)
         apply_poll(self.view, poll)
-        return poll.rewound_to is not None
+        return poll
+
+    async def _compare(self) -> tuple[bool, ChainView]:
+        """Return whether something was taken back, and what a new reader of the same blocks sees.
+
+        What was taken back is sent again meanwhile, so the chain may grow between two readers.
+        """
+        assert self._chain is not None
+        rewound = False
+        for _ in range(RETRIES):
+            mine = await self.follow()
+            rewound |= mine.rewound_to is not None
+            fresh = ChainView()
+            theirs = await _poll(EventReader(self._chain))
+            apply_poll(fresh, theirs)
+            if mine.head == theirs.head:
+                break
+        return rewound, fresh
 
     async def _deposits(self, count: int, random: Random) -> None:
         assert self._chain is not None
