@@ -69,6 +69,7 @@ class GroupCommit:
                 found = await asked.ask(*(writes[0] for writes, _ in waiting))
                 kept = [g for (g, _), rows in zip(waiting, found, strict=True) if rows]
                 await asked.ask(*(statement for writes in kept for statement in writes[1:]))
+        # Cancelled, too, it leaves nobody waiting for an answer that will never come.
         except BaseException as error:
             if not waiting:
                 waiting, self._waiting = self._waiting, []
