@@ -103,7 +103,7 @@ class Clock:
 
 async def main() -> None:
     """Measure, print and write."""
-    async with Anvil(block_time_s=1000) as anvil:
+    async with Anvil(block_time_s=Anvil.STILL_S) as anvil:
         deployment = await deploy_contracts(anvil.rpc_url, KEY, DeployParameters())
         async with await Chain.connect(anvil.rpc_url, deployment, key=KEY) as chain:
             began = time.perf_counter()

@@ -130,7 +130,7 @@ async def load(stage: Stage, options: argparse.Namespace) -> dict[str, list[Meas
 
 async def index_seconds() -> float:
     """Return the CPU seconds to index 100,000 events, Anvil's included; see index.py."""
-    async with Anvil(block_time_s=1000) as anvil:
+    async with Anvil(block_time_s=Anvil.STILL_S) as anvil:
         deployment = await deploy_contracts(anvil.rpc_url, index.KEY, DeployParameters())
         async with await Chain.connect(anvil.rpc_url, deployment, key=index.KEY) as chain:
             await index.deposit_all(chain)

@@ -243,10 +243,10 @@ def rejected(worker_id: int, submission: Submission) -> OutcomeRecord:
 
 
 @contextlib.asynccontextmanager
-async def network(*, with_run: bool = True) -> AsyncIterator[Scenario]:
+async def network(*, with_run: bool = True, block_time_s: float = 1) -> AsyncIterator[Scenario]:
     """Start a chain with the contracts, bonded validators, two workers and a funded run."""
     async with contextlib.AsyncExitStack() as stack:
-        anvil = await stack.enter_async_context(Anvil())
+        anvil = await stack.enter_async_context(Anvil(block_time_s=block_time_s))
         deployment = await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS)
         scenario = Scenario(anvil, deployment)
         people = (OWNER, ORCHESTRATOR, TRAINER, CHALLENGER, *VALIDATORS, HONEST, CHEATER)

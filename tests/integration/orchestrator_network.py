@@ -70,6 +70,7 @@ class Network:
     anvil: Anvil
     deployment: Deployment
     chain: Chain
+    trainer: Chain
     run_id: RunId
 
     def settings(self, **changes: Any) -> OrchestratorSettings:
@@ -115,10 +116,9 @@ class Network:
 
     async def publish(self, *versions: int) -> None:
         """Publish policy versions: the newest says how much work there is."""
-        async with await _connect(self.anvil, self.deployment, TRAINER) as trainer:
-            for version in versions:
-                root = keccak(b"manifest %d" % version)
-                await trainer.runs.publish_checkpoint(self.run_id, PolicyVersion(version), root)
+        for version in versions:
+            root = keccak(b"manifest %d" % version)
+            await self.trainer.runs.publish_checkpoint(self.run_id, PolicyVersion(version), root)
 
     async def judge(
         self,
@@ -168,7 +168,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float 
 
 @asynccontextmanager
 async def open_network(
-    folder: Path, *, outcome_deadline_s: int = 60, validators: int = 2
+    folder: Path, *, outcome_deadline_s: int = 60, validators: int = 2, block_time_s: float = 1
 ) -> AsyncIterator[Network]:
     parameters = DeployParameters(
         activation_delay_blocks=0,
@@ -179,7 +179,7 @@ async def open_network(
         unbonding_s=3600,
     )
     async with AsyncExitStack() as stack:
-        anvil = await stack.enter_async_context(Anvil())
+        anvil = await stack.enter_async_context(Anvil(block_time_s=block_time_s))
         deployment = await deploy_contracts(
             anvil.rpc_url, OWNER, parameters, deployments=folder / "deployments"
         )
@@ -194,7 +194,9 @@ async def open_network(
         (folder / "documents").mkdir()
         for pinned, data in DOCUMENTS.items():
             (folder / "documents" / pinned.hex()).write_bytes(data)
-        network = Network(folder, anvil, deployment, owner, run_id)
+        # Open to the end: who has closed sends nothing again that a reorganisation takes back.
+        trainer = await stack.enter_async_context(await _connect(anvil, deployment, TRAINER))
+        network = Network(folder, anvil, deployment, owner, trainer, run_id)
         await network.publish(0)
         yield network
 

@@ -108,7 +108,8 @@ class RpcProxy:
         self._upstream = upstream
         self._lies: list[Lie] = []
         self._rules: list[_Rule] = []
-        self._interruption: tuple[int, Interruption] | None = None
+        self._interruption: tuple[int, Interruption, asyncio.Future[None]] | None = None
+        self._passing = asyncio.Lock()
         self.asked: Counter[str] = Counter()
         self.http_requests = 0
         self.url = ""
@@ -152,14 +153,26 @@ class RpcProxy:
         finally:
             self._rules.remove(rule)
 
-    def interrupt(self, interruption: Interruption, *, after: int = 0) -> None:
-        """Let something happen to the chain once, before the request after so many others."""
-        self._interruption = self.http_requests + after, interruption
+    def interrupt(self, interruption: Interruption, *, after: int = 0) -> asyncio.Future[None]:
+        """Let something happen to the chain once, before the request after so many others.
+
+        No request is under way then.
+        What it returns is done when it has happened, or raises what it raised.
+        """
+        happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._interruption = self.http_requests + after, interruption, happened
+        return happened
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         if self._interruption is not None and self.http_requests >= self._interruption[0]:
-            (_, interruption), self._interruption = self._interruption, None
-            await interruption()
+            (_, interruption, happened), self._interruption = self._interruption, None
+            async with self._passing:
+                try:
+                    await interruption()
+                except Exception as error:
+                    happened.set_exception(error)
+                else:
+                    happened.set_result(None)
         self.http_requests += 1
         asked = json.loads(await request.read())
         calls = asked if isinstance(asked, list) else [asked]
@@ -167,7 +180,8 @@ class RpcProxy:
         for rule in self._rules:
             if rule.applies_to([call["method"] for call in calls]):
                 return await rule.failure(request)
-        answers = await self._pass_on(calls)
+        async with self._passing:
+            answers = await self._pass_on(calls)
         return web.json_response(answers if isinstance(asked, list) else answers[0])
 
     async def _pass_on(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ POLICY = SendPolicy(
 @contextlib.asynccontextmanager
 async def manual_anvil() -> AsyncIterator[tuple[Anvil, Rpc]]:
     """A chain that mines when it is told to."""
-    async with Anvil(block_time_s=1000) as anvil, Rpc(anvil.rpc_url) as rpc:
+    async with Anvil(block_time_s=Anvil.STILL_S) as anvil, Rpc(anvil.rpc_url) as rpc:
         # Off works from on only, not from mixed mining.
         await rpc.call("evm_setAutomine", True)
         await rpc.call("evm_setAutomine", False)

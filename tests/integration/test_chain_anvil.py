@@ -506,7 +506,7 @@ def figures(view: ChainView) -> object:
 
 
 async def test_reader_rereads_what_a_reorganisation_dropped() -> None:
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         view, reader = ChainView(), EventReader(net.of(OWNER))
         apply_poll(view, await reader.poll())
         submission = net.submission(HONEST, 0)

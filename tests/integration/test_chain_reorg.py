@@ -19,7 +19,7 @@ from chain_scenario import (
     rejected,
 )
 
-from muster.chain import Chain, ChainView, Event, EventReader, Poll, apply_poll
+from muster.chain import Anvil, Chain, ChainView, Event, EventReader, Poll, apply_poll
 from muster.chain.reader import LAG_POLLS
 from muster.protocol.errors import ChainInconsistent, ContractRevert
 
@@ -75,7 +75,7 @@ async def cut(net: Scenario, block: int, method: str = "anvil_reorg") -> None:
 
 
 async def test_view_equals_a_replay_after_a_reorg_of_every_depth() -> None:
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         follower = Follower(net)
         await follower.poll()
         before = await net.of(OWNER).block_number()
@@ -100,7 +100,7 @@ def timeless(args: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("method", ["anvil_reorg", "anvil_rollback"])
 @pytest.mark.parametrize("name", ["BatchCommitted", "OutcomesPosted", "Slashed"])
 async def test_what_a_reorg_took_back_is_sent_again_and_read_again(name: str, method: str) -> None:
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         follower = Follower(net)
         await play(net)
         await follower.poll()
@@ -120,7 +120,7 @@ async def test_what_a_reorg_took_back_is_sent_again_and_read_again(name: str, me
 
 
 async def test_view_equals_a_replay_when_the_new_blocks_say_something_else() -> None:
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         follower = Follower(net)
         submission = net.submission(HONEST, 0)
         batch_id = await net.commit([submission])
@@ -143,7 +143,7 @@ async def test_view_equals_a_replay_when_the_new_blocks_say_something_else() -> 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_view_equals_a_replay_through_a_random_history(seed: int) -> None:
     chance = random.Random(seed)
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         follower = Follower(net)
         for index in range(12):
             submission = net.submission(HONEST, index)
@@ -169,7 +169,7 @@ async def test_reorg_deeper_than_what_is_remembered_is_read_from_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("muster.chain.reader.REMEMBERED_BLOCKS", 3)
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         follower = Follower(net)
         before = await net.of(OWNER).block_number()
         await play(net)

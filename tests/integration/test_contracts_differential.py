@@ -63,7 +63,7 @@ PARAMETERS = DeployParameters(
 @pytest.fixture(scope="module")
 def duel() -> Iterator[Calls]:
     with asyncio.Runner() as runner:
-        anvil = Anvil(block_time_s=10**5)
+        anvil = Anvil(block_time_s=Anvil.STILL_S)
         runner.run(anvil.__aenter__())
         rpc = Rpc(anvil.rpc_url, timeout_s=RPC_S)
         try:

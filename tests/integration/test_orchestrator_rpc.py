@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from orchestrator_network import Network, eventually, open_network, running
+from orchestrator_network import OWNER, TRAINER, Network, eventually, open_network, running
 from rpc_proxy import (
     RpcProxy,
     breaking_off,
@@ -19,7 +20,7 @@ from rpc_proxy import (
     without_logs,
 )
 
-from muster.chain import ChainView, EventReader, apply_poll
+from muster.chain import Anvil, Chain, ChainView, EventReader, apply_poll
 from muster.protocol.errors import ApiError
 from muster.protocol.messages import Submission
 
@@ -29,7 +30,7 @@ DEPTHS = range(1, 21)
 
 @pytest.fixture
 async def network(tmp_path: Path) -> AsyncIterator[Network]:
-    async with open_network(tmp_path) as opened:
+    async with open_network(tmp_path, block_time_s=Anvil.STILL_S) as opened:
         # Deep reorganisations must not reach what the network stands on.
         await opened.chain.rpc.call("anvil_mine", hex(2 * max(DEPTHS)))
         yield opened
@@ -84,6 +85,14 @@ async def upload(network: Network, url: str, number: int) -> Submission:
             await asyncio.sleep(0.05)
 
 
+async def reorganise(chain: Chain, depth: int) -> None:
+    """Replace the newest blocks by empty ones, once nothing is being mined."""
+    async with asyncio.timeout(20):
+        while int((await chain.rpc.call("txpool_status"))["pending"], 16):
+            await asyncio.sleep(0.01)
+    await chain.rpc.call("anvil_reorg", depth, [])
+
+
 @pytest.mark.parametrize(
     ("seed", "reorganisations"),
     [(0, 3), *(pytest.param(seed, 20, marks=pytest.mark.slow) for seed in (1, 2))],
@@ -93,23 +102,30 @@ async def test_everything_is_committed_once_through_reorganisations_at_any_momen
 ) -> None:
     chance = random.Random(seed)
     depths = chance.sample(DEPTHS, reorganisations)
-    async with RpcProxy(network.anvil.rpc_url) as proxy, running(network, rpc=proxy.url) as url:
+    async with (
+        RpcProxy(network.anvil.rpc_url) as proxy,
+        await Chain.connect(proxy.url, network.deployment, key=TRAINER) as network.trainer,
+        running(network, rpc=proxy.url) as url,
+    ):
         submissions = []
         for number, depth in enumerate(depths):
-
-            async def reorganise(depth: int = depth) -> None:
-                await network.chain.rpc.call("anvil_reorg", depth, [])
-
-            proxy.interrupt(reorganise, after=chance.randrange(25))
+            happened = proxy.interrupt(
+                partial(reorganise, network.chain, depth), after=chance.randrange(25)
+            )
             submissions.append(await upload(network, url, number))
             await network.publish(number + 1)
-        for submission in submissions:
-            await network.until(url, submission, "committed")
-        # What the orchestrator says of each is what somebody sees who reads the chain anew.
-        view = await replayed(network)
-        assert sum(batch.count for batch in view.batches.values()) == len(submissions)
-        states = [await network.until(url, each, "committed") for each in submissions]
-        places = {(state.batch_id, state.position) for state in states}
-        assert places == {(b.batch_id, at) for b in view.batches.values() for at in range(b.count)}
+            async with asyncio.timeout(60):
+                await happened
+
+        async def is_known() -> bool:
+            """Whether the orchestrator says of each what somebody sees who reads the chain anew."""
+            batches = (await replayed(network)).batches
+            async with network.api(url, OWNER) as api:
+                states = [await api.submission_state(each.file_hash) for each in submissions]
+            places = {(state.batch_id, state.position) for state in states}
+            on_chain = {(b.batch_id, at) for b in batches.values() for at in range(b.count)}
+            return places == on_chain and len(places) == len(submissions)
+
+        await eventually(is_known)
         await network.judge(url, submissions[-1])
         await network.until(url, submissions[-1], "judged")

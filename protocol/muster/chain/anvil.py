@@ -37,6 +37,13 @@ class Anvil:
     process. Port 0 takes any free one.
     """
 
+    STILL_S = 100_000
+    """The block time of a chain that stands still but for transactions.
+
+    Reorganise no other: `anvil_reorg` works in steps, and a block that is mined between them leaves
+    a hole in the chain.
+    """
+
     def __init__(
         self,
         *,

@@ -46,7 +46,7 @@ class ReorgChain:
         """Start the chain; a second time changes nothing."""
         if self._chain is not None:
             return
-        anvil = await self._stack.enter_async_context(Anvil())
+        anvil = await self._stack.enter_async_context(Anvil(block_time_s=Anvil.STILL_S))
         deployment = await deploy_contracts(anvil.rpc_url, anvil.key(0), DeployParameters())
         self._chain = await self._stack.enter_async_context(
             await Chain.connect(anvil.rpc_url, deployment, key=anvil.key(1))
