@@ -12,7 +12,8 @@
 
 `heartbeats_per_s` is the highest rate at which the median of the rounds' 99th percentiles stays
 below 100 ms; `heartbeat_p99_ms` is that median at 1,000 per second. Each rate stands beside the
-server's CPU time, which moves less when the machine does other things too.
+server's CPU time, which moves less when the machine does other things too, and beside what the
+machine's host and its disk took away meanwhile.
 Writes results/orchestrator.json.
 """
 
@@ -173,13 +174,15 @@ def summary(found: dict[str, list[Measured]], pages: dict[str, float]) -> dict[s
 def tell(kind: str, found: dict[str, list[Measured]], pages: dict[str, float]) -> None:
     """Print one database's tables."""
     times = ("p50_ms", "p99_ms", "cpu_ms", "database_cpu_ms", "load_cpu_ms")
-    header = ("", "offered/s", "answered/s", *times)
+    machine_times = ("stolen_percent", "disk_percent")
+    header = ("", "offered/s", "answered/s", *times, *machine_times)
     rows = [
         (
             name,
             "all" if one.rate is None else f"{one.rate:.0f}",
             f"{one.per_s:.0f}",
             *(f"{getattr(one, each):.2f}" for each in times),
+            *(f"{getattr(one, each):.0f}" for each in machine_times),
         )
         for name, phases in found.items()
         for one in phases

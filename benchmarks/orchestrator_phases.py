@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 from orchestrator_load import Outcome, drive
 from orchestrator_node import Stage
 
@@ -43,6 +44,10 @@ class Measured:
     """The database server's CPU time per request."""
     load_cpu_ms: float
     """CPU time of the load itself per request."""
+    stolen_percent: float
+    """Of the machine's CPU time, what its host took away."""
+    disk_percent: float
+    """Of the machine's CPU time, what stood idle because of the disk."""
 
     @property
     def per_cpu_s(self) -> float:
@@ -89,10 +94,12 @@ async def measure(
     stage: Stage, requests: Sequence[bytes], rate: float | None
 ) -> tuple[Measured, Outcome]:
     """Send requests; all of them must be taken."""
-    before, own = stage.cpu_s(), time.process_time()
+    before, own, times = stage.cpu_s(), time.process_time(), psutil.cpu_times()
     outcome = await drive(stage.url, requests, rate=rate)
     spent = [now - then for now, then in zip(stage.cpu_s(), before, strict=True)]
     own, count = time.process_time() - own, len(requests)
+    of_machine = [now - then for now, then in zip(psutil.cpu_times(), times, strict=True)]
+    passed = dict(zip(times._fields, of_machine, strict=True))
     if set(outcome.statuses) - {200, 202}:
         raise SystemExit(f"error: not every request was taken: {dict(outcome.statuses)}")
     measured = Measured(
@@ -103,6 +110,8 @@ async def measure(
         cpu_ms=1000 * spent[0] / count,
         database_cpu_ms=1000 * spent[1] / count,
         load_cpu_ms=1000 * own / count,
+        stolen_percent=100 * passed["steal"] / sum(of_machine),
+        disk_percent=100 * passed["iowait"] / sum(of_machine),
     )
     return measured, outcome
 

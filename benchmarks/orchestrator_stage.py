@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ import uvloop
 from dashboard import CHUNK, STEPS, pages, report_training
 from dashboard_stage import History, store_rows
 from orchestrator_fakes import RUN, Network
+from sqlalchemy import text
 
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.server import serve_until_stopped
@@ -88,7 +90,12 @@ async def fill(places: list[Path | str], history: History, submissions: int) -> 
         history.take()
     for database in databases:
         await report_training(database)
+        if database.is_shared:
+            async with database.write() as session:
+                await session.execute(text("CHECKPOINT"))
         await database.close()
+    # In service the disk has long had the past; here it would still be written beside the load.
+    os.sync()
 
 
 async def serve(folder: Path, number: int, place: Path | str, network: Network) -> None:
