@@ -61,9 +61,12 @@ def ticket_terms(
     domain: Domain,
     version: PolicyVersion,
     holder: tuple[Address, int],
+    orchestrator: Address,
 ) -> TicketTerms:
-    """Return what a ticket for this policy version must be; `holder` is the worker that holds it
-    and the first block in which it is active.
+    """Return what a ticket for this policy version must be.
+
+    `holder` is the worker that holds it and the first block in which it is active; `orchestrator`
+    who signs the run's tickets, or did when the batch was committed: its key may be rotated since.
     """
     run = view.runs[run_id]
     checkpoint = run.checkpoints.get(version)
@@ -76,7 +79,7 @@ def ticket_terms(
         )
     return TicketTerms(
         domain=domain,
-        orchestrator=run.config.orchestrator,
+        orchestrator=orchestrator,
         run_id=run_id,
         worker=holder[0],
         active_from=holder[1],

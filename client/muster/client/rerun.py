@@ -93,7 +93,9 @@ def claim_at(
         ticket=entry.ticket,
         ticket_signature=entry.ticket_signature,
         committed_at=batch.committed_at,
-        terms=ticket_terms(view, batch.run_id, domain, submission.policy_version, holder),
+        terms=ticket_terms(
+            view, batch.run_id, domain, submission.policy_version, holder, batch.orchestrator
+        ),
         worker_id=worker_id,
         node=standing.node if standing and is_active else None,
         is_slot_used=slots.is_used(slot, before=batch.batch_id) or is_repeated,

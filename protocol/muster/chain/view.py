@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from muster.chain.events import Event
-from muster.chain.structs import FAULTS, PAUSE_CAUSES, STATUSES, BlockId, WorkerStatus
+from muster.chain.structs import (
+    FAULTS,
+    PAUSE_CAUSES,
+    STATUSES,
+    ZERO_ADDRESS,
+    BlockId,
+    WorkerStatus,
+)
 from muster.chain.view_parts import (
     BatchView,
     CaseView,
@@ -382,6 +389,7 @@ class ChainView:
             tx_hash=event.tx_hash,
             beacon=event.block_hash,
             seated=tuple(run.validators) if run else (),
+            orchestrator=run.config.orchestrator if run else ZERO_ADDRESS,
         )
 
     def _directly_submitted(self, _event: Event, args: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from muster.chain.structs import (
+    ZERO_ADDRESS,
     Batch,
     Claim,
     Fault,
@@ -268,6 +269,8 @@ class BatchView:
     """Hash of the block of the commitment: of it the order of those who check is drawn."""
     seated: tuple[Address, ...] = ()
     """The run's validators at the commitment."""
+    orchestrator: Address = ZERO_ADDRESS
+    """The run's orchestrator at the commitment, whose tickets count."""
     direct: Submission | None = None
     """The submission, when its worker committed it without the orchestrator."""
     direct_signature: bytes = b""

@@ -474,6 +474,18 @@ def test_keys_and_terms_of_a_run_follow_its_events() -> None:
     assert view.contradictions == []
 
 
+def test_batch_names_the_orchestrator_of_its_time() -> None:
+    history = begun()
+    keys = {"old_orchestrator": ORCHESTRATOR, "new_orchestrator": address(42)}
+    history.add("RunRegistry", "OrchestratorRotated", run_id=RUN, **keys)
+    commit(history, 2, 3)
+    batches = viewed(history).batches
+    assert {n: batch.orchestrator for n, batch in batches.items()} == {
+        1: ORCHESTRATOR,
+        2: address(42),
+    }
+
+
 def test_announced_terms_may_be_withdrawn() -> None:
     history = begun()
     terms = RunTerms(20, 1, 2, 3)

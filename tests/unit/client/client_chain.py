@@ -91,6 +91,7 @@ def make_batch(
         block_number=50 + batch_id,
         beacon=keccak(b"block %d" % batch_id),
         seated=(address_of(VALIDATOR_KEY),),
+        orchestrator=address_of(ORCHESTRATOR_KEY),
         posted_beacon=None,
         signers=0,
         records=records,

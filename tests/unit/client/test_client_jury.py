@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 from client_chain import UNREACHABLE, make_batch
-from client_world import CALIBRATION, RUN, VERSION, make_rollouts, make_submission, make_ticket
+from client_world import (
+    CALIBRATION,
+    ORCHESTRATOR_KEY,
+    RUN,
+    VERSION,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from test_client_validator_loop import Bench, honest, make_entry
@@ -26,6 +34,7 @@ from muster.client.validator.jury import (
     next_step,
 )
 from muster.client.validator.votes import Vote, VoteJournal
+from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak, parse_canonical_json
 from muster.protocol.errors import ChainError, ChainUnreachable, ContractRevert
 from muster.protocol.ids import Address, Hash32, to_address
@@ -159,6 +168,7 @@ def make_view_batch(leaves: list[Hash32], records: list[OutcomeRecord] | None = 
         committed_at=1,
         block_number=51,
         tx_hash="0x",
+        orchestrator=address_of(ORCHESTRATOR_KEY),
         records=records,
     )
 

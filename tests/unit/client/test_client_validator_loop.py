@@ -271,6 +271,15 @@ async def test_unknown_worker_is_rejected_under_number_zero(bench: Bench) -> Non
     assert (record.worker_id, record.reason) == (0, Reason.BAD_SIGNATURE)
 
 
+async def test_tickets_are_of_the_orchestrator_that_committed_the_batch(bench: Bench) -> None:
+    batch = bench.commit_honest(1, 0)
+    # Rotated since: what came before is judged as ever.
+    bench.view.runs[RUN].config.orchestrator = WORKER
+    assert await bench.judge(batch) == [ACCEPTED]
+    batch.orchestrator = WORKER
+    assert await bench.judge(batch) == [(Verdict.REJECTED, Reason.UNKNOWN_TICKET)]
+
+
 async def test_ticket_for_a_policy_that_is_not_on_chain_is_rejected(bench: Bench) -> None:
     entry, data = honest(make_ticket(policy_version=PolicyVersion(9)))
     batch = bench.commit(1, [entry], data)

@@ -82,7 +82,12 @@ class Docket:
             ticket_signature=entry.ticket_signature,
             committed_at=batch.committed_at,
             terms=ticket_terms(
-                self.view, self.run_id, self.domain, submission.policy_version, holder
+                self.view,
+                self.run_id,
+                self.domain,
+                submission.policy_version,
+                holder,
+                batch.orchestrator,
             ),
             worker_id=slot[0],
             node=standing.node if standing and is_active else None,

@@ -204,8 +204,14 @@ class WorkerLoop:
     async def _fault(self, lease: Lease) -> TicketFault | None:
         place = self.place
         holder = (place.worker, place.view.workers[place.worker].active_from)
+        orchestrator = place.view.runs[place.run_id].config.orchestrator
         terms = ticket_terms(
-            place.view, place.run_id, place.domain, lease.ticket.policy_version, holder
+            place.view,
+            place.run_id,
+            place.domain,
+            lease.ticket.policy_version,
+            holder,
+            orchestrator,
         )
         earlier = place.journal.signed(lease.ticket)
         return lease_fault(
