@@ -246,10 +246,13 @@ class Session:
             port=_free_port(), ready_file=ready, origin=origin, poll_s=POLL_S,
             commit_interval_s=0.1, retry_after_s=POLL_S, lease_s=4 * HOURS,
         )  # fmt: skip
-        key = _wallet("orchestrator").key
-        serving = asyncio.ensure_future(
-            self._starts.keep("orchestrator", lambda: serve(settings, key))
-        )
+
+        async def orchestrate() -> None:
+            await serve(settings, _wallet("orchestrator").key)
+            # It has taken a signal to the process, Ctrl-C or SIGTERM, as its own to stop for.
+            raise KeyboardInterrupt
+
+        serving = asyncio.ensure_future(self._starts.keep("orchestrator", orchestrate))
         try:
             while not ready.exists():
                 if serving.done():
