@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from matplotlib import pyplot
 from report import machine, print_table, write
 
 from muster.inference.transformers_engine import TransformersEngine
+from muster.lifecycle.ports import free_port
 from muster.protocol.encoding import file_hash
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
@@ -96,9 +96,7 @@ class Course:
         (folder / "files").mkdir(parents=True)
         (folder / "model").symlink_to(model)
         (folder / "recipe.json").write_bytes(wanted.to_bytes())
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, site: int) -> None:

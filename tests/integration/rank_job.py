@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from muster.lifecycle.ports import free_port
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import PolicyVersion, RunId, Step
@@ -243,10 +243,7 @@ def main() -> int:
 
 
 def _run(job: Callable[[Team | None, Path], Any], size: int, folder: Path) -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     pids = []
     for rank in range(size):
         pid = os.fork()

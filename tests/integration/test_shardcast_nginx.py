@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import httpx
 import pytest
 from shardcast_network import RUN, Network, TwistedRelay, honest, policy
 
+from muster.lifecycle.ports import free_port
 from muster.protocol.ids import PolicyVersion
 
 CONFIGURATION = Path(__file__).parents[2] / "ops" / "nginx" / "shardcast.conf"
@@ -34,9 +34,7 @@ def relay(network: Network) -> TwistedRelay:
 async def front(tmp_path: Path, relay: TwistedRelay) -> AsyncIterator[str]:
     """Nginx with our configuration before the relay; yields its URL."""
     async with relay.listening() as url:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         process = start_nginx(tmp_path / "nginx", url.removeprefix("http://"), port)
         try:
             await answering(port)

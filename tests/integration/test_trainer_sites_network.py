@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from chain_scenario import TRAINER, network
 from trainer_network import RECIPE, Files, TrainerNetwork
+
+from muster.lifecycle.ports import free_port
 
 LAST = RECIPE.training.steps
 
@@ -45,9 +46,7 @@ async def _until_logged(trainers: TrainerNetwork, name: str, words: str, *, time
 
 @pytest.mark.slow
 async def test_sites_train_one_run_and_a_killed_one_comes_back(trainers: TrainerNetwork) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     await trainers.create("zero")
     await trainers.accept(range(4))
     zero = await trainers.start("zero", flags=_flags(trainers, 0, port))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts, save_
 from muster.client.stake import add_stake, register_worker, take_from_faucet
 from muster.devnet.keys import Account, Cast, Member, Role
 from muster.devnet.processes import Child, Processes
+from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
 from muster.wallet import Wallet, save_wallet
@@ -143,7 +143,7 @@ class Network:
 
     def _url(self, name: str) -> str:
         if name not in self._ports:
-            self._ports[name] = _free_port()
+            self._ports[name] = free_port()
         return f"http://127.0.0.1:{self._ports[name]}"
 
     # ------------------------------------------------------------------- chain
@@ -336,10 +336,3 @@ class Network:
 
 def _wallet(account: Account) -> Wallet:
     return Wallet(account.address, account.key)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -18,6 +18,7 @@ from typing import IO, Self
 from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
 
 from muster.chain.rpc import Rpc
+from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ChainUnreachable, ConfigError
 from muster.protocol.ids import Address
 
@@ -78,7 +79,7 @@ class Anvil:
 
     async def __aenter__(self) -> Self:
         binary = find_anvil()
-        self._port = self._port or _free_port()
+        self._port = self._port or free_port()
         if _is_taken(self._port):
             raise ConfigError(
                 f"port {self._port} is in use",
@@ -188,13 +189,6 @@ def _development_key(index: int) -> bytes:
 @cache
 def _development_seed() -> bytes:
     return seed_from_mnemonic(MNEMONIC, "")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _is_taken(port: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -21,6 +20,7 @@ from test_orchestrator_server import served
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.answers import ErrorAnswer
+from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ApiError
 
 CONFIGURATION = Path(__file__).parents[3] / "ops" / "nginx" / "orchestrator.conf"
@@ -59,13 +59,6 @@ class Front:
             transport=httpx.AsyncHTTPTransport(verify=self.trust),
             backoff_s=0.01,
         )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from muster.lifecycle.ports import free_port
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.trainer.checkpoint import Checkpoints, Identity, TrainerState
@@ -188,10 +188,7 @@ class Site:
 @pytest.fixture
 def port() -> int:
     """A free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
+    return free_port()
 
 
 def _together(*tasks: Callable[[], Any]) -> list[Any]:

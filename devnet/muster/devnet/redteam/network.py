@@ -10,7 +10,6 @@ goes on for as long as its members get ahead.
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -42,6 +41,7 @@ from muster.devnet.redteam.patience import Patience, Starts
 from muster.devnet.redteam.stage import Stage
 from muster.devnet.redteam.trials import Outcome, PlayMany, Variant
 from muster.inference.transformers_engine import TransformersEngine
+from muster.lifecycle.ports import free_port
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
@@ -70,14 +70,6 @@ HONEST = "honest"
 def _wallet(name: str) -> Wallet:
     key = keccak(name.encode())
     return Wallet(address_of(key), key)
-
-
-def _free_port() -> int:
-    """Return a port that nobody uses: an orchestrator that starts again must be found again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(slots=True)
@@ -243,7 +235,7 @@ class Session:
             run=self._run_id, keystore=self._folder / "unused", rpc=self._rpc,
             deployments=self._deployments, documents=self._folder / "documents",
             files=self._folder / "files", database=self._folder / "orchestrator.sqlite3",
-            port=_free_port(), ready_file=ready, origin=origin, poll_s=POLL_S,
+            port=free_port(), ready_file=ready, origin=origin, poll_s=POLL_S,
             commit_interval_s=0.1, retry_after_s=POLL_S, lease_s=4 * HOURS,
         )  # fmt: skip
 
