@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 
 from muster.orchestrator.db.engine import Database, migrate
-from muster.orchestrator.db.models import Base, MetricsRow
+from muster.orchestrator.db.models import Base, MetricsRow, OutcomesRow
+from muster.orchestrator.db.outcomes import outcomes_of
 from muster.protocol.errors import StorageError
 
 
@@ -133,3 +134,29 @@ async def test_opening_fails_when_the_folder_cannot_be_made(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot create"):
         await Database.open(tmp_path / "file" / "database")
+
+
+async def test_outcomes_of_however_many_batches_take_few_statements(tmp_path: Path) -> None:
+    """Each statement is kept by each connection: one per number of batches filled the memory."""
+    database = await Database.open(tmp_path / "database")
+    async with database.write() as session:
+        for batch_id in range(1, 1301):
+            for validator in ("a", "b"):
+                row = {"batch_id": batch_id, "validator": validator}
+                session.add(OutcomesRow(**row, records=b"", signature=b""))
+    statements: set[str] = set()
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.add(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        for count in (0, *range(1, 40), 511, 512, 513, 1300):
+            found = await outcomes_of(database, range(1, count + 1))
+            expected = [(batch, validator) for batch in range(1, count + 1) for validator in "ab"]
+            assert sorted((row.batch_id, row.validator) for row in found) == expected
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    # One per power of two up to the longest.
+    assert len(statements) <= 10, sorted(map(len, statements))
+    await database.close()

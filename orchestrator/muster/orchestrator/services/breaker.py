@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from sqlalchemy import select
-
 from muster.chain import BatchView, PauseCause, RunView
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import OutcomesRow
+from muster.orchestrator.db.outcomes import outcomes_of
 from muster.orchestrator.services.projection import Judged, Projection
 from muster.protocol.breaker import CorrelatedFailure, correlated_failure
 from muster.protocol.encoding import canonical_json, hex0x, keccak
@@ -39,6 +37,8 @@ MAX_PLACES = 10_000
 """Frauds that the evidence of a pause lists."""
 MAX_LOOKED = 20_000
 """Outcomes of the window that one look takes in, the newest: a look must stay cheap."""
+MAX_WAITING = 500
+"""Batches without outcomes that one look takes in, the newest."""
 LOOK_INTERVAL_S = 2.0
 """Least time between two looks."""
 
@@ -154,14 +154,9 @@ class Breaker:
         }
         if not waiting:
             return []
-        async with self._database.read() as session:
-            # The newest ones: SQLite limits the variables of a statement.
-            newest = sorted(waiting)[-500:]
-            rows = await session.scalars(
-                select(OutcomesRow).where(OutcomesRow.batch_id.in_(newest))
-            )
-            seated = set(self._projection.run.validators)
-            packed = [row.records for row in rows if row.validator in seated]
+        seated = set(self._projection.run.validators)
+        rows = await outcomes_of(self._database, sorted(waiting)[-MAX_WAITING:])
+        packed = [row.records for row in rows if row.validator in seated]
         return [(record, record.verdict) for data in packed for record in _unpacked(data)]
 
     def _document(self, failure: CorrelatedFailure, waiting: list[Standing]) -> bytes:

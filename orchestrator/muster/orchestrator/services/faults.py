@@ -11,12 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import select
-
 from muster.chain import BatchView, Fault
 from muster.chain.structs import FAULTS
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import OutcomesRow
+from muster.orchestrator.db.outcomes import outcomes_of
 from muster.orchestrator.ports import FaultsPort
 from muster.orchestrator.services.projection import Projection
 from muster.protocol.encoding import abi_words, address_bytes, keccak
@@ -113,12 +111,8 @@ class Faults:
             return []
         overdue = overdue[-MAX_OVERDUE:]
         spoke: dict[int, set[str]] = defaultdict(set)
-        async with self._database.read() as session:
-            ids = [batch.batch_id for batch in overdue]
-            for row in await session.scalars(
-                select(OutcomesRow).where(OutcomesRow.batch_id.in_(ids))
-            ):
-                spoke[row.batch_id].add(row.validator)
+        for row in await outcomes_of(self._database, [batch.batch_id for batch in overdue]):
+            spoke[row.batch_id].add(row.validator)
         return [
             ValidatorFault(validator, Fault.MISSED_DEADLINE, _subject_of(batch), batch.batch_id)
             for batch in overdue

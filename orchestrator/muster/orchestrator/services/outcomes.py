@@ -13,12 +13,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sqlalchemy import select
-
 from muster.api.answers import BatchContents
 from muster.chain import Batch, BatchView, ChainView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import OutcomesRow
+from muster.orchestrator.db.outcomes import outcomes_of
 from muster.orchestrator.metrics import REAUDITS
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.calls import Caller
@@ -146,15 +145,9 @@ class OutcomeDesk:
         seated = self._projection.run.validators
         due = [b for b in self.caller.open_batches() if b.batch_id > after][:limit]
         found: dict[int, list[OutcomesRow]] = defaultdict(list)
-        async with self._database.read() as session:
-            # Chunked: SQLite limits the variables of a statement.
-            for start in range(0, len(due), 500):
-                ids = [batch.batch_id for batch in due[start : start + 500]]
-                for row in await session.scalars(
-                    select(OutcomesRow).where(OutcomesRow.batch_id.in_(ids))
-                ):
-                    if row.validator in seated:
-                        found[row.batch_id].append(row)
+        for row in await outcomes_of(self._database, [batch.batch_id for batch in due]):
+            if row.validator in seated:
+                found[row.batch_id].append(row)
         return [(batch, found[batch.batch_id]) for batch in due]
 
     def _check_records(self, contents: BatchContents, data: bytes) -> None:
