@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast simulator tasks toploc trainer worker
 
-.PHONY: setup vllm check fmt test test-packages test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm check fmt test test-packages test-services test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -53,14 +53,19 @@ fmt: setup
 	$(BIN)/ruff format .
 	tools/forge fmt
 
-# Side by side: the tests of single packages, those that start parts of a network, and those of whole
-# networks, which wait for windows of time to pass more than they compute.
+# Side by side: the tests of packages, of what is made of them, those that start parts of a network, and
+# those of whole networks, which wait for windows of time to pass more than they compute.
 test: setup
 	tools/forge test
-	$(MAKE) --no-print-directory --jobs 3 test-packages test-networks test-stories
+	$(MAKE) --no-print-directory --jobs 4 test-packages test-services test-networks test-stories
+
+SERVICES := tests/unit/client tests/unit/devnet tests/unit/orchestrator
 
 test-packages: setup
-	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/conformance tests/redteam
+	$(BIN)/python -m pytest -q -m "not slow" $(SERVICES:%=--ignore=%) tests/unit tests/conformance
+
+test-services: setup
+	$(BIN)/python -m pytest -q -m "not slow" $(SERVICES) tests/redteam
 
 test-networks: setup
 	$(BIN)/python -m pytest -q -m "not slow" tests/integration
