@@ -178,7 +178,7 @@ def test_process_stops_cleanly_and_soon_when_asked(
         process.send_signal(number)
         assert output.read() == said
         assert process.wait() == 0
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 15
 
 
 def test_relays_from_the_environment_are_a_list() -> None:

@@ -71,7 +71,7 @@ def test_hours_pass_at_once() -> None:
     began = time.perf_counter()
     now, _meter = run_virtual(main)
     assert now == pytest.approx(7200)
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 60
 
 
 def test_timers_fire_in_their_order_and_timeouts_hold() -> None:

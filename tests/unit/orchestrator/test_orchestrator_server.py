@@ -51,7 +51,7 @@ async def served(
             os.kill(os.getpid(), signal.SIGTERM)
             started = time.monotonic()
             await process
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 15
 
 
 def client(bench: Bench, url: str, key: bytes) -> OrchestratorApi:
