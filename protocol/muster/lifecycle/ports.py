@@ -18,10 +18,11 @@ _FIRST_EPHEMERAL = 32_768
 def free_port() -> int:
     """Return a TCP port of 127.0.0.1 on which nobody listens, for a process that is to be started.
 
-    It is none of those that the kernel gives to connections, and to who asks for any: on a busy
-    machine such a one is gone before the process listens. Raises ConfigError when all are taken.
+    It is none of those that the kernel gives to connections, and to who asks for any, if it leaves
+    others: on a busy machine such a one is gone before the process listens. Raises ConfigError when
+    none is found.
     """
-    candidates = range(_FIRST, _first_ephemeral())
+    candidates = range(_FIRST, _first_ephemeral()) or range(_FIRST, 65_536)
     # Not drawn from `random`: processes that were seeded alike would find the same.
     for port in SystemRandom().sample(candidates, min(_TRIES, len(candidates))):
         with socket.socket() as probe:
@@ -31,8 +32,8 @@ def free_port() -> int:
                 continue
             return port
     raise ConfigError(
-        f"no port from {candidates.start} to {candidates.stop - 1} is free",
-        hint=f"end what listens there; {_EPHEMERAL} says where the ports of connections begin",
+        f"no port from {candidates.start} to {candidates.stop - 1} was found free",
+        hint="end some of what listens there",
     )
 
 

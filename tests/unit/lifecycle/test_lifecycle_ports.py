@@ -29,7 +29,7 @@ def test_taken_port_is_not_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert free_port() == port
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
-        with pytest.raises(ConfigError, match=f"no port from {port} to {port} is free"):
+        with pytest.raises(ConfigError, match=f"no port from {port} to {port} was found free"):
             free_port()
 
 
@@ -39,6 +39,14 @@ def test_same_seed_finds_other_ports() -> None:
         random.seed(7)
         found.add(free_port())
     assert len(found) > 1
+
+
+def test_system_that_gives_all_ports_to_connections_has_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "range").write_text("1024\t65535\n")
+    monkeypatch.setattr(ports, "_EPHEMERAL", tmp_path / "range")
+    assert 20_000 <= free_port() < 65_536
 
 
 @pytest.mark.parametrize("said", ["", "none", None])
