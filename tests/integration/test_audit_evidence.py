@@ -380,11 +380,13 @@ def save_checking(folder: Path, checking: BatchChecking) -> None:
 async def test_who_checked_is_borne_out_by_the_recomputed_states(
     judged: Network, tmp_path: Path, proven: tuple[int, BatchChecking]
 ) -> None:
-    folder = copy_of(judged, tmp_path)
-    save_checking(folder, proven[1])
+    folder, (batch_id, checking) = copy_of(judged, tmp_path), proven
+    save_checking(folder, checking)
     result = await rerun(judged, folder)
     assert result.exit_code == 0, result.output
-    assert "2 proofs borne out, 0 not shown" in result.stdout
+    # Of two validators, for each submission of the batch.
+    proofs = 2 * (await judged.view()).batches[batch_id].count
+    assert f"{proofs} proofs borne out, 0 not shown" in result.stdout
     assert "nobody shows proofs of checking" in result.stdout
 
 
