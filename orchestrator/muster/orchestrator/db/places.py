@@ -10,8 +10,9 @@ from sqlalchemy.exc import DBAPIError
 from muster.protocol.errors import StorageError
 
 SQLITE_CACHE = "cache_size=-512"
-"""KiB of the file that each connection keeps in memory. There are about ten, the operating system
-caches what they read, and 2 MB each, SQLite's own choice, takes half an hour of load to fill.
+"""KiB of the file that each of some ten connections keeps in memory; SQLite's own choice is 2 MB.
+
+The operating system keeps the file, too: pages over 1,000,000 submissions take as long with either.
 """
 
 
