@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator
 from functools import partial
@@ -91,6 +92,24 @@ async def reorganise(chain: Chain, depth: int) -> None:
         while int((await chain.rpc.call("txpool_status"))["pending"], 16):
             await asyncio.sleep(0.01)
     await chain.rpc.call("anvil_reorg", depth, [])
+
+
+async def test_commitment_that_is_taken_back_before_it_was_read_is_made_again(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="muster.orchestrator")
+    async with RpcProxy(network.anvil.rpc_url) as proxy, running(network, rpc=proxy.url) as url:
+        # The newest block that is read is older than what is taken back: nothing tells of it.
+        with proxy.failing(refusing(503), methods=["eth_getLogs"]):
+            submission = await network.upload(url, 0, b"rows")
+
+            async def is_committed() -> bool:
+                return "batch committed" in caplog.messages
+
+            await eventually(is_committed)
+            await reorganise(network.chain, 1)
+            assert (await replayed(network)).batches == {}
+        await network.until(url, submission, "committed")
 
 
 @pytest.mark.parametrize(

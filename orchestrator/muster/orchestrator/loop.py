@@ -178,13 +178,12 @@ async def follow_once(services: Services, reader: ReaderPort) -> None:
         await services.batching.load()
     else:
         projection.apply(poll.events)
+    services.batching.sync(poll.head.number)
     if has_changed:
-        services.batching.sync()
         services.wakes.chain_changed()
     # Last: what was read is taken in, even if this fails.
     services.chain_clock.update(await services.chain.now())
-    head = None if poll.head is None else poll.head.number
-    services.chain_health.succeeded(head, services.clock())
+    services.chain_health.succeeded(poll.head.number, services.clock())
 
 
 async def commit(services: Services) -> NoReturn:

@@ -11,12 +11,20 @@ from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.messages import Submission
 
 
+class MinedPort(Protocol):
+    """A transaction that was mined."""
+
+    @property
+    def block_number(self) -> int:
+        """The block it is in."""
+
+
 class LedgerPort(Protocol):
     """The four writes to the ledger, and three constants."""
 
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
-    ) -> tuple[int, object]:
+    ) -> tuple[int, MinedPort]:
         """Commit a batch; returns its id and the receipt."""
 
     async def post_outcomes(

@@ -51,7 +51,7 @@ class Poll:
     """New events, in chain order."""
     rewound_to: int | None
     """Events after this block that were read earlier are void; None when all stand."""
-    head: BlockId | None = None
+    head: BlockId
     """The block up to which everything is read now."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from muster.chain import (
     ZERO_ADDRESS,
     Batch,
+    BlockId,
     ChainView,
     Event,
     Fault,
@@ -70,6 +71,13 @@ class Emitter:
         )
 
 
+@dataclass(frozen=True)
+class Mined:
+    """A receipt."""
+
+    block_number: int
+
+
 @dataclass
 class FakeLedger:
     """The contribution ledger; `fail_next` makes the next write fail, `lose_next` its answer."""
@@ -94,10 +102,10 @@ class FakeLedger:
 
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
-    ) -> tuple[int, object]:
+    ) -> tuple[int, Mined]:
         self.maybe_fail()
         self.committed.append((root, count, units))
-        return self.commit(run_id, root, count, units), object()
+        return self.commit(run_id, root, count, units), Mined(self.emit.block)
 
     def commit(self, run_id: RunId, root: Hash32, count: int, units: int) -> int:
         self.batches += 1
@@ -322,7 +330,14 @@ class FakeChain:
         rewound, self.rewind_next = self.rewind_next, None
         if rewound is not None:
             self.done = {k: v for k, v in self.done.items() if v[0] <= rewound}
-        return Poll(events, rewound)
+        head = self.emit.block
+        return Poll(events, rewound, BlockId(head, keccak(b"block %d" % head)))
+
+    def take_back_unread(self) -> None:
+        """As if a reorganisation had replaced the blocks that nobody has read yet."""
+        first = self.ledger.events[0].block_number
+        self.done = {k: v for k, v in self.done.items() if v[0] < first}
+        self.ledger.events = []
 
 
 @dataclass

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import RUN, Network, submission_for
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api import Lease
 from muster.orchestrator.db.models import SubmissionRow
@@ -156,6 +159,44 @@ async def test_batch_is_committed_again_when_a_reorg_removed_it(bench: Bench) ->
     assert await bench.commit() is True
     roots = [root for root, _, _ in bench.network.chain.ledger.committed]
     assert roots[0] == roots[1]
+
+
+async def test_batch_is_committed_again_when_a_reorg_removed_it_before_it_was_read(
+    bench: Bench,
+) -> None:
+    await bench.upload()
+    assert await commit_once(bench.services, bench.backoff) is True
+    bench.network.chain.take_back_unread()
+    await bench.follow()
+    assert await bench.commit() is True
+    roots = [root for root, _, _ in bench.network.chain.ledger.committed]
+    assert roots[0] == roots[1]
+    assert [b.root for b in bench.network.view.batches.values()] == [roots[0]]
+
+
+async def test_batch_that_is_mined_and_not_read_is_not_committed_again(bench: Bench) -> None:
+    await bench.upload()
+    before = bench.network.chain.emit.block
+    assert await commit_once(bench.services, bench.backoff) is True
+    bench.services.batching.sync(before)
+    assert await bench.services.batching.next() is None
+
+
+async def test_composition_outlives_a_look_into_the_database_that_began_before_it(
+    bench: Bench,
+) -> None:
+    await bench.upload()
+    read = bench.services.database.read
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[AsyncSession]:
+        async with read() as session:
+            yield session
+        assert await bench.services.batching.next() is not None
+
+    bench.services.database.read = slow  # type: ignore[method-assign]
+    await bench.services.batching.load()
+    assert await bench.services.batching.next() is not None
 
 
 async def test_batch_is_unknown_when_it_never_came_through_here(bench: Bench) -> None:

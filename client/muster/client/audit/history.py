@@ -128,7 +128,6 @@ async def _rebuilt(
     chain: Chain, heard: Heard, about: Sequence[Check], *, keeps_blocks: bool
 ) -> History:
     ledger, head = Ledger(), heard.poll.head
-    assert head is not None  # a poll has one
     apply_poll(ledger, heard.poll)
     return History(
         ledger=ledger,

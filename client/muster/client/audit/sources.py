@@ -149,7 +149,6 @@ async def prove(chain: Chain, heard: Heard, proof: Proof) -> Check:
     give what a proof is made of. Headers and receipts are kept in `heard`.
     """
     addresses, head = contract_addresses(chain.deployment), heard.poll.head
-    assert head is not None  # a poll has one
     found: list[Contradiction] = []
     numbers = list(heard.blocks)
     if proof is Proof.CHAIN:
@@ -195,7 +194,6 @@ async def _prove_chain(
 ) -> list[Contradiction]:
     """Return what is wrong with the headers from the deployment to the head."""
     head = heard.poll.head
-    assert head is not None  # a poll has one
     found: list[Contradiction] = []
     before: Hash32 | None = None
     for first in range(chain.deployment.deploy_block, head.number + 1, HEADERS_AT_ONCE):
@@ -265,13 +263,12 @@ async def compare(heard: Heard, first: Rpc, other: Chain) -> Check:
     return summarise(
         f"{other.rpc.masked_url} shows the same history",
         found,
-        f"{len(heard.blocks)} blocks with events, head {head.number if head else '-'}",
+        f"{len(heard.blocks)} blocks with events, head {head.number}",
     )
 
 
 async def _differences(heard: Heard, first: Rpc, other: Chain) -> list[tuple[int, str]]:
     head = heard.poll.head
-    assert head is not None  # a poll has one
     ours = {number: block.block.hash for number, block in heard.blocks.items()}
     ours[head.number] = head.hash
     numbers = sorted(ours)

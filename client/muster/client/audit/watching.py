@@ -76,7 +76,6 @@ class Watch:
         """Return what is new; raises ChainError while the endpoint is away."""
         seen, heard = Seen(), await self._ear.poll()
         poll = heard.poll
-        assert poll.head is not None  # a poll has one
         found: list[Contradiction] = []
         if poll.rewound_to is not None:
             found += self._rewind(poll.rewound_to, seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from muster.chain import Batch, OutcomeProof, PauseCause
@@ -23,6 +24,14 @@ RECORD_BYTES = 56
 def domain_of(contract: str) -> Domain:
     """Return the EIP-712 domain of a simulated contract."""
     return Domain(CHAIN_ID, address_of(contract.encode().rjust(32, b"\1")))
+
+
+@dataclass(frozen=True)
+class Mined:
+    """A transaction's receipt."""
+
+    block_number: int
+    """The newest block when it was known to be mined."""
 
 
 class ChainConnection:
@@ -103,7 +112,7 @@ class ChainConnection:
 
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
-    ) -> tuple[int, object]:
+    ) -> tuple[int, Mined]:
         """Commit a batch."""
         claims = tuple(claimed_of(s) for s in await self.composed(root))
         assert len(claims) == count
@@ -113,7 +122,8 @@ class ChainConnection:
             state.commit(caller, int(run_id), claims, units)
             return len(state.batches)
 
-        return int(await self._send("commit", call, count)), object()
+        batch_id = int(await self._send("commit", call, count))
+        return batch_id, Mined(self._chain.head.number)
 
     async def post_outcomes(
         self, batch: Batch, records: bytes, signatures: Sequence[bytes]

@@ -46,8 +46,8 @@ class Composition:
     """Units they claim."""
     not_before: float = 0.0
     """Monotonic time before which it is not tried again."""
-    is_mined: bool = False
-    """Whether its commitment is on chain, and only not read back yet."""
+    mined_in: int | None = None
+    """The block its commitment was seen in; none again when that block was read without it."""
 
 
 class Batching:
@@ -83,22 +83,25 @@ class Batching:
         """
         async with self._database.read() as session:
             rows = (await session.scalars(select(BatchRow))).all()
-        self._uncommitted = {
-            Hash32(row.root): Composition(Hash32(row.root), row.count, row.units)
-            for row in rows
-            if self._projection.batch_with_root(Hash32(row.root)) is None
-        }
+        found = {Hash32(r.root): Composition(Hash32(r.root), r.count, r.units) for r in rows}
+        # What is composed while the database answers is kept too, and comes last.
+        for root, composition in self._uncommitted.items():
+            found.setdefault(root, composition)
+        self._uncommitted = found
+        self._drop_committed()
 
     @property
     def uncommitted_roots(self) -> list[Hash32]:
         """The roots of compositions that are not on chain yet."""
         return list(self._uncommitted)
 
-    def sync(self) -> None:
-        """Take note of which compositions are on chain by now."""
-        for root in list(self._uncommitted):
-            if self._projection.batch_with_root(root) is not None:
-                del self._uncommitted[root]
+    def sync(self, head: int) -> None:
+        """Take note of which compositions are on chain now that it is read up to a block."""
+        self._drop_committed()
+        for composition in self._uncommitted.values():
+            if composition.mined_in is not None and composition.mined_in <= head:
+                # A reorganisation took it back before it was ever read, so nothing told of it.
+                composition.mined_in = None
 
     def questions(self) -> list[Statement]:
         """Return what to ask of the database before leasing: what other replicas, if there can be
@@ -155,7 +158,7 @@ class Batching:
         """Return the batch to commit now: one that is not on chain yet, or a fresh one."""
         for first in self._uncommitted.values():
             # One at a time, so that batches reach the chain in upload order.
-            if not first.is_mined:
+            if first.mined_in is None:
                 return first if self._monotonic() >= first.not_before else None
         return await self._compose()
 
@@ -163,10 +166,10 @@ class Batching:
         """Commit a batch on chain, once however often it is asked for; returns its id."""
         run_id, root = self._projection.run_id, composition.root
         chain = self._chain.once(f"commit run {run_id} root {hex0x(root)}")
-        batch_id, _receipt = await chain.ledger.commit_batch(
+        batch_id, mined = await chain.ledger.commit_batch(
             run_id, root, composition.count, composition.units
         )
-        composition.is_mined, self.is_unfunded = True, False
+        composition.mined_in, self.is_unfunded = mined.block_number, False
         logger.info("batch committed", extra={"batch": batch_id, "count": composition.count})
         return batch_id
 
@@ -199,6 +202,11 @@ class Batching:
             return None
         entry = contents.submissions[position]
         return entry.submission, entry.signature
+
+    def _drop_committed(self) -> None:
+        for root in list(self._uncommitted):
+            if self._projection.batch_with_root(root) is not None:
+                del self._uncommitted[root]
 
     async def _compose(self) -> Composition | None:
         submissions = await self._waiting()

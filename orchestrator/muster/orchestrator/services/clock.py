@@ -46,10 +46,9 @@ class ChainHealth:
     error: str | None = None
     """What the chain's endpoint failed with since; None when it answered last."""
 
-    def succeeded(self, head: int | None, now: float) -> None:
-        """Note an answer; one without news may not name its block."""
-        self.head = self.head if head is None else head
-        self.read_at, self.error = now, None
+    def succeeded(self, head: int, now: float) -> None:
+        """Note an answer."""
+        self.head, self.read_at, self.error = head, now, None
 
     def failed(self, error: str) -> None:
         """Note that there was none."""
