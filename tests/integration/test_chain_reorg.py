@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from chain_scenario import (
     HONEST,
     ORCHESTRATOR,
     OWNER,
+    TRAINER,
     Scenario,
     accepted,
     network,
     play,
     rejected,
 )
+from safetensors.torch import save_file
 
 from muster.chain import Anvil, Chain, ChainView, Event, EventReader, Poll, apply_poll
 from muster.chain.reader import LAG_POLLS
 from muster.protocol.errors import ChainInconsistent, ContractRevert
+from muster.protocol.ids import PolicyVersion
+from muster.shardcast import ChunkStore
+from muster.trainer.chain_ports import ChainAnchor
+from muster.trainer.publish import Publisher
 
 
 class Follower:
@@ -178,3 +187,29 @@ async def test_reorg_deeper_than_what_is_remembered_is_read_from_the_start(
         await follower.check()
         assert follower.rewinds == [net.deployment.deploy_block - 1]
         assert follower.view.batches == {}
+
+
+async def test_published_version_stays_on_chain_though_it_is_taken_back(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    (policy / "config.json").write_text("{}")
+    save_file({"weight": torch.zeros(4)}, policy / "model.safetensors")
+    async with network(block_time_s=Anvil.STILL_S) as net:
+        chain = net.of(TRAINER)
+        anchor = ChainAnchor(chain, net.run_id)
+        publisher = Publisher(
+            ChunkStore(tmp_path / "store"),
+            anchor,
+            run_id=net.run_id,
+            domain=chain.domain("RunRegistry"),
+            key=TRAINER.key,
+        )
+        version = PolicyVersion(((await anchor.newest()) or 0) + 1)
+        root = await publisher.publish(version, policy, 0, 2)
+        await cut(net, await chain.block_number())
+        assert await anchor.root_of(version) is None
+        standing_by = asyncio.create_task(publisher.stand_by(every_s=0.05))
+        async with asyncio.timeout(30):
+            while await anchor.root_of(version) != root:
+                await asyncio.sleep(0.05)
+        standing_by.cancel()

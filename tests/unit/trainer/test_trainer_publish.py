@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -133,6 +137,40 @@ async def test_version_is_never_published_with_other_content(
     with pytest.raises(StorageError, match="version 1 is on chain as"):
         await _publisher(store, anchor).publish(V1, shelf.path(V1), 0, 2)
     assert anchor.sent == []
+
+
+@asynccontextmanager
+async def _standing_by(publisher: Publisher) -> AsyncIterator[asyncio.Task[NoReturn]]:
+    task = asyncio.create_task(publisher.stand_by(every_s=0))
+    yield task
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_version_that_a_reorganisation_takes_back_is_anchored_again(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    anchor = FakeAnchor()
+    publisher = _publisher(store, anchor)
+    async with _standing_by(publisher) as task:
+        await _turns()
+        assert anchor.sent == []
+        root = await publisher.publish(V1, shelf.path(V1), 0, 2)
+        await _turns()
+        assert anchor.sent == [V1]
+        del anchor.roots[V1]
+        anchor.errors = [(ChainUnreachable("gone"), False)]
+        await _turns()
+        assert anchor.roots == {V1: root}
+        assert anchor.sent == [V1, V1, V1]
+        anchor.roots[V1] = keccak(b"other")
+        with pytest.raises(StorageError, match="version 1 is on chain as"):
+            await task
 
 
 async def test_version_that_the_chain_is_past_is_left_out(

@@ -24,6 +24,7 @@ published, so:
     killed before the publish    version s is published at the next start, from its folder; so is
                                  version s - 1 if it was still on its way
     killed after the publish     the chain has it already, with the same root: nothing to do
+    the publish taken back       by a reorganisation: the version is anchored again
     newest checkpoint damaged    the step is taken again from the one before, also when the chain
                                  has version s already: it is made again, with the same root
 
@@ -142,6 +143,7 @@ class Trainer:
         due = await self._resume()
         async with asyncio.TaskGroup() as tasks:
             posting = tasks.create_task(self._parts.poster.run())
+            standing_by = tasks.create_task(self._parts.publisher.stand_by())
             publication = tasks.create_task(self._publish(due))
             if self._version == 0:
                 await self._evaluate(self._version)
@@ -156,6 +158,7 @@ class Trainer:
             await self._evaluate(self._version)
             await self._parts.poster.drain(POST_GRACE_S)
             posting.cancel()
+            standing_by.cancel()
 
     # 9. train
 

@@ -12,10 +12,11 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NoReturn
 
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ChainUnreachable, StorageError, TransactionLost
+from muster.protocol.errors import ChainError, ChainUnreachable, StorageError, TransactionLost
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, Manifest
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 10.0
 """Longest pause between two attempts to reach the chain."""
+LOOK_S = 10.0
+"""Time between two looks whether the newest version is still on chain."""
 
 
 class Publisher:
@@ -52,6 +55,7 @@ class Publisher:
         self._key = key
         self._anchor_every = anchor_every
         self._sleep = sleep
+        self._newest: tuple[PolicyVersion, Hash32] | None = None
 
     async def publish(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
@@ -74,6 +78,7 @@ class Publisher:
                 logger.warning("cannot reach the chain", extra={"error": str(error)})
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        self._newest = version, root
         logger.info(
             "policy published",
             extra={
@@ -83,6 +88,23 @@ class Publisher:
             },
         )
         return root
+
+    async def stand_by(self, every_s: float = LOOK_S) -> NoReturn:
+        """Anchor the newest version again whenever a reorganisation has taken it back.
+
+        Raises StorageError when the chain has it with other content then.
+        """
+        while True:
+            await asyncio.sleep(every_s)
+            if self._newest is None:
+                continue
+            version, root = self._newest
+            try:
+                if not await self._is_anchored(version, root):
+                    logger.warning("version taken back", extra={"policy_version": version})
+                    await self._anchor.publish(version, root)
+            except ChainError as error:
+                logger.warning("cannot reach the chain", extra={"error": str(error)})
 
     def _store_chunks(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
@@ -122,6 +144,11 @@ class Unpublished:
     ) -> None:
         """Leave it to site 0."""
         del version, folder, stream_from, stream_to
+
+    async def stand_by(self) -> NoReturn:
+        """Leave it to site 0."""
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 def sign_checkpoint(
