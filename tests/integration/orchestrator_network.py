@@ -38,6 +38,7 @@ from muster.protocol.messages import (
     Outcomes,
     Reason,
     Submission,
+    Ticket,
     Verdict,
 )
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
@@ -105,14 +106,26 @@ class Network:
         async with self.api(url, NODES[number]) as api:
             lease = await api.lease(self.run_id)
             assert isinstance(lease, Lease)
-            ticket = lease.ticket
-            submission = Submission(
-                ticket.run_id, ticket.worker, ticket.step, ticket.index, ticket.policy_version,
-                file_hash(body), 4, 20,
-            )  # fmt: skip
-            signature = self.sign(submission.struct_hash(), NODES[number])
+            submission, signature = self.claim(lease.ticket, NODES[number], body)
             await api.submit(submission, signature, body)
         return submission
+
+    async def submit_direct(self, url: str, ticket: Ticket, number: int, body: bytes) -> Submission:
+        """Commit a submission as its worker, without the orchestrator, and upload its file."""
+        submission, signature = self.claim(ticket, NODES[number], body)
+        async with await _connect(self.anvil, self.deployment, WORKERS[number]) as worker:
+            await worker.ledger.submit_direct(submission, signature)
+        async with self.api(url, NODES[number]) as api:
+            await api.submit(submission, signature, body)
+        return submission
+
+    def claim(self, ticket: Ticket, key: bytes, body: bytes) -> tuple[Submission, bytes]:
+        """Return what a ticket's submission says, and its node's signature."""
+        submission = Submission(
+            ticket.run_id, ticket.worker, ticket.step, ticket.index, ticket.policy_version,
+            file_hash(body), 4, 20,
+        )  # fmt: skip
+        return submission, self.sign(submission.struct_hash(), key)
 
     async def publish(self, *versions: int) -> None:
         """Publish policy versions: the newest says how much work there is."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from orchestrator_network import OWNER, TRAINER, Network, eventually, open_network, running
+from orchestrator_network import NODES, OWNER, TRAINER, Network, eventually, open_network, running
 from rpc_proxy import (
     RpcProxy,
     breaking_off,
@@ -21,6 +21,7 @@ from rpc_proxy import (
     without_logs,
 )
 
+from muster.api import Lease
 from muster.chain import Anvil, Chain, ChainView, EventReader, apply_poll
 from muster.protocol.errors import ApiError
 from muster.protocol.messages import Submission
@@ -110,6 +111,27 @@ async def test_commitment_that_is_taken_back_before_it_was_read_is_made_again(
             await reorganise(network.chain, 1)
             assert (await replayed(network)).batches == {}
         await network.until(url, submission, "committed")
+
+
+async def test_batches_that_change_numbers_are_judged_under_the_new_ones(network: Network) -> None:
+    async with RpcProxy(network.anvil.rpc_url) as proxy, running(network, rpc=proxy.url) as url:
+        moved = await network.upload(url, 0, b"rows")
+        await network.judge(url, moved)
+        await network.until(url, moved, "judged")
+        first = (await replayed(network)).batches[1]
+        depth = await network.chain.block_number() - first.block_number + 1
+        async with network.api(url, NODES[1]) as api:
+            lease = await api.lease(network.run_id)
+            assert isinstance(lease, Lease)
+        with proxy.failing(refusing(503)):
+            await reorganise(network.chain, depth)
+            other = await network.submit_direct(url, lease.ticket, 1, b"others")
+        await network.until(url, other, "committed")
+        state = await network.until(url, moved, "committed")
+        assert (first.batch_id, state.batch_id) == (1, 2)
+        for submission in (other, moved):
+            await network.judge(url, submission)
+            await network.until(url, submission, "judged")
 
 
 @pytest.mark.parametrize(

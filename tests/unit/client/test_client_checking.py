@@ -239,6 +239,20 @@ async def test_duty_shows_once_compares_and_is_done(tmp_path: Path) -> None:
     assert desk.asked == 1
 
 
+async def test_batch_that_takes_anothers_number_is_shown_and_compared_too(tmp_path: Path) -> None:
+    desk = Desk()
+    duty = make_duty(tmp_path, desk)
+    await duty.serve()
+    batch = duty.place.view.batches[1]
+    batch.root = keccak(b"another batch")
+    await duty.serve()
+    assert (len(desk.of("fingerprints")), desk.asked) == (1, 1)
+    batch.root = keccak(b"one that was judged")
+    duty.place.store.record(Checked(1, batch.root, (MINE,)))
+    await duty.serve()
+    assert (len(desk.of("fingerprints")), desk.asked) == (2, 2)
+
+
 async def test_duty_reports_who_showed_other_states(tmp_path: Path) -> None:
     desk = Desk()
     other = {ME: MINE[ME], YOU: MINE[ME]}

@@ -436,11 +436,25 @@ async def test_restarted_validator_repeats_what_it_signed_even_if_it_would_judge
     second.close()
 
 
-async def test_batch_number_under_another_root_is_never_signed_again(bench: Bench) -> None:
-    await bench.loop.validate(bench.commit_honest(1, 0))
+async def test_batch_that_takes_anothers_number_is_judged_and_the_other_keeps_its_outcomes(
+    bench: Bench,
+) -> None:
+    first = bench.commit_honest(1, 0)
+    await bench.loop.validate(first)
+    second = bench.commit_honest(1, 1)
+    await bench.loop.validate(second)
+    one, two = (bench.journal.judged(1, batch.root) for batch in (first, second))
+    assert one is not None
+    assert two is not None
+    assert [each.records[0].index for each in (one, two)] == [0, 1]
+    # The chain goes back to the first: what was signed of it is handed over again, nothing else.
+    bench.view.batches[1] = first
+    bench.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
     bench.seconds = 1000
-    await bench.loop.validate(bench.commit_honest(1, 1))
-    assert len(bench.orchestrator.outcomes) == 1
+    await bench.loop.validate(first)
+    assert bench.journal.judged(1, first.root) == one
+    assert bench.orchestrator.outcomes[-1] == bench.orchestrator.outcomes[0]
+    assert len(bench.orchestrator.outcomes) == 3
 
 
 async def test_outcomes_are_journalled_before_their_signature_leaves(bench: Bench) -> None:
@@ -448,7 +462,7 @@ async def test_outcomes_are_journalled_before_their_signature_leaves(bench: Benc
     bench.orchestrator.fail("post_outcomes", UNREACHABLE)
     with pytest.raises(ApiError):
         await bench.loop.validate(batch)
-    assert bench.journal.judged(1) is not None
+    assert bench.journal.judged(1, batch.root) is not None
 
 
 async def test_evidence_is_stored_before_the_signature_leaves(bench: Bench) -> None:

@@ -73,8 +73,9 @@ def test_batch_keeps_its_first_outcomes_across_restarts(tmp_path: Path) -> None:
         assert journal.record(second) == first
     with OutcomeJournal(tmp_path) as journal:
         assert journal.record(second) == first
-        assert journal.judged(4) == first
-        assert journal.judged(5) is None
+        assert journal.judged(4, first.root) == first
+        assert journal.judged(4, keccak(b"another")) is None
+        assert journal.judged(5, first.root) is None
 
 
 def test_outcomes_sign_the_records_and_the_root_they_were_committed_with() -> None:

@@ -79,6 +79,7 @@ VALUES: dict[str, dict[str, Value]] = {
         "records": _bytes(6, 112),
         "signature": _bytes(7, 65),
         "received_at": _number(1_700_000_000),
+        "batch_root": _bytes(15),
     },
     "nonces": {
         "signer": _name("0xsigner"),

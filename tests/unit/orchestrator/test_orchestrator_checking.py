@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from orchestrator_bench import Bench
+from orchestrator_fakes import RUN
 
 from muster.api.status import Watched
 from muster.protocol.checking import (
@@ -179,3 +180,25 @@ def test_suspect_is_who_failed_or_shows_little(
     who = address_of(keccak(b"validator"))
     found = Watched(validator=who, signed=10, proven=10, compared=10, failed=0)
     assert found.model_copy(update=changes).is_suspect is is_suspect
+
+
+async def test_batch_that_takes_anothers_number_begins_without_proofs(bench: Bench) -> None:
+    await commit(bench)
+    await judged(bench)
+    await show(bench, pack_fingerprints(FINGERPRINTS))
+    await report(bench)
+    chain = bench.network.chain
+    chain.rewind_next = bench.network.view.batches[1].block_number - 1
+    chain.ledger.batches = 0
+    chain.ledger.commit(RUN, keccak(b"another batch"), 1, 32)
+    await bench.follow()
+    async with bench.validator(1) as api:
+        assert (await api.checking(1)).commitments == (await api.checking(1)).reports == []
+        assert {(v.proven, v.compared) for v in (await api.watched()).validators} == {(0, 0)}
+    assert await code_of(report(bench)) == "bad_report"
+    await commit(bench, fingerprints=OTHERS)
+    async with bench.validator(1) as api:
+        found = await api.checking(1)
+    [held] = found.commitments
+    assert held.fingerprints_hash == fingerprints_hash(OTHERS)
+    assert (held.fingerprints, found.reports) == (None, [])

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 
+from muster.chain import BatchView
 from muster.orchestrator.db.engine import Database, migrate
 from muster.orchestrator.db.models import Base, MetricsRow, OutcomesRow
 from muster.orchestrator.db.outcomes import outcomes_of
@@ -136,6 +139,22 @@ async def test_opening_fails_when_the_folder_cannot_be_made(tmp_path: Path) -> N
         await Database.open(tmp_path / "file" / "database")
 
 
+def batch_of(batch_id: int, root: bytes = b"root") -> BatchView:
+    return cast("BatchView", SimpleNamespace(batch_id=batch_id, root=root))
+
+
+async def test_outcomes_are_those_of_the_batch_that_has_the_number_now(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path / "database")
+    async with database.write() as session:
+        for validator, root in (("a", b"root"), ("b", b"another"), ("c", None)):
+            row = {"batch_id": 1, "validator": validator, "batch_root": root}
+            session.add(OutcomesRow(**row, records=b"", signature=b""))
+    for root, expected in ((b"root", ["a", "c"]), (b"another", ["b", "c"])):
+        found = await outcomes_of(database, [batch_of(1, root)])
+        assert sorted(row.validator for row in found) == expected
+    await database.close()
+
+
 async def test_outcomes_of_however_many_batches_take_few_statements(tmp_path: Path) -> None:
     """Each statement is kept by each connection: one per number of batches filled the memory."""
     database = await Database.open(tmp_path / "database")
@@ -152,7 +171,7 @@ async def test_outcomes_of_however_many_batches_take_few_statements(tmp_path: Pa
     event.listen(Engine, "before_cursor_execute", note)
     try:
         for count in (0, *range(1, 40), 511, 512, 513, 1300):
-            found = await outcomes_of(database, range(1, count + 1))
+            found = await outcomes_of(database, [batch_of(n) for n in range(1, count + 1)])
             expected = [(batch, validator) for batch in range(1, count + 1) for validator in "ab"]
             assert sorted((row.batch_id, row.validator) for row in found) == expected
     finally:

@@ -125,7 +125,7 @@ class CallDuty:
 
     def _is_called(self, batch: BatchView, now: int) -> bool:
         # What was judged is handed over until it is posted.
-        if self.journal.judged(batch.batch_id) is not None or _name(batch) in self._called:
+        if self.journal.judged(*_name(batch)) is not None or _name(batch) in self._called:
             return True
         quorum = self.run.config.terms.quorum
         return self.validator in called_by_age(self._order(batch), quorum, self._timing(batch), now)
@@ -157,7 +157,7 @@ class CallDuty:
         if not batch.records or batch.posted_beacon is None:
             return False
         seed = batch_seed(batch.posted_beacon, batch.run_id, batch.batch_id, batch.root)
-        if not is_reaudited(seed) or self.journal.judged(batch.batch_id) is not None:
+        if not is_reaudited(seed) or self.journal.judged(*_name(batch)) is not None:
             return False
         if any(record.verdict is not Verdict.ACCEPTED for record in batch.records):
             return False

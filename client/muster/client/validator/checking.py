@@ -243,9 +243,9 @@ class CheckingDuty:
         self.place = place
         self.me = address_of(place.key)
         self._committed: set[tuple[int, Hash32]] = set()
-        self._shown: set[int] = set()
-        self._looks: dict[int, tuple[float, float]] = {}
-        self._done: set[int] = set()
+        self._shown: set[tuple[int, Hash32]] = set()
+        self._looks: dict[tuple[int, Hash32], tuple[float, float]] = {}
+        self._done: set[tuple[int, Hash32]] = set()
 
     def seats(self) -> list[Address]:
         """Return whose fingerprints are recomputed: those of all the run's validators."""
@@ -285,21 +285,23 @@ class CheckingDuty:
         remembered = await asyncio.to_thread(self.place.store.batches)
         for batch_id in remembered[-RECENT_BATCHES:]:
             batch = self.place.view.batches.get(batch_id)
-            if batch_id in self._done or batch is None or batch.records is None:
+            if batch is None or batch.records is None:
                 continue
-            due_at, pause = self._looks.get(batch_id, (0.0, self.place.poll_s))
-            if self.place.now() < due_at:
+            name = batch_id, batch.root
+            due_at, pause = self._looks.get(name, (0.0, self.place.poll_s))
+            if name in self._done or self.place.now() < due_at:
                 continue
-            self._looks[batch_id] = (self.place.now() + pause, min(2 * pause, LONGEST_PAUSE_S))
+            self._looks[name] = (self.place.now() + pause, min(2 * pause, LONGEST_PAUSE_S))
             checked = await asyncio.to_thread(self.place.store.find, batch_id, batch.root)
             if checked is None or len(checked.found) != batch.count:
-                self._done.add(batch_id)
+                self._done.add(name)
                 continue
             await self._show(checked)
             await self._compare(batch, checked)
 
     async def _show(self, checked: Checked) -> None:
-        if checked.batch_id in self._shown:
+        name = checked.batch_id, checked.root
+        if name in self._shown:
             return
         packed = pack_fingerprints(checked.of(self.me))
         try:
@@ -310,7 +312,7 @@ class CheckingDuty:
             # Nothing was committed to in time, as by who judged later: there is nothing to show.
             fields = {"batch_id": checked.batch_id, "error": str(error)}
             logger.debug("fingerprints not wanted", extra=fields)
-        self._shown.add(checked.batch_id)
+        self._shown.add(name)
 
     async def _compare(self, batch: BatchView, checked: Checked) -> None:
         """Compare what others showed of a batch, until its signers have, or patience is over."""
@@ -325,7 +327,7 @@ class CheckingDuty:
                 said.add(each.validator)
         is_over = self.place.now() - (batch.posted_at or 0) > PATIENCE_S
         if is_over or self._signers(batch) <= said | {self.me}:
-            self._done.add(batch.batch_id)
+            self._done.add((batch.batch_id, batch.root))
 
     def _signers(self, batch: BatchView) -> set[Address]:
         seats = self.place.view.runs[self.place.run_id].seats

@@ -117,10 +117,10 @@ class Docket:
         slots = self._slots_of.get(name)
         if slots is not None:
             return slots
-        judged = self.journal.judged(batch.batch_id)
+        judged = self.journal.judged(*name)
         if batch.records is not None:
             slots = slots_of_records(batch.records)
-        elif judged is not None and judged.root == batch.root:
+        elif judged is not None:
             slots = slots_of_records(judged.records)
         elif batch.batch_id < before:
             slots = await self._shown_slots(batch)

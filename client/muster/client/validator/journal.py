@@ -1,4 +1,7 @@
-"""What a validator has signed: one set of records per batch, ever. Two would be equivocation."""
+"""What a validator has signed: one set of records per batch, ever. Two would be equivocation.
+
+A batch is a number and a root: after a reorganisation of the chain another may have the number.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +39,20 @@ class OutcomeJournal(Journal):
     """Remembers the outcomes of every batch before they are signed."""
 
     def __init__(self, folder: Path) -> None:
-        self._judged: dict[int, JudgedBatch] = {}
+        self._judged: dict[tuple[int, Hash32], JudgedBatch] = {}
         super().__init__(folder / "outcomes.jsonl")
 
     def take_in(self, entry: dict[str, Any]) -> None:
         """Remember the outcomes of a batch."""
         records = unpack_records(bytes.fromhex(entry["records"].removeprefix("0x")))
         judged = JudgedBatch(int(entry["batch_id"]), to_hash32(entry["root"]), tuple(records))
-        self._judged[judged.batch_id] = judged
+        self._judged[judged.batch_id, judged.root] = judged
 
     def record(self, batch: JudgedBatch) -> JudgedBatch:
         """Return what may be signed for the batch: this, now durable, or what was recorded before,
         which stands whatever came later.
         """
-        if earlier := self._judged.get(batch.batch_id):
+        if earlier := self.judged(batch.batch_id, batch.root):
             return earlier
         self.append(
             {
@@ -58,12 +61,12 @@ class OutcomeJournal(Journal):
                 "records": hex0x(batch.packed()),
             }
         )
-        self._judged[batch.batch_id] = batch
+        self._judged[batch.batch_id, batch.root] = batch
         return batch
 
-    def judged(self, batch_id: int) -> JudgedBatch | None:
+    def judged(self, batch_id: int, root: Hash32) -> JudgedBatch | None:
         """Return what was recorded for a batch."""
-        return self._judged.get(batch_id)
+        return self._judged.get((batch_id, root))
 
     def all(self) -> list[JudgedBatch]:
         """Return everything recorded, oldest first."""

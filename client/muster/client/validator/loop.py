@@ -164,7 +164,7 @@ class ValidatorLoop:
         self.soundness: Soundness | None = None
         """Whether it may sign; it is not asked while there is none."""
         self._passed_over: set[int] = set()
-        self._handed_over: dict[int, float] = {}
+        self._handed_over: dict[tuple[int, Hash32], float] = {}
         self._unfinished: dict[tuple[int, Hash32], list[OutcomeRecord]] = {}
         self.fingerprints: dict[tuple[int, Hash32], list[Fingerprints]] = {}
         """What was recomputed of batches that are being judged, by number and root."""
@@ -228,7 +228,7 @@ class ValidatorLoop:
         Raises ValidatorDisturbed, and signs nothing, while the validator fails its own items.
         """
         await self._require_sound(CHECK_EVERY_S)
-        judged = self.place.journal.judged(batch.batch_id)
+        judged = self.place.journal.judged(batch.batch_id, batch.root)
         if judged is None:
             records = within_declared(await self.judge(batch), batch.units)
             if any(record.verdict is Verdict.FRAUD for record in records):
@@ -236,12 +236,6 @@ class ValidatorLoop:
             await self._remember(batch)
             mine = JudgedBatch(batch.batch_id, batch.root, tuple(records))
             judged = await asyncio.to_thread(self.place.journal.record, mine)
-        if judged.root != batch.root:
-            logger.error(
-                "batch was signed under another root, never again",
-                extra={"batch_id": batch.batch_id},
-            )
-            return
         await self.hand_over(judged)
         _compare(batch, judged)
 
@@ -339,8 +333,8 @@ class ValidatorLoop:
 
     async def hand_over(self, judged: JudgedBatch) -> None:
         """Sign a batch's outcomes and give them to the orchestrator, again if they get lost."""
-        now = self.place.clock()
-        if now - self._handed_over.get(judged.batch_id, -REPOST_S) < REPOST_S:
+        now, name = self.place.clock(), (judged.batch_id, judged.root)
+        if now - self._handed_over.get(name, -REPOST_S) < REPOST_S:
             return
         message = judged.message()
         signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
@@ -354,7 +348,7 @@ class ValidatorLoop:
             # Repeating it at once changes nothing, and must not hold up other batches.
             fields = {"batch_id": judged.batch_id, "code": error.code, "error": str(error)}
             logger.warning("outcomes refused", extra=fields)
-        self._handed_over[judged.batch_id] = now
+        self._handed_over[name] = now
 
 
 def _compare(batch: BatchView, judged: JudgedBatch) -> None:

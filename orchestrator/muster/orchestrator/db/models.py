@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from muster.chain import BatchView
 from muster.protocol.messages import Submission
 
 NAMING = {
@@ -172,6 +173,12 @@ class OutcomesRow(Base):
     """EIP-712 `Outcomes`."""
     received_at: Mapped[int] = mapped_column(default=0)
     """Chain time at which they were received; 0 when that was lost with a database."""
+    batch_root: Mapped[bytes | None]
+    """The root that the batch had; None of what an earlier release received."""
+
+    def is_of(self, batch: BatchView) -> bool:
+        """Return whether they are of this batch, not of one that a reorganisation replaced."""
+        return self.batch_root in (None, batch.root)
 
 
 class NonceRow(Base):

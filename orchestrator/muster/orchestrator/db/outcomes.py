@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 
+from muster.chain import BatchView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import OutcomesRow
 
@@ -13,14 +14,16 @@ _LONGEST = 512
 """Batches in one statement: SQLite limits its variables."""
 
 
-async def outcomes_of(database: Database, batch_ids: Sequence[int]) -> list[OutcomesRow]:
+async def outcomes_of(database: Database, batches: Sequence[BatchView]) -> list[OutcomesRow]:
     """Return all outcomes that were handed in for these batches."""
+    by_id = {batch.batch_id: batch for batch in batches}
+    wanted = list(by_id)
     found: list[OutcomesRow] = []
     async with database.read() as session:
-        for start in range(0, len(batch_ids), _LONGEST):
-            ids = _padded(batch_ids[start : start + _LONGEST])
+        for start in range(0, len(wanted), _LONGEST):
+            ids = _padded(wanted[start : start + _LONGEST])
             found += await session.scalars(select(OutcomesRow).where(OutcomesRow.batch_id.in_(ids)))
-    return found
+    return [row for row in found if row.is_of(by_id[row.batch_id])]
 
 
 def _padded(ids: Sequence[int]) -> list[int]:

@@ -147,15 +147,15 @@ class Breaker:
     async def _waiting(self) -> list[Standing]:
         """Return what seated validators handed in about batches that have no outcomes yet."""
         since = self._since()
-        waiting = {
-            batch.batch_id
+        waiting = [
+            batch
             for batch in self._projection.unjudged
             if batch.committed_at >= since and self._is_new(batch)
-        }
+        ]
         if not waiting:
             return []
         seated = set(self._projection.run.validators)
-        rows = await outcomes_of(self._database, sorted(waiting)[-MAX_WAITING:])
+        rows = await outcomes_of(self._database, waiting[-MAX_WAITING:])
         packed = [row.records for row in rows if row.validator in seated]
         return [(record, record.verdict) for data in packed for record in _unpacked(data)]
 

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.answers import BatchChecking, CheckingAnswer, CheckReportAnswer
 from muster.api.status import Watched
@@ -63,7 +64,7 @@ class CheckingDesk:
         self._require_signed(message.struct_hash(), validator, signature)
         async with self._database.write() as session:
             held = await session.get(CheckingRow, (batch_id, validator))
-            if held is not None:
+            if held is not None and held.batch_root == batch.root:
                 if (held.records_hash, held.fingerprints_hash) != hashes:
                     raise refuse(
                         "checking_conflict", f"another commitment for batch {batch_id} is held"
@@ -71,6 +72,8 @@ class CheckingDesk:
                 return
             if batch.records is not None:
                 raise refuse("checking_late", f"batch {batch_id} has its outcomes already")
+            if held is not None:
+                await _forget(session, batch_id, validator)
             session.add(
                 CheckingRow(
                     batch_id=batch_id,
@@ -96,7 +99,8 @@ class CheckingDesk:
             raise refuse("bad_fingerprints", str(error)) from error
         async with self._database.write() as session:
             held = await session.get(CheckingRow, (batch_id, validator))
-            if held is None or held.fingerprints_hash != fingerprints_hash(parts):
+            committed = (batch.root, fingerprints_hash(parts))
+            if held is None or (held.batch_root, held.fingerprints_hash) != committed:
                 raise refuse("bad_fingerprints", "these are not the fingerprints committed to")
             if held.fingerprints is None:
                 held.fingerprints, held.revealed_at = packed, int(self._clock())
@@ -110,7 +114,8 @@ class CheckingDesk:
         key = (report.batch_id, report.validator, reporter)
         async with self._database.write() as session:
             about = await session.get(CheckingRow, key[:2])
-            if about is None or about.fingerprints_hash != report.fingerprints_hash:
+            shown = (batch.root, report.fingerprints_hash)
+            if about is None or (about.batch_root, about.fingerprints_hash) != shown:
                 raise refuse("bad_report", "the report is about fingerprints that nobody showed")
             if await session.get(CheckReportRow, key) is not None:
                 return
@@ -136,9 +141,11 @@ class CheckingDesk:
         """Return everything held about a batch; fingerprints only once outcomes are on chain."""
         batch = self._batch(batch_id)
         async with self._database.read() as session:
-            rows = await session.scalars(
+            found = await session.scalars(
                 select(CheckingRow).where(CheckingRow.batch_id == batch_id).limit(1000)
             )
+            rows = [row for row in found if row.batch_root == batch.root]
+            about = {row.validator for row in rows}
             reports = await session.scalars(
                 select(CheckReportRow).where(CheckReportRow.batch_id == batch_id).limit(1000)
             )
@@ -146,7 +153,7 @@ class CheckingDesk:
                 batch_id=batch_id,
                 batch_root=batch.root,
                 commitments=[_commitment(row) for row in rows],
-                reports=[_report(row) for row in reports],
+                reports=[_report(row) for row in reports if row.validator in about],
             )
 
     async def summary(self) -> list[Watched]:
@@ -157,19 +164,19 @@ class CheckingDesk:
             for b in self._projection.view.batches.values()
             if b.run_id == run.run_id and b.records is not None
         ][-COUNTED_BATCHES:]
-        first = min((b.batch_id for b in judged), default=0)
+        roots = {b.batch_id: b.root for b in judged}
+        first = min(roots, default=0)
         async with self._database.read() as session:
             shown = await session.execute(
-                select(CheckingRow.batch_id, CheckingRow.validator).where(
+                select(CheckingRow.batch_id, CheckingRow.validator, CheckingRow.batch_root).where(
                     CheckingRow.batch_id >= first, CheckingRow.revealed_at.is_not(None)
                 )
             )
-            proofs = {(batch_id, who) for batch_id, who in shown}
-            reports = (
-                await session.scalars(
-                    select(CheckReportRow).where(CheckReportRow.batch_id >= first)
-                )
-            ).all()
+            proofs = {(number, who) for number, who, root in shown if roots.get(number) == root}
+            found = await session.scalars(
+                select(CheckReportRow).where(CheckReportRow.batch_id >= first)
+            )
+            reports = [row for row in found if (row.batch_id, row.validator) in proofs]
         return _summarise(run.seats, run.validators, judged, proofs, reports)
 
     def _batch(self, batch_id: int) -> BatchView:
@@ -185,6 +192,13 @@ class CheckingDesk:
             raise refuse("bad_checking_signature", str(error)) from error
         if found != signer:
             raise refuse("bad_checking_signature", f"signed by {found}, sent by {signer}")
+
+
+async def _forget(session: AsyncSession, batch_id: int, validator: Address) -> None:
+    """Drop a proof about a batch whose number is another's after a reorganisation."""
+    for table in (CheckingRow, CheckReportRow):
+        of_it = table.batch_id == batch_id, table.validator == validator
+        await session.execute(delete(table).where(*of_it))
 
 
 def _summarise(

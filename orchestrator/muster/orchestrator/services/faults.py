@@ -111,7 +111,7 @@ class Faults:
             return []
         overdue = overdue[-MAX_OVERDUE:]
         spoke: dict[int, set[str]] = defaultdict(set)
-        for row in await outcomes_of(self._database, [batch.batch_id for batch in overdue]):
+        for row in await outcomes_of(self._database, overdue):
             spoke[row.batch_id].add(row.validator)
         return [
             ValidatorFault(validator, Fault.MISSED_DEADLINE, _subject_of(batch), batch.batch_id)

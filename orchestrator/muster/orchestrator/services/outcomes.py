@@ -145,7 +145,7 @@ class OutcomeDesk:
         seated = self._projection.run.validators
         due = [b for b in self.caller.open_batches() if b.batch_id > after][:limit]
         found: dict[int, list[OutcomesRow]] = defaultdict(list)
-        for row in await outcomes_of(self._database, [batch.batch_id for batch in due]):
+        for row in await outcomes_of(self._database, due):
             if row.validator in seated:
                 found[row.batch_id].append(row)
         return [(batch, found[batch.batch_id]) for batch in due]
@@ -179,7 +179,7 @@ class OutcomeDesk:
     ) -> bool:
         async with self._database.write() as session:
             held = await session.get(OutcomesRow, (batch.batch_id, validator))
-            if held is not None:
+            if held is not None and held.is_of(batch):
                 _check_same(held, records)
                 return False
             await self._files.keep_outcomes(
@@ -191,13 +191,14 @@ class OutcomeDesk:
                     signature=signature,
                 )
             )
-            session.add(
+            await session.merge(
                 OutcomesRow(
                     batch_id=batch.batch_id,
                     validator=validator,
                     records=records,
                     signature=signature,
                     received_at=self._now(),
+                    batch_root=batch.root,
                 )
             )
         return True

@@ -144,6 +144,7 @@ def _restore_outcomes(session: AsyncSession, files: FileStore, projection: Proje
                     validator=stored.validator,
                     records=stored.records,
                     signature=stored.signature,
+                    batch_root=stored.root,
                 )
             )
 
