@@ -73,6 +73,16 @@ class Network:
     chain: Chain
     trainer: Chain
     run_id: RunId
+    config: RunConfig
+    neighbour: RunId | None = None
+    """Another run on the same contracts, where a test opens one."""
+
+    async def open_run(self, config: RunConfig) -> RunId:
+        """Create a run that can pay, as its owner."""
+        run_id, _ = await self.chain.runs.create_run(config)
+        await self.chain.token.approve(self.deployment.contracts["RewardEscrow"], 1000 * TOKEN)
+        await self.chain.escrow.fund(run_id, 1000 * TOKEN)
+        return run_id
 
     def settings(self, **changes: Any) -> OrchestratorSettings:
         values = {
@@ -201,15 +211,14 @@ async def open_network(
             await _stake_validator(owner, anvil, deployment, key)
         for worker, node in zip(WORKERS, NODES, strict=True):
             await _register(owner, anvil, deployment, worker, node)
-        run_id, _ = await owner.runs.create_run(_config(validators))
-        await owner.token.approve(deployment.contracts["RewardEscrow"], 1000 * TOKEN)
-        await owner.escrow.fund(run_id, 1000 * TOKEN)
         (folder / "documents").mkdir()
         for pinned, data in DOCUMENTS.items():
             (folder / "documents" / pinned.hex()).write_bytes(data)
         # Open to the end: who has closed sends nothing again that a reorganisation takes back.
         trainer = await stack.enter_async_context(await _connect(anvil, deployment, TRAINER))
-        network = Network(folder, anvil, deployment, owner, trainer, run_id)
+        config = _config(validators)
+        network = Network(folder, anvil, deployment, owner, trainer, RunId(0), config)
+        network.run_id = await network.open_run(config)
         await network.publish(0)
         yield network
 
