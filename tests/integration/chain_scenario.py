@@ -179,6 +179,7 @@ class Scenario:
         submissions: Sequence[Submission],
         records: list[OutcomeRecord],
         signers: Sequence[Person] = VALIDATORS[:2],
+        sender: Person = ORCHESTRATOR,
     ) -> None:
         root = merkle_root([s.leaf() for s in submissions])
         packed = pack_records(records)
@@ -187,7 +188,7 @@ class Scenario:
         ordered = sorted(signers, key=lambda signer: int(signer.address, 16))
         signatures = [sign(hashed, signer.key) for signer in ordered]
         header = (await self.view()).batches[batch_id].header()
-        await self.of(ORCHESTRATOR).ledger.post_outcomes(header, packed, signatures)
+        await self.of(sender).ledger.post_outcomes(header, packed, signatures)
 
     async def proof(self, batch_id: int, position: int) -> OutcomeProof:
         return (await self.view()).batches[batch_id].prove(position)

@@ -16,6 +16,7 @@ from chain_scenario import (
     ORCHESTRATOR,
     OWNER,
     TRAINER,
+    Person,
     Scenario,
     accepted,
     network,
@@ -29,7 +30,7 @@ from muster.chain.reader import LAG_POLLS
 from muster.protocol.errors import ChainInconsistent, ContractRevert
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore
-from muster.trainer.chain_ports import ChainAnchor
+from muster.trainer.chain_ports import ChainAnchor, ChainLedger
 from muster.trainer.publish import Publisher
 
 
@@ -187,6 +188,41 @@ async def test_reorg_deeper_than_what_is_remembered_is_read_from_the_start(
         await follower.check()
         assert follower.rewinds == [net.deployment.deploy_block - 1]
         assert follower.view.batches == {}
+
+
+@pytest.mark.parametrize(("confirmations", "seen"), [(0, [[0], [0, 1], [1, 0]]), (2, [[1, 0]])])
+async def test_training_stream_keeps_its_order_as_far_as_it_is_confirmed(
+    confirmations: int, seen: list[list[int]]
+) -> None:
+    async with network(block_time_s=Anvil.STILL_S) as net:
+        submissions = [net.submission(HONEST, index) for index in (0, 1)]
+        batches = [await net.commit([submission]) for submission in submissions]
+        view, found = ChainView(), list[list[int]]()
+        ledger = ChainLedger(view, net.run_id)
+        reader = EventReader(net.of(OWNER), confirmations=confirmations)
+
+        async def look() -> None:
+            apply_poll(view, await reader.poll())
+            await ledger.on_change([])
+            stream = [item.record.index for item in ledger.stream()]
+            if stream and [stream] != found[-1:]:
+                found.append(stream)
+
+        async def post(index: int, sender: Person) -> None:
+            submission = submissions[index]
+            await net.post(batches[index], [submission], [accepted(1, submission)], sender=sender)
+            await look()
+
+        await post(0, ORCHESTRATOR)
+        await post(1, OWNER)
+        await cut(net, await net.of(OWNER).block_number() - 1)
+        for sender in (net.of(OWNER).sender, net.of(ORCHESTRATOR).sender):
+            assert sender is not None
+            await sender.recover()
+            await look()
+        await net.rpc.call("anvil_mine", hex(confirmations))
+        await look()
+        assert [stream for stream in found if stream != [1]] == seen
 
 
 async def test_published_version_stays_on_chain_though_it_is_taken_back(tmp_path: Path) -> None:

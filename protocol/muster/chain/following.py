@@ -26,14 +26,16 @@ async def follow(
     view: ChainView,
     *,
     poll_s: float,
+    confirmations: int = 0,
     on_change: OnChange | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Keep the view current until cancelled; an empty view is filled first.
 
-    A view that was read before is continued where it ends. What `on_change` raises ends it.
+    A view that was read before is continued where it ends. It stays as many blocks behind the chain
+    as are to confirm what it has taken in. What `on_change` raises ends it.
     """
-    reader = EventReader(chain, known=view.recent_blocks())
+    reader = EventReader(chain, known=view.recent_blocks(), confirmations=confirmations)
     failures = 0
     while True:
         try:

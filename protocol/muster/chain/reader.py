@@ -76,8 +76,12 @@ class EventReader:
         *,
         from_block: int | None = None,
         known: Sequence[BlockId] = (),
+        confirmations: int = 0,
     ) -> None:
-        """Start at a block (default: the deployment's), or after blocks that were read before."""
+        """Start at a block (default: the deployment's), or after blocks that were read before.
+
+        A block is read once so many are on top of it: what changes above is never noticed.
+        """
         contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
         self._rpc = chain.rpc
         self._chain_id = chain.deployment.chain_id
@@ -90,6 +94,7 @@ class EventReader:
         self._next = max(self._known) + 1 if self._known else self._start
         self._span = FIRST_SPAN
         self._longest_span = LONGEST_SPAN
+        self._confirmations = confirmations
 
     async def poll(self) -> Poll:
         """Return everything new; raises ChainError, and then nothing was read.
@@ -128,7 +133,7 @@ class EventReader:
 
     async def _look(self) -> tuple[LatestBlock, bool]:
         """Return the head, and whether the newest block that was read still stands."""
-        calls: list[tuple[str, list[Any]]] = [("eth_getBlockByNumber", ["latest", False])]
+        calls: list[tuple[str, list[Any]]] = [("eth_getBlockByNumber", [await self._head(), False])]
         newest = max(self._known, default=None)
         if newest is not None:
             calls.append(("eth_getBlockByNumber", [hex(newest), False]))
@@ -137,6 +142,13 @@ class EventReader:
             raise ChainUnreachable("the RPC endpoint has no latest block", hint="wait a little")
         stands = newest is None or _hash_of(known[0]) == self._known[newest]
         return LatestBlock.from_rpc(head), stands
+
+    async def _head(self) -> str:
+        """Return the block up to which is read: the newest, or one that is deep enough."""
+        if not self._confirmations:
+            return "latest"
+        newest = from_hex(await self._rpc.call("eth_blockNumber"))
+        return hex(max(0, newest - self._confirmations))
 
     async def _rewind_to(self, head: LatestBlock) -> int:
         """Return the newest block that stands; raises when it is the endpoint that is wrong."""

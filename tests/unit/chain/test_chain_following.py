@@ -51,6 +51,15 @@ async def test_follower_fills_an_empty_view_and_keeps_it_current() -> None:
     assert [len(events) for events in seen] == [1, 1]
 
 
+async def test_follower_stays_behind_until_blocks_are_confirmed() -> None:
+    node, view = FakeNode(), ChainView()
+    node.mine(deposit(1))
+    naps = Naps(lambda: node.mine(deposit(2)), lambda: node.mine(deposit(3)), None)
+    with pytest.raises(Stopped):
+        await follow(node, view, poll_s=1.0, confirmations=2, sleep=naps)
+    assert sorted(view.stakes) == [address(1)]
+
+
 async def test_follower_says_nothing_when_nothing_changes() -> None:
     node, seen = FakeNode(), list[list[Event]]()
     await followed(node, ChainView(), Naps(None, None), seen)

@@ -11,7 +11,7 @@ from chain_fakes import DEPLOYMENT, FakeNode, address, encode_log
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain import ChainView, Event, EventReader, Poll, apply_poll, reader
+from muster.chain import BlockId, ChainView, Event, EventReader, Poll, apply_poll, reader
 from muster.chain.reader import LAG_POLLS
 from muster.protocol.errors import ChainInconsistent, ChainUnreachable, RpcError
 
@@ -285,6 +285,31 @@ async def test_reorganisation_of_64_blocks_is_followed() -> None:
     assert len(view.stakes) == 36 + 70
 
 
+async def test_blocks_are_read_once_they_are_confirmed() -> None:
+    node = FakeNode()
+    node.mine(deposit(1))
+    reader = EventReader(node, confirmations=2)
+    assert (await reader.poll()).events == []
+    node.mine(deposit(2))
+    assert (await reader.poll()).events == []
+    node.mine(deposit(3))
+    poll = await reader.poll()
+    assert (owners(poll.events), poll.head.number) == ([1], 1)
+    # What is not confirmed may change, the chain may even be shorter for a while.
+    node.reorganise(2)
+    assert await reader.poll() == Poll([], None, BlockId(0, node.blocks[0].hash))
+    for owner in (4, 5, 6):
+        node.mine(deposit(owner))
+    poll = await reader.poll()
+    assert (poll.rewound_to, owners(poll.events)) == (None, [4])
+    # What is confirmed may not, and is noticed.
+    node.reorganise(3)
+    for owner in (7, 8, 9, 10):
+        node.mine(deposit(owner))
+    poll = await reader.poll()
+    assert (poll.rewound_to, owners(poll.events)) == (1, [7, 8])
+
+
 async def test_chain_that_moves_while_it_is_read_is_read_again() -> None:
     node = FakeNode()
     node.mine(deposit(1))
@@ -361,15 +386,15 @@ steps = st.lists(
 )
 
 
-@given(steps)
+@given(steps, st.sampled_from((0, 0, 1, 5)))
 def test_reader_ends_with_exactly_the_events_of_the_chain(
-    drawn: list[tuple[int, list[int], int]],
+    drawn: list[tuple[int, list[int], int]], confirmations: int
 ) -> None:
     """Whatever is mined and reorganised, up to 20 deep, between polls or between two requests."""
 
     async def play() -> None:
         node, kept, owners = FakeNode(), list[Event](), itertools.count(1)
-        reader = EventReader(node)
+        reader = EventReader(node, confirmations=confirmations)
         for depth, blocks, moment in drawn:
 
             def change(depth: int = depth, blocks: list[int] = blocks) -> None:
@@ -378,7 +403,8 @@ def test_reader_ends_with_exactly_the_events_of_the_chain(
                     node.mine(*(deposit(next(owners)) for _ in range(count)))
 
             node.interrupt(change, after=moment)
-            with suppress(ChainInconsistent):
+            # A chain that gets shorter loses its newest block between two questions.
+            with suppress(ChainInconsistent, ChainUnreachable):
                 take(kept, await reader.poll())
             node.interrupt(lambda: None)
         for _ in range(LAG_POLLS):
@@ -387,7 +413,12 @@ def test_reader_ends_with_exactly_the_events_of_the_chain(
                 take(kept, await reader.poll())
         take(kept, await reader.poll())
         found = [(e.block_number, e.block_hash, int(e.args["owner"], 16)) for e in kept]
-        assert found == known_events(node)
+        # What was confirmed once stays, also in a chain that is shorter now.
+        deepest = len(node.blocks) - 1 - confirmations
+        confirmed = [event for event in known_events(node) if event[0] <= deepest]
+        assert found[: len(confirmed)] == confirmed
+        assert found == known_events(node)[: len(found)]
+        assert confirmations or found == known_events(node)
 
     asyncio.run(play())
 

@@ -129,7 +129,7 @@ def test_demo_step_has_512_samples() -> None:
 # A change here changes what operators type: say so in the changelog.
 FLAGS = {
     ("trainer", "run"): (
-        "--anchor-every --config --deployments --device --documents --dry-run --eval-every "
+        "--anchor-every --config --confirmations --deployments --device --documents --dry-run --eval-every "
         "--eval-samples "
         "--eval-set --help --host --keep --keep-checkpoints "
         "--keystore --metrics-host --metrics-port --micro-batch-tokens --model "

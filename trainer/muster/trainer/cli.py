@@ -60,6 +60,7 @@ def trainer() -> None:
 @click.option("--metrics-port", type=int, help="Its port; without one there is none.")
 @click.option("--wandb-project", help="Log to this Weights & Biases project.")
 @click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
+@click.option("--confirmations", type=int, help="Blocks on top of an outcome before training.")
 @click.option("--publish-dtype", help="Published weights: float32 or bfloat16.")
 @click.option("--micro-batch-tokens", type=int, help="Tokens that are computed together.")
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")

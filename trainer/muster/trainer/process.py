@@ -97,7 +97,13 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
         parts = replace(parts, exports=_exports(settings, recipe, stack))
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(
-                follow(chain, view, poll_s=settings.poll_s, on_change=ledger.on_change)
+                follow(
+                    chain,
+                    view,
+                    poll_s=settings.poll_s,
+                    confirmations=settings.confirmations,
+                    on_change=ledger.on_change,
+                )
             )
             beating = tasks.create_task(_beat(team, compute))
             await Trainer(parts, steps=settings.steps or recipe.training.steps).run()

@@ -185,7 +185,8 @@ class StreamReader:
         if not self._is_at(cursor):
             raise ChainError(
                 f"the training stream before position {cursor.position} is not what was trained on",
-                hint="the chain was reorganised or replaced: start a new run from the last policy",
+                hint="the chain was reorganised or replaced: start a new run from the last policy, "
+                "with --confirmations as many as its reorganisations are deep",
             )
 
     def _is_at(self, cursor: Cursor) -> bool:
