@@ -39,13 +39,16 @@ class Settlement:
         if self._projection.run.is_slashing_paused(self._now()):
             return []
         executed = {slash.offence for slash in view.slashes}
+        # Offences are hashed, and a long run has many: not those of places that were executed.
+        done = {(slash.batch_id, slash.position) for slash in view.slashes}
         overturned = [
             (case.batch_id, case.position) for case in view.cases.values() if case.overturned
         ]
         return [
             place
             for place in dict.fromkeys([*self._projection.frauds, *overturned])
-            if self._projection.batch(place[0]) is not None
+            if place not in done
+            and self._projection.batch(place[0]) is not None
             and self._offence(place) not in executed
             and view.standing_verdict(*place) is Verdict.FRAUD
             and not self._waits(place, failing_check)
