@@ -129,8 +129,8 @@ def test_demo_step_has_512_samples() -> None:
 # A change here changes what operators type: say so in the changelog.
 FLAGS = {
     ("trainer", "run"): (
-        "--anchor-every --config --confirmations --deployments --device --documents --dry-run --eval-every "
-        "--eval-samples "
+        "--anchor-every --config --confirmations --deployments --device --documents --dry-run "
+        "--eval-every --eval-samples "
         "--eval-set --help --host --keep --keep-checkpoints "
         "--keystore --metrics-host --metrics-port --micro-batch-tokens --model "
         "--on-collapse --orchestrator --password-file --poll-s --port "
