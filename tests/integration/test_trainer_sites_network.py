@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -52,7 +51,7 @@ async def test_sites_train_one_run_and_a_killed_one_comes_back(trainers: Trainer
     zero = await trainers.start("zero", flags=_flags(trainers, 0, port))
     one = await trainers.start("one", flags=_flags(trainers, 1, port))
     await _until_step(trainers, "one", 2)
-    one.send_signal(signal.SIGKILL)
+    one.kill()
     await one.wait()
     await trainers.accept(range(4, 6))
     await _until_step(trainers, "zero", 3)
