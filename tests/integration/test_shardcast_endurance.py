@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -49,9 +50,11 @@ async def test_client_killed_fifty_times_at_random_moments_loses_no_verified_chu
     finished = 0
     part, folder = cache / "1" / ".v0.part", cache / "1" / "v0"
     async with ShardServer(store) as origin:
+        whole_s = await _fetch_and_kill(origin.url, cache, after_s=None)
+        shutil.rmtree(cache)
         for _ in range(KILLS):
             held = _verified_chunks(part, store)
-            await _fetch_and_kill(origin.url, cache, rng.uniform(0.0, 0.15))
+            await _fetch_and_kill(origin.url, cache, rng.uniform(0.0, whole_s / 2))
             if not folder.exists():
                 assert _verified_chunks(part, store) >= held
                 continue
@@ -63,7 +66,10 @@ async def test_client_killed_fifty_times_at_random_moments_loses_no_verified_chu
     assert finished < KILLS / 2, "the kills came too late to interrupt anything"
 
 
-async def _fetch_and_kill(url: str, cache: Path, after_s: float) -> None:
+async def _fetch_and_kill(url: str, cache: Path, after_s: float | None) -> float:
+    """Fetch in a process, which is killed after a time unless that is None; returns how long it
+    took.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", FETCH, url, str(cache), address_of(KEY)],
         stdin=subprocess.PIPE,
@@ -75,10 +81,13 @@ async def _fetch_and_kill(url: str, cache: Path, after_s: float) -> None:
     await asyncio.to_thread(process.stdout.readline)
     process.stdin.write("go\n")
     process.stdin.flush()
-    # Not a wait for something: the moment of the kill is what the test is about.
-    await asyncio.sleep(after_s)
-    process.send_signal(signal.SIGKILL)
+    started = time.monotonic()
+    if after_s is not None:
+        # Not a wait for something: the moment of the kill is what the test is about.
+        await asyncio.sleep(after_s)
+        process.send_signal(signal.SIGKILL)
     await asyncio.to_thread(process.communicate)
+    return time.monotonic() - started
 
 
 def _verified_chunks(part: Path, store: ChunkStore) -> int:

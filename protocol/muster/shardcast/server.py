@@ -277,9 +277,15 @@ class ShardServer:
         response.content_type = "application/octet-stream"
         response.content_length = len(window)
         await response.prepare(request)
-        if request.method == "GET":
-            await self._sendfile(request, file, window)
-        await response.write_eof()
+        try:
+            if request.method == "GET":
+                await self._sendfile(request, file, window)
+            await response.write_eof()
+        except ConnectionError as error:
+            # A reader that goes away is no error of ours: raised, it would log a trace each time.
+            logger.debug("a reader has gone", extra={"error": str(error)})
+            if request.transport is not None:
+                request.transport.abort()
         return response
 
     async def _sendfile(self, request: web.BaseRequest, file: BinaryIO, window: range) -> None:

@@ -1,9 +1,12 @@
 """What origin and relay answer, and what they refuse."""
 
 import asyncio
+import errno
+import logging
 import os
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -298,6 +301,26 @@ async def test_reader_that_stalls_is_cut_off(store: ChunkStore) -> None:
                 pass
         assert received < 30 << 20
         writer.close()
+
+
+async def test_reader_that_goes_away_leaves_no_trace_in_the_log(
+    store: ChunkStore,
+    http: httpx.AsyncClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reset(*descriptors_and_window: Any) -> int:
+        for descriptor in descriptors_and_window[:2]:
+            os.close(descriptor)
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    path = chunk_path(store, BIG)
+    with monkeypatch.context() as changed:
+        changed.setattr("muster.shardcast.send._send", reset)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.get(path)
+    assert (await http.get(path)).content == BIG
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_stop_ends_waiting_requests_at_once(store: ChunkStore) -> None:
