@@ -14,6 +14,7 @@ import pytest
 from chain_scenario import HONEST, OWNER, Scenario, accepted, network, play
 from lying_rpc import Lie, endpoint, honest
 
+from muster.chain import Anvil
 from muster.chain.abi import contract_abi
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.history import History, Wanted, read
@@ -297,7 +298,7 @@ def moved_log(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def dumped(folder: Path) -> AsyncIterator[tuple[Scenario, Path]]:
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         await play(net)
         path = folder / "run.dump.gz"
         (await audited(net, net.anvil.rpc_url)).save(path)

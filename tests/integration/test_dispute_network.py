@@ -94,9 +94,14 @@ async def test_wrong_rejection_is_overturned_paid_and_its_signers_slashed(tmp_pa
         assert case["case"] == opened.stdout.strip()
         assert f"later: muster dispute settle {place} --keystore FILE" in opened.stderr
         assert (case["phase"], case["jurors"]) == ("overturned", [THIRD.address])
-        assert await network.owner.token.balance_of(worker.address) == parameters.challenge_bond
+        slashed = await signers_are_slashed(network, parameters.wrong_verdict_ppm)
+        rewards = sum(
+            min(each * parameters.reporter_ppm // 10**6, parameters.reporter_cap)
+            for each in slashed
+        )
+        balance = await network.owner.token.balance_of(worker.address)
+        assert balance == parameters.challenge_bond + rewards
         await has_been_paid(network, view, batch)
-        await signers_are_slashed(network, parameters.wrong_verdict_ppm)
 
 
 async def closed_case(network: Network) -> ChainView:
@@ -128,8 +133,8 @@ async def has_been_paid(network: Network, view: ChainView, batch: BatchView) -> 
     assert paid == batch.records[0].units * batch.price_per_unit > 0
 
 
-async def signers_are_slashed(network: Network, ppm: int) -> None:
-    """The orchestrator sees to it by itself."""
+async def signers_are_slashed(network: Network, ppm: int) -> list[int]:
+    """The orchestrator sees to it by itself; returns what each lost, in wei."""
 
     async def both_are() -> bool:
         return len((await network.view()).slashes) == len(VALIDATORS)
@@ -141,3 +146,4 @@ async def signers_are_slashed(network: Network, ppm: int) -> None:
     assert {slash.fault for slash in punished.values()} == {Fault.WRONG_VERDICT}
     assert {slash.amount_wei for slash in punished.values()} == {500 * TOKEN * ppm // 10**6}
     assert view.contradictions == []
+    return [slash.amount_wei for slash in punished.values()]

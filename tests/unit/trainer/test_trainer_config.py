@@ -1,4 +1,4 @@
-"""Recipes as TOML, the presets' figures, settings, and the frozen flags of the commands."""
+"""Recipes as TOML, the presets' figures, and settings."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
-from muster.trainer.cli import run, trainer
+from muster.trainer.cli import trainer
 from muster.trainer.config import load_recipe
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -124,42 +123,6 @@ def test_demo_step_has_512_samples() -> None:
     recipe = load_recipe(CONFIGS / "demo.toml")
     samples = recipe.sampling.problems_per_submission * recipe.sampling.samples_per_problem
     assert samples * recipe.training.submissions_per_step == 512
-
-
-# A change here changes what operators type: say so in the changelog.
-FLAGS = {
-    ("trainer", "run"): (
-        "--anchor-every --config --confirmations --deployments --device --documents --dry-run "
-        "--eval-every --eval-samples "
-        "--eval-set --help --host --keep --keep-checkpoints "
-        "--keystore --metrics-host --metrics-port --micro-batch-tokens --model "
-        "--on-collapse --orchestrator --password-file --poll-s --port "
-        "--publish-dtype --rank-timeout-s --ready-file --recipe --rpc --run --site "
-        "--site-address --site-alive-s --site-wait-s --sites --state-dir --steps "
-        "--store --task-set --threads "
-        "--wandb-project"
-    ),
-    ("run", "base-model"): (
-        "--eval-set --held-out --help --lesson --out --problems --seed --task-set"
-    ),
-    ("run", "create"): (
-        "--accept-unsafe-economics --admit-anyway --calibration --deployments --documents "
-        "--exact-fraud-ppm --fraud-ppm "
-        "--fund --help --json --keystore --model --orchestrator --password-file --price "
-        "--quorum --recipe --rpc --steps --store --task-set --trainer --trainer-keystore "
-        "--trainer-password-file --validator"
-    ),
-}
-
-
-@pytest.mark.parametrize("command", FLAGS)
-def test_flags_are_frozen(command: tuple[str, str]) -> None:
-    group = {"trainer": trainer, "run": run}[command[0]]
-    found = group.get_command(click.Context(group), command[1])
-    assert found is not None
-    context = click.Context(found, help_option_names=["--help"])
-    flags = {o for p in found.get_params(context) for o in p.opts if o.startswith("--")}
-    assert " ".join(sorted(flags)) == FLAGS[command]
 
 
 def test_commands_import_nothing_heavy() -> None:
