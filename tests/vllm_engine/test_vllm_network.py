@@ -21,7 +21,8 @@ from muster.protocol.messages import Verdict
 MANY = RECIPE.training.model_copy(update={"submissions_per_step": 1000})
 WORK = RECIPE.model_copy(update={"proof": PROOF, "training": MANY})
 V1, V2 = PolicyVersion(1), PolicyVersion(2)
-PATIENCE_S = 180.0
+# The quicker engine's work is ahead of what waits for the slower one's verdict.
+PATIENCE_S = 600.0
 # vLLM takes its time to start, twice for a killed one, and batches wait for their validator.
 PATIENT = PARAMETERS.model_copy(update={"outcome_deadline_s": 1800})
 
