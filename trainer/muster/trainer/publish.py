@@ -104,7 +104,9 @@ class Publisher:
                     logger.warning("version taken back", extra={"policy_version": version})
                     await self._anchor.publish(version, root)
             except ChainError as error:
-                logger.warning("cannot reach the chain", extra={"error": str(error)})
+                # Away, or refusing: a lasting refusal ends the trainer with the next version.
+                extra = {"policy_version": version, "error": str(error)}
+                logger.warning("cannot see to the newest version", extra=extra)
 
     def _store_chunks(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
