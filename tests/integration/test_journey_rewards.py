@@ -30,6 +30,15 @@ async def rewards(network: Network, *words: str) -> Any:
     return json.loads(await run(network, "rewards", *words, *whose, "--json"))
 
 
+async def shows_what_it_committed(network: Network) -> bool:
+    """Return whether all that the orchestrator received is on chain, and read back from there."""
+    async with OrchestratorApi(network.orchestrator) as api:
+        status = await api.status()
+    batches = (await network.view()).batches
+    committed = sum(batch.count for batch in batches.values())
+    return status.received == committed and status.batches_committed == len(batches)
+
+
 async def explain_waiting(network: Network) -> None:
     """A submission without outcomes is found by its file's hash, and says what it waits for."""
     async with OrchestratorApi(network.orchestrator) as api:
@@ -60,6 +69,7 @@ async def test_overdue_work_is_claimed_once_with_what_the_orchestrator_shows(
         await eventually(has_committed, 60)
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
+        await eventually(lambda: shows_what_it_committed(network), 60)
         await explain_waiting(network)
         due = PARAMETERS.outcome_deadline_s + PARAMETERS.challenge_window_s
         await network.owner.rpc.call("evm_increaseTime", due)

@@ -207,6 +207,7 @@ async def test_batch_is_unknown_when_it_never_came_through_here(bench: Bench) ->
             with pytest.raises(ApiError) as caught:
                 await api.batch(unknown)
             assert (caught.value.status, caught.value.code) == (404, "batch_unknown")
+            assert f"to block {bench.services.projection.view.block_number}:" in caught.value.hint
 
 
 async def test_composition_is_on_disk_before_the_commitment_is_sent(bench: Bench) -> None:

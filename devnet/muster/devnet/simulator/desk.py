@@ -20,7 +20,7 @@ from muster.devnet.simulator.clock import charged
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.intake import AlreadyHeld
 from muster.orchestrator.services.leases import SignedTicket
-from muster.orchestrator.services.refusals import refuse
+from muster.orchestrator.services.refusals import refuse, unknown_batch
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import HardwareReport, Submission
@@ -114,7 +114,7 @@ class Desk:
         found = services.projection.batch(batch_id)
         contents = found and await services.batching.contents(found)
         if not contents:
-            raise refuse("batch_unknown", f"batch {batch_id} is not one of this orchestrator's")
+            raise unknown_batch(batch_id, read_to=services.projection.view.block_number)
         return contents
 
     async def file(self, reader: Address, name: Hash32) -> bytes:

@@ -11,7 +11,7 @@ from muster.api.limits import MAX_RECORDS_BYTES
 from muster.api.requests import OutcomesBody
 from muster.orchestrator.api.deps import ServicesDep, signed_json, verify
 from muster.orchestrator.metrics import OUTCOMES
-from muster.orchestrator.services.refusals import refuse
+from muster.orchestrator.services.refusals import unknown_batch
 
 router = APIRouter(prefix="/v1/batches")
 
@@ -45,7 +45,7 @@ async def batch(batch_id: int, services: ServicesDep) -> Response:
     found = services.projection.batch(batch_id)
     contents = found and await services.batching.contents(found)
     if not contents:
-        raise refuse("batch_unknown", f"batch {batch_id} is not one of this orchestrator's")
+        raise unknown_batch(batch_id, read_to=services.projection.view.block_number)
     return Response(contents.model_dump_json(), media_type="application/json")
 
 

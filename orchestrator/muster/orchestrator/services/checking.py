@@ -20,7 +20,7 @@ from muster.chain import BatchView
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import CheckingRow, CheckReportRow
 from muster.orchestrator.services.projection import Projection
-from muster.orchestrator.services.refusals import refuse
+from muster.orchestrator.services.refusals import refuse, unknown_batch
 from muster.protocol.checking import (
     Checking,
     CheckReport,
@@ -182,7 +182,7 @@ class CheckingDesk:
     def _batch(self, batch_id: int) -> BatchView:
         batch = self._projection.batch(batch_id)
         if batch is None:
-            raise refuse("batch_unknown", f"batch {batch_id} is not one of this orchestrator's")
+            raise unknown_batch(batch_id, read_to=self._projection.view.block_number)
         return batch
 
     def _require_signed(self, struct: Hash32, signer: Address, signature: bytes) -> None:

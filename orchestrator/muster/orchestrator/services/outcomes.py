@@ -23,7 +23,7 @@ from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.files import FileStore, StoredOutcomes
 from muster.orchestrator.services.projection import Projection
-from muster.orchestrator.services.refusals import refuse
+from muster.orchestrator.services.refusals import refuse, unknown_batch
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError, SignatureError
@@ -90,7 +90,7 @@ class OutcomeDesk:
         batch = self._projection.batch(batch_id)
         contents = None if batch is None else await self._batching.contents(batch)
         if batch is None or contents is None:
-            raise refuse("batch_unknown", f"batch {batch_id} is not one of this orchestrator's")
+            raise unknown_batch(batch_id, read_to=self._projection.view.block_number)
         self._check_records(contents, records)
         outcomes = Outcomes(batch_id, batch.root, keccak(records))
         self._check_signature(validator, outcomes, signature)

@@ -64,3 +64,12 @@ class TooMany(ApiError):
 def refuse(code: str, message: str, hint: str | None = None) -> ApiError:
     """Return the error to raise for one of CODES."""
     return ApiError(message, status=CODES[code], code=code, hint=hint)
+
+
+def unknown_batch(batch_id: int, *, read_to: int | None) -> ApiError:
+    """Return the error for a batch that no run of this orchestrator has, as far as it has read."""
+    return refuse(
+        "batch_unknown",
+        f"batch {batch_id} is not one of this orchestrator's",
+        hint=f"it has read the chain to block {read_to or 0}: try again if the batch is newer",
+    )
