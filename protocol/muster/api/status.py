@@ -154,7 +154,7 @@ class Watched(AnswerBody):
     validator: AccountAddress
     """Who."""
     signed: int
-    """Outcomes of this validator that are on chain."""
+    """Outcomes of this validator that are on chain; the newest only once they are proven."""
     proven: int
     """Those with fingerprints that it had committed to before."""
     compared: int

@@ -10,6 +10,7 @@ from orchestrator_bench import Bench
 from orchestrator_fakes import RUN
 
 from muster.api.status import Watched
+from muster.orchestrator.services.checking import PROOF_DUE_S
 from muster.protocol.checking import (
     Checking,
     CheckReport,
@@ -135,6 +136,20 @@ async def test_reports_are_summed_up_by_validator(bench: Bench) -> None:
     assert (found.signed, found.proven) == (1, 1)
     assert (found.compared, found.failed, found.is_suspect) == (1, 1, True)
     assert kept.failed == 1
+
+
+@pytest.mark.parametrize(("passed_s", "counted"), [(PROOF_DUE_S, 0), (PROOF_DUE_S + 1, 1)])
+async def test_proof_is_not_missed_before_it_is_due(
+    bench: Bench, passed_s: int, counted: int
+) -> None:
+    await commit(bench)
+    await judged(bench)
+    posted_at = bench.network.view.batches[1].posted_at
+    assert posted_at is not None
+    bench.set_chain_time(posted_at + passed_s)
+    async with bench.validator(1) as api:
+        found = (await api.watched()).validators[0]
+    assert (found.signed, found.proven, found.is_suspect) == (counted, 0, counted > 0)
 
 
 async def test_one_reporter_cannot_outvote_two(bench: Bench) -> None:

@@ -37,6 +37,8 @@ KEPT_BATCHES = 2000
 """Batches whose fingerprints are kept, the newest; the rest is in the validators' own folders."""
 COUNTED_BATCHES = 200
 """Newest judged batches that the summary counts."""
+PROOF_DUE_S = 120
+"""So long after a batch's outcomes its proofs are not missed: twice a validator's longest pause."""
 
 
 class CheckingDesk:
@@ -49,11 +51,14 @@ class CheckingDesk:
         projection: Projection,
         domain: Domain,
         clock: Callable[[], float],
+        now: Callable[[], float],
     ) -> None:
+        """`clock` is the machine's, in Unix time; `now` the chain's."""
         self._database = database
         self._projection = projection
         self._domain = domain
         self._clock = clock
+        self._now = now
 
     async def commit(
         self, validator: Address, batch_id: int, hashes: tuple[Hash32, Hash32], signature: bytes
@@ -177,7 +182,8 @@ class CheckingDesk:
                 select(CheckReportRow).where(CheckReportRow.batch_id >= first)
             )
             reports = [row for row in found if (row.batch_id, row.validator) in proofs]
-        return _summarise(run.seats, run.validators, judged, proofs, reports)
+        seats = {who: run.seats.get(who, 0) for who in run.validators}
+        return _summarise(seats, judged, proofs, reports, self._now() - PROOF_DUE_S)
 
     def _batch(self, batch_id: int) -> BatchView:
         batch = self._projection.batch(batch_id)
@@ -203,18 +209,20 @@ async def _forget(session: AsyncSession, batch_id: int, validator: Address) -> N
 
 def _summarise(
     seats: Mapping[Address, int],
-    validators: Sequence[Address],
     judged: list[BatchView],
     proofs: set[tuple[int, str]],
     reports: Sequence[CheckReportRow],
+    due_before: float,
 ) -> list[Watched]:
     signed: Counter[str] = Counter()
     proven: Counter[str] = Counter()
     for batch in judged:
-        for who in validators:
-            if batch.signers & seats.get(who, 0):
+        is_due = (batch.posted_at or 0) < due_before
+        for who, seat in seats.items():
+            is_proven = (batch.batch_id, who) in proofs
+            if batch.signers & seat and (is_proven or is_due):
                 signed[who] += 1
-                proven[who] += (batch.batch_id, who) in proofs
+                proven[who] += is_proven
     compared, failed = _median_reports(reports)
     return [
         Watched(
@@ -224,7 +232,7 @@ def _summarise(
             compared=compared[who],
             failed=failed[who],
         )
-        for who in validators
+        for who in seats
     ]
 
 

@@ -253,6 +253,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
             projection=ground.projection,
             domain=ground.domain,
             clock=ground.clock,
+            now=ground.chain_clock.now,
         ),
         retention=await _retention(ground),
         breaker=await _breaker(ground),
