@@ -94,13 +94,11 @@ class Copier(ValidatorLoop):
 
     async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
         """Return the other's outcomes; raises EngineError until it has judged the batch."""
-        checked = CheckingStore(self.folder / "checking").find(batch.batch_id, batch.root)
+        checked = CheckingStore(self.folder / "checking").find(batch.name)
         if checked is None:
             raise EngineError(f"the other has not judged batch {batch.batch_id} yet")
         me = address_of(self.place.key)
-        self.fingerprints[batch.batch_id, batch.root] = [
-            {me: each.get(self.other, b"")} for each in checked.found
-        ]
+        self.fingerprints[batch.name] = [{me: each.get(self.other, b"")} for each in checked.found]
         entries = await self.contents(batch)
         return [
             self._outcome(entry.submission, (batch.batch_id, position))

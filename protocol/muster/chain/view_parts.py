@@ -21,7 +21,7 @@ from muster.chain.structs import (
     WorkerStatus,
 )
 from muster.protocol.errors import EncodingError
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, unpack_records
 
@@ -295,6 +295,11 @@ class BatchView:
     """Transaction of the outcomes."""
     validators: tuple[Address, ...] = ()
     """The run's validators when the outcomes were posted."""
+
+    @property
+    def name(self) -> BatchName:
+        """What tells it from every other batch."""
+        return BatchName(self.batch_id, self.root)
 
     def header(self) -> Batch:
         """Return the header that contracts want to see, as it is now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from eth_hash.auto import keccak
 
@@ -24,6 +24,15 @@ Address = NewType("Address", str)
 
 Hash32 = NewType("Hash32", bytes)
 """Exactly 32 bytes."""
+
+
+class BatchName(NamedTuple):
+    """What tells a batch from every other; in a reorganisation its number may go to another."""
+
+    batch_id: int
+    """Its number."""
+    root: Hash32
+    """Root over its submissions."""
 
 
 _ADDRESS = re.compile("(?:0[xX])?([0-9a-fA-F]{40})")

@@ -22,7 +22,7 @@ from client_world import (
 )
 
 from muster.api import BatchContents, BatchEntry, HeartbeatAnswer, Lease, NoWork
-from muster.chain import WorkerStatus
+from muster.chain import BatchView, WorkerStatus
 from muster.client.facts import Standing
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
@@ -79,9 +79,9 @@ def make_account(**changes: object) -> Any:
 
 def make_batch(
     batch_id: int, submissions: list[Submission], records: list[OutcomeRecord] | None = None
-) -> Any:
+) -> BatchView:
     leaves = [submission.leaf() for submission in submissions]
-    return SimpleNamespace(
+    return BatchView(
         batch_id=batch_id,
         run_id=RUN,
         root=merkle_root(leaves) if leaves else keccak(b"none"),
@@ -92,8 +92,7 @@ def make_batch(
         beacon=keccak(b"block %d" % batch_id),
         seated=(address_of(VALIDATOR_KEY),),
         orchestrator=address_of(ORCHESTRATOR_KEY),
-        posted_beacon=None,
-        signers=0,
+        tx_hash="0x" + "22" * 32,
         records=records,
         posted_at=NOW + 60,
         price_per_unit=10,

@@ -45,6 +45,7 @@ from muster.protocol.checking import (
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError
+from muster.protocol.ids import BatchName
 from muster.protocol.messages import Verdict
 from muster.toploc.projections import FINGERPRINT_BYTES
 
@@ -264,11 +265,11 @@ async def test_duty_commits_once_to_its_own_fingerprints(tmp_path: Path) -> None
     desk = Desk()
     duty, root = make_duty(tmp_path, desk), batch_of().root
     for _ in range(2):
-        await duty.commit(1, root, b"records")
+        await duty.commit(BatchName(1, root), b"records")
     [message] = desk.of("commitment")
     assert message.fingerprints_hash == fingerprints_hash([MINE[ME]])
     assert message.records_hash == keccak(b"records")
-    await duty.commit(2, root, b"records")
+    await duty.commit(BatchName(2, root), b"records")
     assert len(desk.of("commitment")) == 1
 
 
@@ -276,7 +277,7 @@ async def test_duty_commits_once_to_its_own_fingerprints(tmp_path: Path) -> None
 async def test_refusal_of_a_proof_stops_nothing(tmp_path: Path, refuses: str) -> None:
     desk = Desk(refuses=refuses)
     duty = make_duty(tmp_path, desk)
-    await duty.commit(1, batch_of().root, b"records")
+    await duty.commit(batch_of().name, b"records")
     await duty.serve()
     assert len(desk.of("report")) == 1
 
@@ -298,7 +299,7 @@ def checked(batch_id: int = 1) -> Checked:
 
 def test_what_was_recomputed_survives_the_process(tmp_path: Path) -> None:
     CheckingStore(tmp_path).record(checked())
-    found = CheckingStore(tmp_path).find(1, keccak(b"root"))
+    found = CheckingStore(tmp_path).find(checked().name)
     assert found == checked()
     assert found is not None
     assert found.of(YOU) == [MINE[YOU], b""]
@@ -307,13 +308,13 @@ def test_what_was_recomputed_survives_the_process(tmp_path: Path) -> None:
 def test_a_batch_under_another_root_is_unknown(tmp_path: Path) -> None:
     store = CheckingStore(tmp_path)
     store.record(checked())
-    assert store.find(1, keccak(b"other root")) is None
-    assert store.find(2, keccak(b"root")) is None
+    assert store.find(BatchName(1, keccak(b"other root"))) is None
+    assert store.find(BatchName(2, keccak(b"root"))) is None
 
 
 def test_a_damaged_document_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text('{"root": "0x12", "found": 7}')
-    assert CheckingStore(tmp_path).find(1, keccak(b"root")) is None
+    assert CheckingStore(tmp_path).find(checked().name) is None
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ async def test_every_submission_leaves_evidence(bench: Bench) -> None:
 async def test_batches_with_outcomes_and_of_other_runs_are_left_alone(bench: Bench) -> None:
     for batch_id, change in ((1, {"records": []}), (2, {"run_id": RUN + 1})):
         bench.commit_honest(batch_id, 0)
-        vars(bench.view.batches[batch_id]).update(change)
+        bench.view.batches[batch_id] = replace(bench.view.batches[batch_id], **change)
     assert await bench.loop.duty.due() == ([], False)
 
 
@@ -443,7 +443,7 @@ async def test_batch_that_takes_anothers_number_is_judged_and_the_other_keeps_it
     await bench.loop.validate(first)
     second = bench.commit_honest(1, 1)
     await bench.loop.validate(second)
-    one, two = (bench.journal.judged(1, batch.root) for batch in (first, second))
+    one, two = (bench.journal.judged(batch.name) for batch in (first, second))
     assert one is not None
     assert two is not None
     assert [each.records[0].index for each in (one, two)] == [0, 1]
@@ -452,7 +452,7 @@ async def test_batch_that_takes_anothers_number_is_judged_and_the_other_keeps_it
     bench.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
     bench.seconds = 1000
     await bench.loop.validate(first)
-    assert bench.journal.judged(1, first.root) == one
+    assert bench.journal.judged(first.name) == one
     assert bench.orchestrator.outcomes[-1] == bench.orchestrator.outcomes[0]
     assert len(bench.orchestrator.outcomes) == 3
 
@@ -462,7 +462,7 @@ async def test_outcomes_are_journalled_before_their_signature_leaves(bench: Benc
     bench.orchestrator.fail("post_outcomes", UNREACHABLE)
     with pytest.raises(ApiError):
         await bench.loop.validate(batch)
-    assert bench.journal.judged(1, batch.root) is not None
+    assert bench.journal.judged(batch.name) is not None
 
 
 async def test_evidence_is_stored_before_the_signature_leaves(bench: Bench) -> None:

@@ -33,7 +33,7 @@ from muster.client.validator.judging import (
 from muster.client.validator.slots import KnownBatch, SlotIndex, slots_of_records
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import StorageError
-from muster.protocol.ids import PolicyVersion, Step
+from muster.protocol.ids import BatchName, PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict, unpack_records
 from muster.protocol.rollouts import encode_rollouts
 
@@ -73,9 +73,9 @@ def test_batch_keeps_its_first_outcomes_across_restarts(tmp_path: Path) -> None:
         assert journal.record(second) == first
     with OutcomeJournal(tmp_path) as journal:
         assert journal.record(second) == first
-        assert journal.judged(4, first.root) == first
-        assert journal.judged(4, keccak(b"another")) is None
-        assert journal.judged(5, first.root) is None
+        assert journal.judged(first.name) == first
+        assert journal.judged(BatchName(4, keccak(b"another"))) is None
+        assert journal.judged(BatchName(5, first.root)) is None
 
 
 def test_outcomes_sign_the_records_and_the_root_they_were_committed_with() -> None:

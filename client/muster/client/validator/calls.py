@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from muster.api import OrchestratorApi
 from muster.client.validator.journal import OutcomeJournal
 from muster.protocol.errors import ApiError
-from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.ids import Address, BatchName, RunId
 from muster.protocol.messages import Verdict
 from muster.protocol.schedule import (
     Timing,
@@ -69,7 +69,7 @@ class CallDuty:
     """Seconds, for pauses."""
     checks_everything: bool = False
     """Whether it judges what it is not called for, after the rest."""
-    _called: set[tuple[int, Hash32]] = field(default_factory=set)
+    _called: set[BatchName] = field(default_factory=set)
     _asked_at: float = float("-inf")
 
     @property
@@ -87,14 +87,14 @@ class CallDuty:
             return [], False
         now = await self.now()
         open_batches = [b for b in waiting if now < self._timing(b).due_at]
-        self._called |= {_name(b) for b in open_batches if self._is_called(b, now)}
-        uncalled = [b for b in open_batches if _name(b) not in self._called]
+        self._called |= {b.name for b in open_batches if self._is_called(b, now)}
+        uncalled = [b for b in open_batches if b.name not in self._called]
         if self.checks_everything:
-            mine = [b for b in open_batches if _name(b) in self._called]
+            mine = [b for b in open_batches if b.name in self._called]
             return mine + uncalled, False
         if uncalled and self.clock() >= self._asked_at + ASK_S:
             self._called |= await self._ask(uncalled)
-        mine = [b for b in open_batches if _name(b) in self._called]
+        mine = [b for b in open_batches if b.name in self._called]
         return mine, len(mine) < len(open_batches)
 
     def _waiting(self) -> list[BatchView]:
@@ -125,12 +125,12 @@ class CallDuty:
 
     def _is_called(self, batch: BatchView, now: int) -> bool:
         # What was judged is handed over until it is posted.
-        if self.journal.judged(*_name(batch)) is not None or _name(batch) in self._called:
+        if self.journal.judged(batch.name) is not None or batch.name in self._called:
             return True
         quorum = self.run.config.terms.quorum
         return self.validator in called_by_age(self._order(batch), quorum, self._timing(batch), now)
 
-    async def _ask(self, uncalled: list[BatchView]) -> set[tuple[int, Hash32]]:
+    async def _ask(self, uncalled: list[BatchView]) -> set[BatchName]:
         """Return which of these the orchestrator calls this validator for."""
         self._asked_at = self.clock()
         try:
@@ -140,7 +140,7 @@ class CallDuty:
             logger.debug("no answer about who is called", extra={"error": str(error)})
             return set()
         return {
-            _name(batch)
+            batch.name
             for batch in uncalled
             if self.validator in self._order(batch)[: called.get(batch.batch_id, 0)]
         }
@@ -157,15 +157,10 @@ class CallDuty:
         if not batch.records or batch.posted_beacon is None:
             return False
         seed = batch_seed(batch.posted_beacon, batch.run_id, batch.batch_id, batch.root)
-        if not is_reaudited(seed) or self.journal.judged(*_name(batch)) is not None:
+        if not is_reaudited(seed) or self.journal.judged(batch.name) is not None:
             return False
         if any(record.verdict is not Verdict.ACCEPTED for record in batch.records):
             return False
         seats = self.run.seats
         fresh = [v for v in self.run.validators if not seats[v] & batch.signers]
         return draw_order(seed, fresh)[:1] == (self.validator,)
-
-
-def _name(batch: BatchView) -> tuple[int, Hash32]:
-    """Return what tells a batch from another that has its number after a reorganisation."""
-    return batch.batch_id, batch.root

@@ -35,7 +35,7 @@ from muster.protocol.checking import (
 from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, EncodingError, SignatureError
-from muster.protocol.ids import Address, Hash32, RunId, to_address, to_hash32
+from muster.protocol.ids import Address, BatchName, Hash32, RunId, to_address, to_hash32
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.toploc.projections import FINGERPRINT_BYTES, failed_blocks
 
@@ -69,6 +69,11 @@ class Checked:
     found: tuple[Fingerprints, ...]
     """By position."""
 
+    @property
+    def name(self) -> BatchName:
+        """What tells the batch from every other."""
+        return BatchName(self.batch_id, self.root)
+
     def of(self, validator: Address) -> list[bytes]:
         """Return a validator's fingerprints of every submission."""
         return [each.get(validator, b"") for each in self.found]
@@ -91,10 +96,10 @@ class CheckingStore:
         for path in old[:-KEPT_BATCHES]:
             path.unlink(missing_ok=True)
 
-    def find(self, batch_id: int, root: Hash32) -> Checked | None:
+    def find(self, name: BatchName) -> Checked | None:
         """Return what was recomputed of a batch; None when it was not, or under another root."""
         try:
-            document = json.loads(self._path(batch_id).read_bytes())
+            document = json.loads(self._path(name.batch_id).read_bytes())
             recorded = to_hash32(document["root"])
             found = tuple(
                 {to_address(who): bytes.fromhex(of[2:]) for who, of in each.items()}
@@ -102,7 +107,7 @@ class CheckingStore:
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Checked(batch_id, root, found) if root == recorded else None
+        return Checked(*name, found) if name.root == recorded else None
 
     def batches(self) -> list[int]:
         """Return the batches that are remembered, ascending."""
@@ -242,10 +247,10 @@ class CheckingDuty:
     def __init__(self, place: CheckingPlace) -> None:
         self.place = place
         self.me = address_of(place.key)
-        self._committed: set[tuple[int, Hash32]] = set()
-        self._shown: set[tuple[int, Hash32]] = set()
-        self._looks: dict[tuple[int, Hash32], tuple[float, float]] = {}
-        self._done: set[tuple[int, Hash32]] = set()
+        self._committed: set[BatchName] = set()
+        self._shown: set[BatchName] = set()
+        self._looks: dict[BatchName, tuple[float, float]] = {}
+        self._done: set[BatchName] = set()
 
     def seats(self) -> list[Address]:
         """Return whose fingerprints are recomputed: those of all the run's validators."""
@@ -255,21 +260,22 @@ class CheckingDuty:
         """Remember what was recomputed of a batch, before its outcomes are signed."""
         await asyncio.to_thread(self.place.store.record, checked)
 
-    async def commit(self, batch_id: int, root: Hash32, records: bytes) -> None:
+    async def commit(self, name: BatchName, records: bytes) -> None:
         """Commit to the fingerprints of a batch, once; a refusal never holds up its outcomes."""
-        checked = await asyncio.to_thread(self.place.store.find, batch_id, root)
-        if checked is None or (batch_id, root) in self._committed:
+        checked = await asyncio.to_thread(self.place.store.find, name)
+        if checked is None or name in self._committed:
             return
         hashed = fingerprints_hash(checked.of(self.me))
-        message = Checking(batch_id, root, keccak(records), hashed)
+        message = Checking(*name, keccak(records), hashed)
         signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
         try:
             await self.place.api.post_checking(message, signature)
         except ApiError as error:
             if error.status not in _REFUSALS:
                 raise
-            logger.info("fingerprints refused", extra={"batch_id": batch_id, "error": str(error)})
-        self._committed.add((batch_id, root))
+            fields = {"batch_id": name.batch_id, "error": str(error)}
+            logger.info("fingerprints refused", extra=fields)
+        self._committed.add(name)
 
     async def run(self) -> None:
         """Show and compare until cancelled."""
@@ -287,12 +293,12 @@ class CheckingDuty:
             batch = self.place.view.batches.get(batch_id)
             if batch is None or batch.records is None:
                 continue
-            name = batch_id, batch.root
+            name = batch.name
             due_at, pause = self._looks.get(name, (0.0, self.place.poll_s))
             if name in self._done or self.place.now() < due_at:
                 continue
             self._looks[name] = (self.place.now() + pause, min(2 * pause, LONGEST_PAUSE_S))
-            checked = await asyncio.to_thread(self.place.store.find, batch_id, batch.root)
+            checked = await asyncio.to_thread(self.place.store.find, name)
             if checked is None or len(checked.found) != batch.count:
                 self._done.add(name)
                 continue
@@ -300,7 +306,7 @@ class CheckingDuty:
             await self._compare(batch, checked)
 
     async def _show(self, checked: Checked) -> None:
-        name = checked.batch_id, checked.root
+        name = checked.name
         if name in self._shown:
             return
         packed = pack_fingerprints(checked.of(self.me))
@@ -327,7 +333,7 @@ class CheckingDuty:
                 said.add(each.validator)
         is_over = self.place.now() - (batch.posted_at or 0) > PATIENCE_S
         if is_over or self._signers(batch) <= said | {self.me}:
-            self._done.add((batch.batch_id, batch.root))
+            self._done.add(batch.name)
 
     def _signers(self, batch: BatchView) -> set[Address]:
         seats = self.place.view.runs[self.place.run_id].seats

@@ -18,7 +18,7 @@ from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.slots import KnownBatch, SlotIndex, SlotOfWorker, slots_of_records
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
-from muster.protocol.ids import Hash32, RunId
+from muster.protocol.ids import BatchName, RunId
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import Submission
 
@@ -48,7 +48,7 @@ class Docket:
     clock: Callable[[], float]
     """Seconds."""
     _slots: SlotIndex = field(default_factory=SlotIndex)
-    _slots_of: dict[tuple[int, Hash32], tuple[SlotOfWorker, ...]] = field(default_factory=dict)
+    _slots_of: dict[BatchName, tuple[SlotOfWorker, ...]] = field(default_factory=dict)
     """By batch and root, which say what a batch is made of: a run has many, each is read once."""
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
@@ -113,11 +113,11 @@ class Docket:
 
     async def _slots_in(self, batch: BatchView, before: int) -> tuple[SlotOfWorker, ...] | None:
         """Return the slots of a batch, None if they are not known."""
-        name = (batch.batch_id, batch.root)
+        name = batch.name
         slots = self._slots_of.get(name)
         if slots is not None:
             return slots
-        judged = self.journal.judged(*name)
+        judged = self.journal.judged(name)
         if batch.records is not None:
             slots = slots_of_records(batch.records)
         elif judged is not None:
@@ -132,7 +132,7 @@ class Docket:
         """Return the slots of a batch that nobody judged yet; None once the orchestrator has not
         shown it for long.
         """
-        name = (batch.batch_id, batch.root)
+        name = batch.name
         try:
             entries = await self.contents(batch)
         except ApiError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.client.journal import Journal
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.ids import Hash32, to_hash32
+from muster.protocol.ids import BatchName, Hash32, to_hash32
 from muster.protocol.messages import OutcomeRecord, Outcomes, pack_records, unpack_records
 
 
@@ -26,6 +26,11 @@ class JudgedBatch:
     records: tuple[OutcomeRecord, ...]
     """In batch order."""
 
+    @property
+    def name(self) -> BatchName:
+        """What tells the batch from every other."""
+        return BatchName(self.batch_id, self.root)
+
     def packed(self) -> bytes:
         """Return the records as they go on chain."""
         return pack_records(list(self.records))
@@ -39,20 +44,20 @@ class OutcomeJournal(Journal):
     """Remembers the outcomes of every batch before they are signed."""
 
     def __init__(self, folder: Path) -> None:
-        self._judged: dict[tuple[int, Hash32], JudgedBatch] = {}
+        self._judged: dict[BatchName, JudgedBatch] = {}
         super().__init__(folder / "outcomes.jsonl")
 
     def take_in(self, entry: dict[str, Any]) -> None:
         """Remember the outcomes of a batch."""
         records = unpack_records(bytes.fromhex(entry["records"].removeprefix("0x")))
         judged = JudgedBatch(int(entry["batch_id"]), to_hash32(entry["root"]), tuple(records))
-        self._judged[judged.batch_id, judged.root] = judged
+        self._judged[judged.name] = judged
 
     def record(self, batch: JudgedBatch) -> JudgedBatch:
         """Return what may be signed for the batch: this, now durable, or what was recorded before,
         which stands whatever came later.
         """
-        if earlier := self.judged(batch.batch_id, batch.root):
+        if earlier := self.judged(batch.name):
             return earlier
         self.append(
             {
@@ -61,12 +66,12 @@ class OutcomeJournal(Journal):
                 "records": hex0x(batch.packed()),
             }
         )
-        self._judged[batch.batch_id, batch.root] = batch
+        self._judged[batch.name] = batch
         return batch
 
-    def judged(self, batch_id: int, root: Hash32) -> JudgedBatch | None:
+    def judged(self, name: BatchName) -> JudgedBatch | None:
         """Return what was recorded for a batch."""
-        return self._judged.get((batch_id, root))
+        return self._judged.get(name)
 
     def all(self) -> list[JudgedBatch]:
         """Return everything recorded, oldest first."""

@@ -52,7 +52,7 @@ from muster.client.validator.soundness import (
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.errors import ApiError, ConfigError, ValidatorDisturbed
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Address, BatchName, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.shardcast import Fetcher
 
@@ -164,9 +164,9 @@ class ValidatorLoop:
         self.soundness: Soundness | None = None
         """Whether it may sign; it is not asked while there is none."""
         self._passed_over: set[int] = set()
-        self._handed_over: dict[tuple[int, Hash32], float] = {}
-        self._unfinished: dict[tuple[int, Hash32], list[OutcomeRecord]] = {}
-        self.fingerprints: dict[tuple[int, Hash32], list[Fingerprints]] = {}
+        self._handed_over: dict[BatchName, float] = {}
+        self._unfinished: dict[BatchName, list[OutcomeRecord]] = {}
+        self.fingerprints: dict[BatchName, list[Fingerprints]] = {}
         """What was recomputed of batches that are being judged, by number and root."""
         self._woken = asyncio.Event()
 
@@ -228,7 +228,7 @@ class ValidatorLoop:
         Raises ValidatorDisturbed, and signs nothing, while the validator fails its own items.
         """
         await self._require_sound(CHECK_EVERY_S)
-        judged = self.place.journal.judged(batch.batch_id, batch.root)
+        judged = self.place.journal.judged(batch.name)
         if judged is None:
             records = within_declared(await self.judge(batch), batch.units)
             if any(record.verdict is Verdict.FRAUD for record in records):
@@ -244,7 +244,7 @@ class ValidatorLoop:
         entries = await self.contents(batch)
         await self.docket.refresh(before=batch.batch_id)
         # What is done stays done when a file or a policy is waited for in the middle of a batch.
-        records = self._unfinished.setdefault((batch.batch_id, batch.root), [])
+        records = self._unfinished.setdefault(batch.name, [])
         for position, entry in enumerate(entries[len(records) :], len(records)):
             claim = self.docket.claim(batch, entry, [slot_of_record(record) for record in records])
             judgement, data = await self.judge_claim(claim)
@@ -252,11 +252,9 @@ class ValidatorLoop:
             place = (batch.batch_id, position)
             await asyncio.to_thread(self.place.evidence.write, place, claim, data, judgement)
             records.append(record)
-            self.fingerprints.setdefault((batch.batch_id, batch.root), []).append(
-                judgement.fingerprints
-            )
+            self.fingerprints.setdefault(batch.name, []).append(judgement.fingerprints)
             _log(place, record, judgement)
-        return self._unfinished.pop((batch.batch_id, batch.root))
+        return self._unfinished.pop(batch.name)
 
     async def _require_sound(self, within_s: float) -> None:
         """Raise ValidatorDisturbed unless the validator passes its own items."""
@@ -307,7 +305,7 @@ class ValidatorLoop:
 
     async def _remember(self, batch: BatchView) -> None:
         """Keep what was recomputed of a batch, before its outcomes are signed."""
-        found = self.fingerprints.pop((batch.batch_id, batch.root), [])
+        found = self.fingerprints.pop(batch.name, [])
         if self.place.checking is not None:
             await self.place.checking.record(Checked(batch.batch_id, batch.root, tuple(found)))
 
@@ -333,13 +331,13 @@ class ValidatorLoop:
 
     async def hand_over(self, judged: JudgedBatch) -> None:
         """Sign a batch's outcomes and give them to the orchestrator, again if they get lost."""
-        now, name = self.place.clock(), (judged.batch_id, judged.root)
+        now, name = self.place.clock(), judged.name
         if now - self._handed_over.get(name, -REPOST_S) < REPOST_S:
             return
         message = judged.message()
         signature = sign(digest(self.place.domain, message.struct_hash()), self.place.key)
         if self.place.checking is not None:
-            await self.place.checking.commit(judged.batch_id, judged.root, judged.packed())
+            await self.place.checking.commit(judged.name, judged.packed())
         try:
             await self.place.api.post_outcomes(judged.batch_id, judged.packed(), signature)
         except ApiError as error:
