@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,14 +183,14 @@ def test_who_re_runs_a_file_learns_who_checked_it() -> None:
 class Desk:
     """What the orchestrator does with proofs of checking, as far as a validator sees it."""
 
-    def __init__(self, *, refuses: str | None = None) -> None:
-        self.refuses = refuses
+    def __init__(self, *, refuses: str | None = None, code: str = "checking_late") -> None:
+        self.refuses, self.code = refuses, code
         self.asked = 0
         self.said: list[tuple[str, Any]] = []
 
     def _take(self, what: str, value: Any) -> None:
         if self.refuses == what:
-            raise ApiError(f"no {what}", status=409, code="checking_late")
+            raise ApiError(f"no {what}", status=409, code=self.code)
         self.said.append((what, value))
 
     async def post_checking(self, message: Checking, _signature: bytes) -> None:
@@ -280,6 +281,21 @@ async def test_refusal_of_a_proof_stops_nothing(tmp_path: Path, refuses: str) ->
     await duty.commit(batch_of().name, b"records")
     await duty.serve()
     assert len(desk.of("report")) == 1
+
+
+@pytest.mark.parametrize("code", ["checking_early", "batch_unknown"])
+@pytest.mark.parametrize("refuses", ["commitment", "fingerprints"])
+async def test_proof_comes_again_where_the_orchestrator_had_not_read_the_chain_so_far(
+    tmp_path: Path, refuses: str, code: str
+) -> None:
+    desk = Desk(refuses=refuses, code=code)
+    duty = make_duty(tmp_path, desk)
+    for _ in range(2):
+        await duty.commit(batch_of().name, b"records")
+        with contextlib.suppress(ApiError):
+            await duty.serve()
+        desk.refuses = None
+    assert [len(desk.of(what)) for what in ("commitment", "fingerprints", "report")] == [1, 1, 1]
 
 
 async def test_batches_without_outcomes_are_left_alone(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _REFUSALS = frozenset({404, 405, 409, 422})
 """Answers that say fingerprints are not wanted: too late, or an orchestrator that knows none."""
+_NOT_YET = frozenset({"batch_unknown", "checking_early"})
+"""Those of them that an orchestrator gives which has read less of the chain than this validator."""
 LONGEST_PAUSE_S = 60.0
 """Pause between two looks at a batch whose signers show nothing."""
 RECENT_BATCHES = 256
@@ -275,6 +277,8 @@ class CheckingDuty:
                 raise
             fields = {"batch_id": name.batch_id, "error": str(error)}
             logger.info("fingerprints refused", extra=fields)
+            if error.code in _NOT_YET:
+                return  # with the outcomes, which are handed over again
         self._committed.add(name)
 
     async def run(self) -> None:
@@ -313,7 +317,7 @@ class CheckingDuty:
         try:
             await self.place.api.post_fingerprints(checked.batch_id, packed)
         except ApiError as error:
-            if error.status not in _REFUSALS:
+            if error.status not in _REFUSALS or error.code in _NOT_YET:
                 raise
             # Nothing was committed to in time, as by who judged later: there is nothing to show.
             fields = {"batch_id": checked.batch_id, "error": str(error)}
