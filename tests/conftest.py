@@ -1,4 +1,4 @@
-"""Shared by every test: hypothesis profiles, one torch thread, the search for secrets in logs."""
+"""Shared by every test: hypothesis profiles, one torch thread, secrets in logs, slow networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ settings.register_profile("deep", parent=settings.get_profile("default"), max_ex
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let answers over the network take their time, see slow_network.py."""
+    parser.addoption("--latency-s", type=float, default=0.0, help="mean delay of network answers")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Search what tests log and print for the secrets that they use."""
+    if (latency_s := config.getoption("latency_s")) > 0:
+        from slow_network import SlowNetwork
+
+        SlowNetwork(latency_s).install()
     scan = SecretScan()
     config.pluginmanager.register(scan, "secret-scan")

@@ -525,7 +525,7 @@ async def test_reader_rereads_what_a_reorganisation_dropped() -> None:
 
 
 async def test_reader_follows_a_chain_that_got_shorter() -> None:
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         view, reader = ChainView(), EventReader(net.of(OWNER))
         snapshot = await net.rpc.call("evm_snapshot")
         await play(net)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from client_network import VALIDATORS, Network, eventually, open_network, running
 
-from muster.api import BatchChecking, OrchestratorApi
+from muster.api import OrchestratorApi
+from muster.api.answers import CheckReportAnswer
 from muster.api.status import Watched
 from muster.client.validator.loop import ValidatorLoop
 from muster.devnet.false_validators import Copier, Lazy
@@ -64,11 +65,20 @@ async def test_who_does_not_check_is_found_at_the_first_batch(
         assert about.is_suspect
         view = await network.view()
         first = min(b.batch_id for b in view.batches.values() if b.records is not None)
-        says_who_found_it(await api.checking(first))
+        await says_who_found_it(api, first)
         assert not view.slashes
 
 
-def says_who_found_it(checking: BatchChecking) -> None:
-    [report] = [each for each in checking.reports if each.validator == WATCHED]
+async def says_who_found_it(api: OrchestratorApi, batch_id: int) -> None:
+    found: list[CheckReportAnswer] = []
+
+    async def is_reported() -> bool:
+        reports = (await api.checking(batch_id)).reports
+        found[:] = [each for each in reports if each.validator == WATCHED]
+        return bool(found)
+
+    # A later batch may have been compared before it.
+    await eventually(is_reported, 60)
+    [report] = found
     assert report.reporter == HONEST
     assert report.failed == report.compared > 0
