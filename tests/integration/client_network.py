@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from muster.chain import (
     Anvil,
@@ -46,9 +46,17 @@ from muster.wallet import Wallet
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "client"))
 world = importlib.import_module("client_world")
 CALIBRATION, TASK_SET = world.CALIBRATION, world.TASK_SET
-RECIPE = world.RECIPE.model_copy(
-    update={"training": world.RECIPE.training.model_copy(update={"submissions_per_step": 8})}
-)
+
+
+def recipe_of(submissions_per_step: int) -> Recipe:
+    """A recipe by which workers make three steps' submissions before there is a policy to go on."""
+    training = world.RECIPE.training.model_copy(
+        update={"submissions_per_step": submissions_per_step}
+    )
+    return cast("Recipe", world.RECIPE.model_copy(update={"training": training}))
+
+
+RECIPE = recipe_of(8)
 
 TOKEN = 10**18
 PRICE = TOKEN // 1000

@@ -18,8 +18,10 @@ from client_network import (
     VALIDATORS,
     WORKERS,
     Network,
+    Run,
     eventually,
     open_network,
+    recipe_of,
     running,
 )
 
@@ -52,7 +54,8 @@ class Liar(ValidatorLoop):
 
 @pytest.fixture
 async def network(tmp_path: Path) -> AsyncIterator[Network]:
-    async with open_network(tmp_path) as opened:
+    # However many submissions a slow machine puts into one batch, there are batches enough.
+    async with open_network(tmp_path, run=Run(recipe=recipe_of(100))) as opened:
         await opened.owner.token.faucet(OWNER.address, 3000 * TOKEN)
         vault = opened.owner.deployment.contracts["StakeVault"]
         await opened.owner.token.approve(vault, 2500 * TOKEN)

@@ -366,6 +366,19 @@ async def test_contents_that_do_not_make_up_the_root_are_not_judged(bench: Bench
     assert not bench.orchestrator.outcomes
 
 
+async def test_orchestrator_that_reads_the_chain_later_is_waited_for_without_a_word(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = bench.commit_honest(1, 0)
+    unknown = ApiError(
+        "batch 1 is not one of this orchestrator's", status=404, code="batch_unknown"
+    )
+    bench.orchestrator.fail("batch", unknown, unknown)
+    await run_until(bench, lambda: bool(bench.orchestrator.outcomes))
+    assert bench.journal.judged(batch.name) is not None
+    assert "not available" not in caplog.text
+
+
 async def test_batch_that_fails_for_long_stops_holding_up_the_others(bench: Bench) -> None:
     bench.commit_honest(1, 0)
     bench.commit_honest(2, 1)

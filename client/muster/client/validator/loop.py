@@ -65,6 +65,8 @@ REPOST_S = 10.0
 """Signed outcomes that are not on chain are handed over again after this time."""
 _REFUSALS = frozenset({404, 409, 422})
 """Answers that say outcomes are not wanted."""
+_NOT_READ_YET = "batch_unknown"
+"""What the orchestrator says of a batch until it has read the chain as far as this validator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,9 @@ class ValidatorLoop:
             for batch in await self.duty.reaudits():
                 await self._judge_or_pass_over(batch)
         except SURVIVED as error:
+            if isinstance(error, ApiError) and error.code == _NOT_READ_YET:
+                logger.debug("the orchestrator is behind", extra={"error": str(error)})
+                return self.place.poll_s
             await asyncio.sleep(self.outages.failed(error))
             return 0.0
         self.outages.recovered()
