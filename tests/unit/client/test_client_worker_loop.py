@@ -263,12 +263,14 @@ async def test_refused_upload_is_given_up_and_never_signed_again(desk: Desk) -> 
     assert desk.journal.signed(ticket) is not None
 
 
-async def test_work_that_the_orchestrator_forgot_is_taken_when_its_slot_comes_again(
-    desk: Desk,
+@pytest.mark.parametrize(("status", "code"), [(409, "ticket_unknown"), (403, "worker_not_active")])
+async def test_work_that_was_refused_for_a_while_is_taken_when_its_slot_comes_again(
+    desk: Desk, status: int, code: str
 ) -> None:
-    # It lost its database: the slot is given out anew, and only what was signed for it may go in.
+    # The orchestrator lost its database, or the worker's registration in a reorganisation: the slot
+    # is given out anew, and only what was signed for it may go in.
     desk.orchestrator.tickets.extend([make_ticket(), make_ticket(deadline=NOW + 900)])
-    desk.orchestrator.fail("submit", ApiError("none", status=409, code="ticket_unknown"))
+    desk.orchestrator.fail("submit", ApiError("none", status=status, code=code))
     await desk.loop.work_once()
     assert not desk.orchestrator.uploads
     await desk.loop.work_once()

@@ -56,8 +56,9 @@ TICKET_PAUSE_S = 1.0
 """Pause after a ticket that is not worked on: the same one comes again until its deadline."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 """Answers to an upload that repeating it cannot change."""
-_FORGOTTEN = "ticket_unknown"
-"""The refusal of an orchestrator that lost its database. It will give the slot out again, for which
+_PASSING = frozenset({"ticket_unknown", "worker_not_active"})
+"""Refusals by an orchestrator that lost its database, or that takes the worker for inactive, as
+after a reorganisation that it has not read to the end. It will give the slot out again, for which
 nothing but this may ever be signed: what was signed is kept.
 """
 
@@ -299,7 +300,7 @@ class WorkerLoop:
                 if error.status in _LASTING_REFUSALS:
                     fields = {**_fields(signed.ticket), "code": error.code, "error": str(error)}
                     logger.warning("submission refused", extra=fields)
-                    if error.code != _FORGOTTEN:
+                    if error.code not in _PASSING:
                         await asyncio.to_thread(self.place.journal.finish, signed, error.code)
                     return
                 await asyncio.sleep(self.outages.failed(error))
