@@ -20,7 +20,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let answers over the network take their time, see slow_network.py."""
-    parser.addoption("--latency-s", type=float, default=0.0, help="mean delay of network answers")
+    parser.addoption(
+        "--latency-s",
+        type=float,
+        default=0.0,
+        help="what answers over the network usually take longer",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

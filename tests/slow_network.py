@@ -22,14 +22,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPIKE = 20
-"""One exchange in this many takes up to this many times the mean."""
+"""One way in this many takes up to this many times as long as usual."""
 
 
 class SlowNetwork:
-    """Delays, each way, of exponential length, in this process."""
+    """Delays both ways of what this process sends, at random."""
 
-    def __init__(self, mean_s: float) -> None:
-        self._mean_s = mean_s
+    def __init__(self, usual_s: float) -> None:
+        self._usual_s = usual_s
         self._random = random.Random(os.getpid())
 
     def install(self) -> None:
@@ -49,5 +49,5 @@ class SlowNetwork:
 
     def _delay_s(self) -> float:
         if self._random.randrange(SPIKE) == 0:
-            return self._random.uniform(0, SPIKE * self._mean_s)
-        return self._random.expovariate(2 / self._mean_s)
+            return self._random.uniform(0, SPIKE * self._usual_s)
+        return self._random.expovariate(2 / self._usual_s)
