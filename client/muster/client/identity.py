@@ -58,6 +58,7 @@ def create_identity(
     try:
         worker = save_wallet(folder / WORKER_FILE, key, passwords[0], light=light)
     except BaseException:
+        # A node without its worker would be in the way of the next try.
         with contextlib.suppress(OSError):
             (folder / NODE_FILE).unlink()
         raise

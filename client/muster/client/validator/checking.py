@@ -278,7 +278,7 @@ class CheckingDuty:
             fields = {"batch_id": name.batch_id, "error": str(error)}
             logger.info("fingerprints refused", extra=fields)
             if error.code in _NOT_YET:
-                return  # with the outcomes, which are handed over again
+                return  # it comes again when the outcomes are handed over again
         self._committed.add(name)
 
     async def run(self) -> None:
