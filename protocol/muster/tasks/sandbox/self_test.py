@@ -67,17 +67,30 @@ def _probed() -> Level:
 
 
 def probe() -> Level:
-    """Return the level that the sandbox reaches now."""
-    tools = find_tools()
-    if isinstance(tools, str):
-        return Level(None, tools)
-    sandbox = Sandbox(tools)
+    """Return the level that the sandbox reaches now, with the first bubblewrap that holds."""
+    found = find_tools()
+    if isinstance(found, str):
+        return Level(None, found)
+    weaknesses = []
+    for tools in found:
+        sandbox = Sandbox(tools)
+        weakness = _weakness(sandbox)
+        if weakness is None:
+            return _level(sandbox)
+        weaknesses.append(weakness)
+    return Level(None, "; ".join(dict.fromkeys(weaknesses)))
+
+
+def _weakness(sandbox: Sandbox) -> str | None:
+    """Return why no program may run in the sandbox; None when it held against all attacks."""
     try:
         failures = _attack(sandbox)
     except SandboxUnavailable as error:
-        return Level(None, f"{error}; are user namespaces allowed here?")
-    if failures:
-        return Level(None, "the self-test could " + ", ".join(failures))
+        return f"{error}; are user namespaces allowed here?"
+    return "the self-test could " + ", ".join(failures) if failures else None
+
+
+def _level(sandbox: Sandbox) -> Level:
     with memory_group(_LIMITS.group_bytes, _LIMITS.processes) as groups:
         files = ("memory.max", "memory.limit_in_bytes")
         has_group_memory = any((g.parent / name).exists() for g in groups for name in files)
