@@ -1,13 +1,10 @@
-"""The ready-made configuration in a real nginx, where one is installed."""
+"""The ready-made configuration in a real nginx."""
 
-import asyncio
-import shutil
-import signal
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import nginx_server
 import pytest
 from shardcast_network import RUN, Network, TwistedRelay, honest, policy
 
@@ -15,9 +12,6 @@ from muster.lifecycle.ports import free_port
 from muster.protocol.ids import PolicyVersion
 
 CONFIGURATION = Path(__file__).parents[2] / "ops" / "nginx" / "shardcast.conf"
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-
-pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (apt install nginx)")
 
 
 @pytest.fixture
@@ -34,44 +28,15 @@ def relay(network: Network) -> TwistedRelay:
 async def front(tmp_path: Path, relay: TwistedRelay) -> AsyncIterator[str]:
     """Nginx with our configuration before the relay; yields its URL."""
     async with relay.listening() as url:
-        port = free_port()
-        process = start_nginx(tmp_path / "nginx", url.removeprefix("http://"), port)
-        try:
-            await answering(port)
+        folder, port = tmp_path / "nginx", free_port()
+        replaced = {
+            "127.0.0.1:8700": url.removeprefix("http://"),
+            "listen 8780": f"listen 127.0.0.1:{port}",
+            "proxy_cache_path cache": f'proxy_cache_path "{folder}/cache"',
+        }
+        with nginx_server.serving(folder, CONFIGURATION, replaced):
+            await nginx_server.answering(port)
             yield f"http://127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGQUIT)
-            process.wait(timeout=10)
-
-
-def start_nginx(folder: Path, relay: str, port: int) -> subprocess.Popen[bytes]:
-    folder.mkdir()
-    text = CONFIGURATION.read_text()
-    text = text.replace("127.0.0.1:8700", relay).replace("listen 8780", f"listen 127.0.0.1:{port}")
-    temporary = "".join(
-        f"{kind}_temp_path {folder}/{kind};\n"
-        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    text = text.replace("proxy_cache_path cache", f"proxy_cache_path {folder}/cache")
-    (folder / "nginx.conf").write_text(
-        f"daemon off;\nmaster_process off;\npid {folder}/pid;\nerror_log {folder}/error.log;\n"
-        f"events {{}}\nhttp {{\naccess_log off;\n{temporary}{text}}}\n"
-    )
-    assert NGINX is not None
-    return subprocess.Popen([NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e",
-                             str(folder / "error.log")])  # fmt: skip
-
-
-async def answering(port: int) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-                continue
-            writer.close()
-            return
 
 
 async def test_version_is_fetched_through_nginx(network: Network, front: str) -> None:

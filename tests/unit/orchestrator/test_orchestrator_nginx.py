@@ -1,19 +1,17 @@
-"""The ready-made configuration in a real nginx with TLS, where one is installed."""
+"""The ready-made configuration in a real nginx with TLS."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import signal
 import ssl
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import nginx_server
 import pytest
+import trustme
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN, submission_for
 from test_orchestrator_server import served
@@ -24,13 +22,8 @@ from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ApiError
 
 CONFIGURATION = Path(__file__).parents[3] / "ops" / "nginx" / "orchestrator.conf"
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-OPENSSL = shutil.which("openssl")
 
-pytestmark = [
-    pytest.mark.sqlite_only,
-    pytest.mark.skipif(not (NGINX and OPENSSL), reason="needs nginx and openssl"),
-]
+pytestmark = pytest.mark.sqlite_only
 
 
 @dataclass(frozen=True)
@@ -61,87 +54,44 @@ class Front:
         )
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
+@contextmanager
+def encrypting(folder: Path, *, first: str) -> Iterator[tuple[int, int, ssl.SSLContext]]:
+    """Run nginx with TLS before an orchestrator and one that is down; yields its TLS port, its
+    plain port and whom to trust.
+    """
+    folder.mkdir()
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
     chain, key = folder / "fullchain.pem", folder / "privkey.pem"
-    assert OPENSSL is not None
-    subprocess.run(
-        [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-days", "1", "-subj", "/CN=localhost", "-addext",
-         "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(chain)],
-        check=True, capture_output=True, timeout=30,
-    )  # fmt: skip
-    return chain, key
-
-
-def start_nginx(folder: Path, ports: dict[str, str]) -> subprocess.Popen[bytes]:
-    text = CONFIGURATION.read_text()
-    for old, new in ports.items():
-        assert old in text
-        text = text.replace(old, new)
-    temporary = "".join(
-        f"{kind}_temp_path {folder}/{kind};\n"
-        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    (folder / "nginx.conf").write_text(
-        f"daemon off;\nmaster_process off;\npid {folder}/pid;\nerror_log {folder}/error.log;\n"
-        f"events {{}}\nhttp {{\naccess_log off;\n{temporary}{text}}}\n"
-    )
-    assert NGINX is not None
-    return subprocess.Popen(
-        [
-            NGINX,
-            "-p",
-            str(folder),
-            "-c",
-            str(folder / "nginx.conf"),
-            "-e",
-            str(folder / "error.log"),
-        ]
-    )
+    chain.write_bytes(b"".join(pem.bytes() for pem in certificate.cert_chain_pems))
+    certificate.private_key_pem.write_to_path(key)
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    tls, plain = free_port(), free_port()
+    replaced = {
+        "127.0.0.1:8600": first,
+        "127.0.0.1:8601": f"127.0.0.1:{free_port()}",
+        "listen 8643": f"listen 127.0.0.1:{tls}",
+        "listen 8680": f"listen 127.0.0.1:{plain}",
+        "/etc/muster/tls/fullchain.pem": f'"{chain}"',
+        "/etc/muster/tls/privkey.pem": f'"{key}"',
+    }
+    with nginx_server.serving(folder, CONFIGURATION, replaced):
+        yield tls, plain, trust
 
 
 @asynccontextmanager
 async def front(folder: Path, **settings: object) -> AsyncIterator[Front]:
-    nginx_folder = folder / "nginx"
-    nginx_folder.mkdir()
-    chain, key = certificate(nginx_folder)
-    tls, plain, down = free_port(), free_port(), free_port()
     async with served(folder, trusted_proxies="127.0.0.1", patience_s=120, **settings) as (
         bench,
         direct,
     ):
-        process = start_nginx(
-            nginx_folder,
-            {
-                "127.0.0.1:8600": direct.removeprefix("http://"),
-                "127.0.0.1:8601": f"127.0.0.1:{down}",
-                "listen 8643": f"listen 127.0.0.1:{tls}",
-                "listen 8680": f"listen 127.0.0.1:{plain}",
-                "/etc/muster/tls/fullchain.pem": str(chain),
-                "/etc/muster/tls/privkey.pem": str(key),
-            },
-        )
-        try:
-            await answering(tls)
-            trust = ssl.create_default_context(cafile=str(chain))
+        first = direct.removeprefix("http://")
+        with encrypting(folder / "nginx", first=first) as (tls, plain, trust):
+            await nginx_server.answering(tls)
             yield Front(
                 bench, direct, f"https://localhost:{tls}", f"http://localhost:{plain}", trust
             )
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=10)
-
-
-async def answering(port: int) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-                continue
-            writer.close()
-            return
 
 
 async def test_work_is_leased_and_uploaded_through_tls(tmp_path: Path) -> None:
@@ -185,28 +135,11 @@ async def test_replica_that_is_down_is_not_noticed_and_none_at_all_is_named(tmp_
     async with front(tmp_path) as nginx, nginx.http() as http:
         for _ in range(4):
             assert (await http.get("/healthz")).text == "ok"
-    (tmp_path / "alone").mkdir()
-    chain, key = certificate(tmp_path / "alone")
-    tls = free_port()
-    process = start_nginx(
-        tmp_path / "alone",
-        {
-            "127.0.0.1:8600": f"127.0.0.1:{free_port()}",
-            "127.0.0.1:8601": f"127.0.0.1:{free_port()}",
-            "listen 8643": f"listen 127.0.0.1:{tls}",
-            "listen 8680": f"listen 127.0.0.1:{free_port()}",
-            "/etc/muster/tls/fullchain.pem": str(chain),
-            "/etc/muster/tls/privkey.pem": str(key),
-        },
-    )
-    try:
-        await answering(tls)
-        trust = ssl.create_default_context(cafile=str(chain))
+    nobody = f"127.0.0.1:{free_port()}"
+    with encrypting(tmp_path / "alone", first=nobody) as (tls, _, trust):
+        await nginx_server.answering(tls)
         async with httpx.AsyncClient(base_url=f"https://localhost:{tls}", verify=trust) as http:
             answer = await http.get("/healthz")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=10)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert ErrorAnswer.model_validate_json(answer.content).error.code == "overloaded"
 
