@@ -12,11 +12,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import AsyncAdaptedQueuePool, Connection, event, make_url, text
 from sqlalchemy.dialects import registry
@@ -167,13 +170,27 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:key)")
 
 def migrate(connection: Connection, revision: str = "head") -> None:
     """Bring the schema to a revision, upwards or, for `base`, down to nothing."""
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
+    config = _configuration()
     config.attributes["connection"] = connection
     if revision == "base":
         command.downgrade(config, revision)
-    else:
+    elif revision != "head" or _found_revision(connection) != _newest_revision():
         command.upgrade(config, revision)
+
+
+def _configuration() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    return config
+
+
+@cache
+def _newest_revision() -> str | None:
+    return ScriptDirectory.from_config(_configuration()).get_current_head()
+
+
+def _found_revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
 
 
 async def continue_numbers(session: AsyncSession) -> None:

@@ -2,13 +2,14 @@
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.sql.elements import conv
 
 revision = "0007"
 down_revision = "0006"
 branch_labels = None
 depends_on = None
 
-INDEX = op.f("ix_leases_policy_version_is_filled_deadline")
+INDEX = conv("ix_leases_policy_version_is_filled_deadline")
 
 
 def upgrade() -> None:

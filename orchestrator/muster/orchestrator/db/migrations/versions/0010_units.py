@@ -2,13 +2,14 @@
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.sql.elements import conv
 
 revision = "0010"
 down_revision = "0009"
 branch_labels = None
 depends_on = None
 
-UNFILLED, WAITING = op.f("ix_leases_unfilled"), op.f("ix_submissions_waiting")
+UNFILLED, WAITING = conv("ix_leases_unfilled"), conv("ix_submissions_waiting")
 
 
 def upgrade() -> None:
