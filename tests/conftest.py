@@ -1,4 +1,6 @@
-"""Shared by every test: hypothesis profiles, one torch thread, secrets in logs, slow networks."""
+"""Shared by every test: hypothesis profiles, one torch thread, secrets in logs, listed skips, slow
+networks.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 from hypothesis import HealthCheck, settings
 from secret_scan import SecretScan
+from skips import SkipList
 
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -34,5 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from slow_network import SlowNetwork
 
         SlowNetwork(latency_s).install()
+    config.pluginmanager.register(SkipList(), "skip-list")
     scan = SecretScan()
     config.pluginmanager.register(scan, "secret-scan")

@@ -41,7 +41,7 @@ def test_a_network_learns_to_keep_length_budgets() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shared_sandbox().sandbox is None, reason="there is no safe sandbox here")
+@pytest.mark.skipif(shared_sandbox().sandbox is None, reason=shared_sandbox().description)
 def test_a_network_learns_to_call_a_tool() -> None:
     output = run_example("calculator", 8)
     reward = column(output, "reward")

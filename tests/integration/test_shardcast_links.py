@@ -25,7 +25,7 @@ def test_broadcast_over_lossy_links_arrives_in_a_few_times_what_the_links_need(
     command += ["--congestion", congestion] if congestion else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode == CANNOT:
-        pytest.skip(done.stderr.strip())
+        pytest.skip(f"links cannot be emulated: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["packets_lost"] >= 0.005

@@ -23,7 +23,7 @@ from muster.trainer.base_model import WarmStart, build_base_model
 from muster.trainer.lessons import LESSONS
 
 pytestmark = pytest.mark.skipif(
-    shared_sandbox().sandbox is None, reason="there is no safe sandbox here"
+    shared_sandbox().sandbox is None, reason=shared_sandbox().description
 )
 LIMIT = 24
 RECIPE = recipe(problems=4, samples=8, limit=LIMIT)

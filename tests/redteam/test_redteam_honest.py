@@ -195,7 +195,7 @@ def test_vllm_is_honest_before_transformers_and_they_before_it(stage: Stage) -> 
     try:
         find_python()
     except EngineError as error:
-        pytest.skip(f"{error}: make vllm")
+        pytest.skip(f"no vLLM: {error}")
     judged = list(play_honest(stage, 21 * ROLLOUTS, runs=VLLM_RUNS[:1], profile="quick"))
     result = conclude_honest(judged)
     assert (result.rollouts, result.rejected, result.cells) == (21 * ROLLOUTS, 0, 57)

@@ -24,7 +24,7 @@ def python() -> Path:
     try:
         return find_python()
     except EngineError as error:
-        pytest.skip(f"{error}: make vllm")
+        pytest.skip(f"no vLLM: {error}")
 
 
 @pytest.fixture(scope="session")

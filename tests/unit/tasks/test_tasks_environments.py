@@ -38,7 +38,7 @@ from muster.tasks.sandbox import Level, SandboxUnavailable, shared_sandbox
 
 PROBLEM = Problem(problem_id="p", task_type="exact_match_with_python", prompt="37*12=")
 needs_sandbox = pytest.mark.skipif(
-    shared_sandbox().sandbox is None, reason="there is no safe sandbox here"
+    shared_sandbox().sandbox is None, reason=shared_sandbox().description
 )
 
 

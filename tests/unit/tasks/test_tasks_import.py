@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -247,12 +246,6 @@ def test_document_imports_as_itself(
     assert import_rows(read_rows(folder / "in"), plan).root == tasks.hash()
 
 
-needs_datasets = pytest.mark.skipif(
-    importlib.util.find_spec("datasets") is None, reason="datasets is not installed"
-)
-
-
-@needs_datasets
 def test_data_sets_of_hugging_face_are_read_from_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +263,6 @@ def test_data_sets_of_hugging_face_are_read_from_disk(
         list(read_rows(tmp_path))
 
 
-@needs_datasets
 def test_data_set_that_cannot_be_loaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

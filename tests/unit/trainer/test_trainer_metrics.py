@@ -9,7 +9,6 @@ import sys
 import textwrap
 import urllib.request
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,6 @@ def test_wandb_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -
         pass
 
 
-@pytest.mark.skipif(find_spec("wandb") is None, reason="the extra muster-rl[wandb] is not there")
 def test_wandb_keeps_a_run_offline(tmp_path: Path) -> None:
     # In a process of its own: wandb starts a service and changes the interpreter's exit.
     code = """

@@ -1,0 +1,147 @@
+"""`make test` says how all parts ended, and nothing is skipped for a reason that nobody listed."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from skips import ALLOWED, SkipList
+
+SCRIPT = Path(__file__).parents[3] / "tools" / "run_tests.py"
+REPORT = """<testsuites><testsuite>
+<testcase name="a"/><testcase name="b"><failure message="1 != 2"/></testcase>
+<testcase name="c"><error message="no fixture"/></testcase>
+<testcase name="d"><skipped message="no Linux"/></testcase><testcase name="e"/>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with a folder of its own for logs."""
+    spec = importlib.util.spec_from_file_location("run_tests", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "run_tests", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "LOGS", tmp_path)
+    return module
+
+
+def play(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, **programs: str) -> tuple[int, str]:
+    """Run the script with other programs as its parts; returns its exit status and output."""
+    monkeypatch.setattr(runner, "LOOK_S", 0.001)
+    monkeypatch.setattr(runner, "PARTS", dict.fromkeys(programs, ()))
+    monkeypatch.setattr(
+        runner, "command_of", lambda name, _options: [sys.executable, "-c", programs[name]]
+    )
+    out = io.StringIO()
+    monkeypatch.setattr(out, "reconfigure", lambda **_: None, raising=False)
+    monkeypatch.setattr(sys, "stdout", out)
+    return runner.main(list(programs)), out.getvalue()
+
+
+def reporting(folder: Path, name: str, cases: str, status: int = 0) -> str:
+    report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
+    return (
+        f"open({str(folder / name)!r} + '.xml', 'w').write({report!r}); raise SystemExit({status})"
+    )
+
+
+def test_parts_that_pass_are_added_up(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status, said = play(
+        runner,
+        monkeypatch,
+        one=reporting(tmp_path, "one", "<testcase/><testcase/>"),
+        two=reporting(tmp_path, "two", "<testcase/>"),
+        contracts="print('Ran 2 test suites: 7 tests passed, 0 failed, 0 skipped (7 total tests)')",
+    )
+    assert (status, said.splitlines()[-1]) == (0, "tests: 10 passed, 0 failed, 0 skipped")
+
+
+def test_why_something_was_skipped_is_said(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    case = '<testcase><skipped message="no Linux"/></testcase>'
+    _, said = play(runner, monkeypatch, one=reporting(tmp_path, "one", case * 2))
+    assert said.splitlines()[-1] == "tests: 0 passed, 0 failed, 2 skipped (2: no Linux)"
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["print('no test ran'); raise SystemExit(2)", "print('killed before the report')"],
+    ids=["status", "report"],
+)
+def test_part_without_a_report_has_failed(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    status, said = play(runner, monkeypatch, one=program)
+    assert (status, said.splitlines()[-1]) == (1, "tests: 0 passed, 1 failed, 0 skipped")
+
+
+def test_end_of_a_failed_part_is_shown(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = "print('assert 1 == 2'); " + reporting(tmp_path, "one", "<testcase/>", status=1)
+    status, said = play(runner, monkeypatch, one=program)
+    assert status == 1
+    assert "assert 1 == 2" in said
+    assert said.splitlines()[-1] == "tests: 1 passed, 1 failed, 0 skipped"
+
+
+def test_failures_and_errors_of_a_report_are_counted(runner: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "one.xml").write_text(REPORT)
+    result = runner.result_of(SimpleNamespace(name="one"))
+    assert (result.passed, result.failed, result.skipped) == (2, 2, Counter({"no Linux": 1}))
+
+
+def test_progress_is_what_pytest_counted_last(runner: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("....... [   7/4754]\n....... [ 120/4754]\n..")
+    assert runner.Part("packages", None, tmp_path / "log").progress == "packages 120/4754"
+
+
+def test_every_test_is_in_one_part(runner: ModuleType) -> None:
+    tests = SCRIPT.parents[1] / "tests"
+    found = {str(path.parent.relative_to(tests.parent)) for path in tests.rglob("test_*.py")}
+    ignored = {word.removeprefix("--ignore=") for word in runner.PARTS["packages"]}
+
+    def parts_of(folder: str) -> list[str]:
+        return [
+            name
+            for name, words in runner.PARTS.items()
+            if folder.startswith(words)
+            and not (name == "packages" and folder.startswith(tuple(ignored - set(words))))
+        ]
+
+    # vLLM has an environment of its own: `make test-vllm`.
+    assert {f: parts_of(f) for f in found if len(parts_of(f)) != 1} == {"tests/vllm_engine": []}
+
+
+# The reasons
+
+
+def reported(reason: str) -> SimpleNamespace:
+    """What becomes of a test that was skipped for a reason."""
+    hook = SkipList().pytest_runtest_makereport()
+    next(hook)
+    report = SimpleNamespace(skipped=True, outcome="skipped", longrepr=("f", 1, reason))
+    with pytest.raises(StopIteration) as ended:
+        hook.send(report)
+    return ended.value.value
+
+
+@pytest.mark.parametrize("reason", ALLOWED)
+def test_listed_reason_is_taken(reason: str) -> None:
+    assert reported(f"Skipped: {reason} and more").outcome == "skipped"
+
+
+def test_other_reason_fails_the_test() -> None:
+    report = reported("Skipped: it is flaky")
+    assert (report.outcome, "it is flaky" in report.longrepr) == ("failed", True)

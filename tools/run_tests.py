@@ -1,0 +1,177 @@
+"""`make test`: all parts side by side, a line of progress now and then, one line at the end.
+
+Tests of networks wait for windows of time to pass more than they compute, so more parts run at once
+than there are cores. What a part prints is in runs/tests/PART.log; of one that fails, the end is
+shown.
+
+    python tools/run_tests.py                  all parts
+    python tools/run_tests.py networks -x      one part, with options for pytest
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / "runs" / "tests"
+SERVICES = ("tests/unit/client", "tests/unit/devnet", "tests/unit/orchestrator")
+PARTS = {
+    "networks": ("tests/integration",),
+    "packages": ("tests/unit", "tests/conformance", *(f"--ignore={path}" for path in SERVICES)),
+    "services": (*SERVICES, "tests/redteam"),
+    "stories": ("tests/e2e",),
+}
+"""Parts of pytest's tests, and what each consists of."""
+CONTRACTS = "contracts"
+"""The part that is forge's."""
+LOOK_S, PROGRESS_S = 0.2, 15.0
+SHOWN_LINES = 60
+"""Of the log of a part that failed."""
+_FORGE_RESULT = re.compile(r"(\d+) tests? passed, (\d+) failed, (\d+) skipped")
+_PYTEST_PROGRESS = re.compile(r"\[ *(\d+)/(\d+)\]")
+
+
+@dataclass
+class Part:
+    """A running part."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def progress(self) -> str:
+        """How far it is, in a few words."""
+        found = _PYTEST_PROGRESS.findall(self.log.read_text(errors="replace"))
+        return f"{self.name} {found[-1][0]}/{found[-1][1]}" if found else f"{self.name} begins"
+
+
+@dataclass
+class Result:
+    """What the tests of a part, or of all, came to."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    """How many were skipped, by reason."""
+
+
+def command_of(name: str, options: list[str]) -> list[str]:
+    """Return what runs a part."""
+    if name == CONTRACTS:
+        return [str(ROOT / "tools" / "forge"), "test"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *PARTS[name]]
+    report = f"--junitxml={LOGS / name}.xml"
+    return [*command, report, "-o", "console_output_style=count", *options]
+
+
+def start(name: str, options: list[str]) -> Part:
+    """Start a part in a process group of its own."""
+    log = LOGS / f"{name}.log"
+    environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    (LOGS / f"{name}.xml").unlink(missing_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command_of(name, options),
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+    return Part(name, process, log)
+
+
+def result_of(part: Part) -> Result:
+    """Return what an ended part reported; one without a report failed."""
+    if part.name == CONTRACTS:
+        found = _FORGE_RESULT.findall(part.log.read_text(errors="replace"))
+        passed, failed, skipped = map(int, found[-1]) if found else (0, 1, 0)
+        return Result(passed, failed, Counter({"by forge": skipped} if skipped else {}))
+    report = LOGS / f"{part.name}.xml"
+    if not report.exists():
+        return Result(failed=1)
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    failed = sum(
+        case.find("failure") is not None or case.find("error") is not None for case in cases
+    )
+    skips = [case.find("skipped") for case in cases]
+    reasons = Counter(skip.get("message", "") for skip in skips if skip is not None)
+    return Result(len(cases) - failed - reasons.total(), failed, reasons)
+
+
+def summary(results: list[Result]) -> str:
+    """Return the line at the end."""
+    reasons = sum((result.skipped for result in results), Counter[str]())
+    counts = [sum(result.passed for result in results), sum(result.failed for result in results)]
+    said = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+    line = f"tests: {counts[0]} passed, {counts[1]} failed, {reasons.total()} skipped"
+    return f"{line} ({said})" if said else line
+
+
+def watch(parts: list[Part], out: TextIO) -> list[Result]:
+    """Wait for all parts, telling how far they are; returns their results."""
+    began = shown = time.monotonic()
+    results, running = [], list(parts)
+    while running:
+        time.sleep(LOOK_S)
+        now = time.monotonic()
+        for part in [part for part in running if part.process.poll() is not None]:
+            running.remove(part)
+            results.append(finish(part, now - began, out))
+        if now - shown > PROGRESS_S and running:
+            shown = now
+            print(f"{now - began:4.0f} s  {', '.join(p.progress for p in running)}", file=out)
+    return results
+
+
+def finish(part: Part, took_s: float, out: TextIO) -> Result:
+    """Tell how a part ended, and of one that failed what it printed last."""
+    result = result_of(part)
+    if part.process.returncode != 0:
+        # A part may fail without a failed test, as for a secret in a log file.
+        result.failed = max(result.failed, 1)
+        said = part.log.read_text(errors="replace").splitlines()
+        print(*said[-SHOWN_LINES:], sep="\n", file=out)
+    print(f"{took_s:4.0f} s  {part.name}: {summary([result])[7:]}", file=out)
+    return result
+
+
+def stop(parts: list[Part]) -> None:
+    """End what still runs, with all that it started."""
+    for part in parts:
+        if part.process.poll() is None:
+            os.killpg(part.process.pid, signal.SIGTERM)
+
+
+def main(words: list[str]) -> int:
+    """Run the parts that are named first, or all; what follows them is for pytest."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    names = [word for word in words if word in (CONTRACTS, *PARTS)]
+    options = [word for word in words if word not in names]
+    LOGS.mkdir(parents=True, exist_ok=True)
+    parts: list[Part] = []
+    out = sys.stdout
+    try:
+        parts += [start(name, options) for name in names or (CONTRACTS, *PARTS)]
+        results = watch(parts, out)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        stop(parts)
+    print(summary(results), file=out)
+    return 1 if any(result.failed for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
