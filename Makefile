@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast simulator tasks toploc trainer worker
 
-.PHONY: setup vllm check fmt test test-packages test-services test-networks test-stories test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm check fmt test test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
@@ -19,15 +19,14 @@ setup: $(VENV)/.installed node_modules/.installed
 KERNEL := $(wildcard tools/build_kernel.py protocol/muster/*/native/*.[ch])
 
 $(VENV)/.installed: pyproject.toml $(KERNEL)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1)"; echo "hint: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; } >&2
+	@PYTHON='$(PYTHON)' tools/prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[model,math,reasoning-gym,dev]'
 	@touch $@
 
 # Not `npm ci`: it wants lock entries for every platform's binaries, which not every registry has.
 node_modules/.installed: package.json package-lock.json
-	@command -v npm >/dev/null || { echo "error: npm is not installed (it brings Anvil, Forge and solc)"; echo "hint: install Node.js 20 or newer with npm, then run make $(MAKECMDGOALS) again"; exit 1; } >&2
+	@PYTHON='$(PYTHON)' tools/prerequisites
 	npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
@@ -53,25 +52,9 @@ fmt: setup
 	$(BIN)/ruff format .
 	tools/forge fmt
 
-# Side by side: the tests of packages, of what is made of them, those that start parts of a network, and
-# those of whole networks, which wait for windows of time to pass more than they compute.
+# All parts side by side, or some: `make test ARGS=networks`. What each prints is in runs/tests/.
 test: setup
-	tools/forge test
-	$(MAKE) --no-print-directory --jobs 4 test-packages test-services test-networks test-stories
-
-SERVICES := tests/unit/client tests/unit/devnet tests/unit/orchestrator
-
-test-packages: setup
-	$(BIN)/python -m pytest -q -m "not slow" $(SERVICES:%=--ignore=%) tests/unit tests/conformance
-
-test-services: setup
-	$(BIN)/python -m pytest -q -m "not slow" $(SERVICES) tests/redteam
-
-test-networks: setup
-	$(BIN)/python -m pytest -q -m "not slow" tests/integration
-
-test-stories: setup
-	$(BIN)/python -m pytest -q -m "not slow" tests/e2e
+	@$(BIN)/python tools/run_tests.py $(ARGS)
 
 # The engine on vLLM against the one on transformers, alone and in a network.
 test-vllm: setup vllm

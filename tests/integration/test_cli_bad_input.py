@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -152,44 +151,3 @@ def test_a_full_disk_is_said_before_anything_starts(
     with pytest.raises(StorageError, match="MiB are free") as caught:
         prepare_folder(tmp_path / "demo")
     assert caught.value.hint is not None
-
-
-# ------------------------------------------------------------------- Makefile
-
-
-def make(folder: Path, *words: str, tools: tuple[str, ...]) -> str:
-    """Run make with only these programs on the PATH; it must fail. Returns what it says."""
-    for name in ("Makefile", "pyproject.toml", "package.json", "package-lock.json"):
-        shutil.copy(ROOT / name, folder)
-    programs = folder / "bin"
-    programs.mkdir(exist_ok=True)
-    for tool in tools:
-        found = shutil.which(tool)
-        assert found is not None, tool
-        (programs / tool).symlink_to(found)
-    done = subprocess.run(
-        [shutil.which("make") or "make", *words],
-        cwd=folder,
-        env={"PATH": str(programs)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert done.returncode != 0
-    return done.stderr
-
-
-def test_a_machine_without_npm_is_told_what_to_install(tmp_path: Path) -> None:
-    said = make(tmp_path, "node_modules/.installed", tools=("bash", "touch"))
-    assert "error: npm is not installed" in said
-    assert "hint: install Node.js" in said
-
-
-def test_an_old_python_is_named_with_the_way_out(tmp_path: Path) -> None:
-    old = tmp_path / "python-old"
-    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo "Python 3.9.2"\n[ "$1" = -V ]\n')
-    old.chmod(old.stat().st_mode | stat.S_IXUSR)
-    said = make(tmp_path, ".venv/.installed", f"PYTHON={old}", tools=("bash", "sh"))
-    assert "error: Python 3.11 or newer is needed" in said
-    assert "Python 3.9.2" in said
-    assert "hint: make PYTHON=" in said
