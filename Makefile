@@ -21,7 +21,7 @@ KERNEL := $(wildcard tools/build_kernel.py protocol/muster/*/native/*.[ch])
 $(VENV)/.installed: pyproject.toml $(KERNEL)
 	@PYTHON='$(PYTHON)' tools/prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[model,math,reasoning-gym,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 # Not `npm ci`: it wants lock entries for every platform's binaries, which not every registry has.
@@ -43,6 +43,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/deptry --no-ansi protocol client orchestrator trainer devnet
 	tools/forge fmt --check
 	tools/forge build --quiet
 	$(BIN)/python contracts/script/export_artifacts.py --check

@@ -5,7 +5,9 @@ Nothing is imported until its command is chosen, so `muster --help` needs neithe
 
 from __future__ import annotations
 
+import re
 import sys
+from importlib import metadata
 
 import click
 
@@ -20,6 +22,11 @@ from muster.protocol.errors import (
     TransactionLost,
 )
 
+PACKAGE = "muster-rl"
+_OF_EXTRA = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
+_DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+"""Modules that are called otherwise than what brings them."""
+_EXTRAS_OF_EXTRAS = ("demo", "dev")
 REFUSED, LATER, STOPPED = 1, 3, 130
 """Exit codes, see docs/reference/exit-codes.md; wrong usage is click's 2."""
 _LATER = (ChainUnreachable, NotYet, PolicyUnavailable, TransactionLost)
@@ -62,7 +69,7 @@ COMMANDS = {
 @click.group(
     cls=LazyGroup, commands_=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(package_name="muster-rl")
+@click.version_option(package_name=PACKAGE)
 def muster() -> None:
     """Train language models with strangers' computers, and let only checked work touch the model.
 
@@ -96,11 +103,23 @@ def main(command: click.Command | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(STOPPED)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "muster":
+        if error.name is None or error.name.split(".")[0] == "muster":
             raise
-        _fail(f"{error.name} is not installed", "pip install 'muster-rl[model]'")
+        _fail(f"{error.name} is not installed", f"pip install 'muster-rl[{extra_of(error.name)}]'")
     except OSError as error:
         _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), _os_hint(error))
+
+
+def extra_of(module: str) -> str:
+    """Return the extra of this package that brings a module; `demo` for what only others need."""
+    name = _DISTRIBUTIONS.get(module, module).split(".")[0].replace("_", "-")
+    for requirement in metadata.requires(PACKAGE) or ():
+        found = _OF_EXTRA.match(requirement)
+        if found is None or found[2] in _EXTRAS_OF_EXTRAS:
+            continue
+        if found[1].lower().replace("_", "-") == name:
+            return found[2]
+    return "demo"
 
 
 def _fail(message: str, hint: str | None, code: int = REFUSED) -> None:

@@ -106,6 +106,31 @@ def test_errors_are_lines_not_tracebacks(
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("torch", "model"),
+        ("transformers.models", "model"),
+        ("fastapi", "orchestrator"),
+        ("sqlalchemy", "orchestrator"),
+        ("matplotlib", "plot"),
+        ("math_verify", "math"),
+        ("latex2sympy2_extended", "math"),
+        ("pynvml", "gpu"),
+        ("huggingface_hub", "demo"),
+    ],
+)
+def test_missing_module_is_named_with_the_extra_that_brings_it(module: str, extra: str) -> None:
+    assert cli.extra_of(module) == extra
+
+
+def test_missing_module_of_ours_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "muster", _raise(ModuleNotFoundError("x", name="muster.nothing")))
+    monkeypatch.setattr(sys, "argv", ["muster"])
+    with pytest.raises(ModuleNotFoundError):
+        main()
+
+
 def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "muster", _raise(KeyboardInterrupt()))
     monkeypatch.setattr(sys, "argv", ["muster"])
