@@ -193,6 +193,7 @@ async def _rerun(
     from muster.client.documents import TASK_SETS, read_rules
     from muster.client.rerun import claim_at, read_submission, recompute
     from muster.client.validator.checking import who_checked
+    from muster.client.validator.decoding import FileDecoder
 
     batch = place.batch
     run = view.runs[batch.run_id]
@@ -210,7 +211,8 @@ async def _rerun(
     )
     folder = await _load(run, submission.policy_version, relays, options, engine)
     signers = [who for who, bit in run.seats.items() if batch.signers & bit]
-    again = await recompute(claim, data, rules, engine, signers)
+    async with FileDecoder() as decoder:
+        again = await recompute(claim, data, rules, engine, decoder, signers)
     if checking is not None:
         proofs = who_checked(checking, batch, place.position, again.fingerprints, domain)
         again = replace(again, proofs=proofs)

@@ -118,13 +118,14 @@ async def recompute(
     data: bytes,
     rules: Rules,
     engine: InferenceEngine,
+    decoder: FileDecoder,
     seats: Sequence[Address] = (),
 ) -> Recomputed:
     """Return the outcome of a claim; the ticket's policy is loaded.
 
     Of the validators in `seats`, also what their fingerprints must be.
     """
-    judgement = await _judge(claim, data, rules, engine, seats)
+    judgement = await _judge(claim, data, rules, engine, decoder, seats)
     return Recomputed(
         record=outcome_record(claim, judgement),
         detail=judgement.finding.detail if judgement.finding else "",
@@ -134,15 +135,19 @@ async def recompute(
 
 
 async def _judge(
-    claim: Claim, data: bytes, rules: Rules, engine: InferenceEngine, seats: Sequence[Address]
+    claim: Claim,
+    data: bytes,
+    rules: Rules,
+    engine: InferenceEngine,
+    decoder: FileDecoder,
+    seats: Sequence[Address],
 ) -> Judgement:
     if finding := check_claim(claim) or check_file(data):
         return unread(claim, finding)
     sampling = rules.recipe.sampling
     max_rows = sampling.problems_per_submission * sampling.samples_per_problem
-    async with FileDecoder() as decoder:
-        try:
-            rows = await decoder.decode(data, max_rows=max_rows)
-        except EncodingError as error:
-            return unread(claim, unreadable(str(error)))
+    try:
+        rows = await decoder.decode(data, max_rows=max_rows)
+    except EncodingError as error:
+        return unread(claim, unreadable(str(error)))
     return await asyncio.to_thread(examine, claim, rows, rules, engine, seats)

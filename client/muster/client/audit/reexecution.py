@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -31,6 +31,7 @@ from muster.client.audit.proofs import ProofBook
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.bundle_checks import NOT_OF_ONE_FILE, Answer, check_verdict, check_weights
 from muster.client.rerun import Recomputed, claim_at, recompute, slots_of
+from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
 from muster.protocol.encoding import file_hash, hex0x
@@ -88,9 +89,11 @@ async def rerun_verdicts(
     """Return whether the same checks on the same evidence give the recorded outcomes, and where
     proofs of checking are to be had, whether who signed had recomputed them.
     """
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-audit-")))
-        judge = Rejudge(history, history.ledger.runs[run_id], copies, engine, folder)
+        decoder = await stack.enter_async_context(FileDecoder())
+        run = history.ledger.runs[run_id]
+        judge = Rejudge(history, run, copies, engine, decoder, folder)
         found = [
             Contradiction(Kind.EVIDENCE_ALTERED, f"{path.name} is no bundle: {error}")
             for path, error in copies.store.broken
@@ -117,12 +120,19 @@ class Rejudge:
     """Runs outcomes of one run again."""
 
     def __init__(
-        self, history: History, run: RunView, copies: Copies, engine: InferenceEngine, folder: Path
+        self,
+        history: History,
+        run: RunView,
+        copies: Copies,
+        engine: InferenceEngine,
+        decoder: FileDecoder,
+        folder: Path,
     ) -> None:
         self.table = tabulate(history.ledger)
         self.proofs = ProofBook(run, history.domain, copies.store, copies.orchestrator)
         self._history, self._run = history, run
         self._copies, self._engine, self._folder = copies, engine, folder
+        self._decoder = decoder
         self._rules: Rules | None = None
         self._loaded: PolicyVersion | None = None
         self._slots = slots_of(history.ledger, run.run_id)
@@ -244,7 +254,7 @@ class Rejudge:
         domain = self._history.domain
         claim = claim_at(self._history.ledger, batch, entries, position, domain, self._slots)
         seats = await self.proofs.wanted(batch)
-        again = await recompute(claim, data, self._rules, self._engine, seats)
+        again = await recompute(claim, data, self._rules, self._engine, self._decoder, seats)
         checks = check_verdict(batch.records[position], again)
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is Answer.CONTRADICT]
         return "; ".join(wrong), again

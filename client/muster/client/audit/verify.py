@@ -183,6 +183,7 @@ async def _recompute(
     from muster.client.bundle_checks import check_verdict, claim_of, recorded_of
     from muster.client.doctor.command import load_transformers
     from muster.client.rerun import recompute
+    from muster.client.validator.decoding import FileDecoder
     from muster.client.validator.judging import Rules
     from muster.client.validator.process import require_consistent
     from muster.protocol.recipe import Recipe
@@ -202,7 +203,8 @@ async def _recompute(
         version = claim.submission.policy_version
         await asyncio.to_thread(engine.load_policy, policy, version)
     data = require_file(bundle.part(SUBMISSION), claim.submission.file_hash)
-    again = await recompute(claim, data, rules, engine)
+    async with FileDecoder() as decoder:
+        again = await recompute(claim, data, rules, engine, decoder)
     return check_verdict(recorded_of(evidence), again)
 
 
