@@ -11,23 +11,34 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast simulator tasks toploc trainer worker
 
-.PHONY: setup vllm check fmt test test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
+.PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
 setup: $(VENV)/.installed node_modules/.installed
 
 # What the build hook compiles: a change there installs again.
 KERNEL := $(wildcard tools/build_kernel.py protocol/muster/*/native/*.[ch])
 
-$(VENV)/.installed: pyproject.toml $(KERNEL)
+$(VENV)/.installed: pyproject.toml constraints.txt $(KERNEL)
 	@PYTHON='$(PYTHON)' tools/prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # Not `npm ci`: it wants lock entries for every platform's binaries, which not every registry has.
 node_modules/.installed: package.json package-lock.json
 	@PYTHON='$(PYTHON)' tools/prerequisites
 	npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# The newest versions that pyproject.toml allows, of all that `make setup` installs, for every Python and platform.
+# They are constraints: pip takes of them what it needs here, and a build of the same torch that it finds.
+lock: .envs/uv/.installed
+	.envs/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra gpu --upgrade --no-header \
+	  --no-annotate --no-emit-index-url --no-emit-find-links --output-file constraints.txt pyproject.toml
+
+.envs/uv/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	@touch $@
 
 # The vLLM engine on a CPU, in an environment of its own: 2.5 GB, some minutes.
