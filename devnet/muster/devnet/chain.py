@@ -39,8 +39,10 @@ def devnet(context: click.Context, port: int, deployments: Path, state: Path | N
     """
     if context.invoked_subcommand is not None:
         return
+    from muster.chain.anvil_binary import fetch_anvil
     from muster.lifecycle import run_until_stopped
 
+    fetch_anvil(lambda text: click.echo(text, err=True))
     run_until_stopped(lambda: _serve(port, deployments, state))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import os
-import shutil
 import signal
 import socket
 import sys
@@ -17,6 +15,7 @@ from typing import IO, Self
 
 from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
 
+from muster.chain.anvil_binary import find_anvil
 from muster.chain.rpc import Rpc
 from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ChainUnreachable, ConfigError
@@ -158,25 +157,6 @@ class Anvil:
                 process.kill()
                 await process.wait()
         self._stack.close()
-
-
-def find_anvil() -> Path:
-    """Return Anvil's binary: $MUSTER_ANVIL, else the repository's npm package, else from PATH."""
-    if named := os.environ.get("MUSTER_ANVIL"):
-        if os.access(named, os.X_OK):
-            return Path(named)
-        raise ConfigError(f"MUSTER_ANVIL names no program: {named}")
-    for folder in (Path.cwd(), *Path(__file__).resolve().parents):
-        # npm's own `anvil` is a script that starts this; ending the script would not end it.
-        for binary in sorted(folder.glob("node_modules/@foundry-rs/anvil-*/bin/anvil")):
-            if os.access(binary, os.X_OK):
-                return binary
-    if found := shutil.which("anvil"):
-        return Path(found)
-    raise ConfigError(
-        "anvil is not installed",
-        hint="run `npm ci --ignore-scripts` in the repository, or set MUSTER_ANVIL",
-    )
 
 
 @cache

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+import stat
 from pathlib import Path
 
 import pytest
 
-from muster.chain import Anvil, anvil
-from muster.chain.anvil import find_anvil
+from muster.chain import Anvil, anvil, anvil_binary
+from muster.chain.anvil_binary import VERSION, fetch_anvil, find_anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ConfigError
 
@@ -43,7 +45,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No repository around the package, nothing in the working folder."""
     monkeypatch.delenv("MUSTER_ANVIL", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(anvil, "__file__", str(tmp_path / "site-packages" / "anvil.py"))
+    monkeypatch.setattr(anvil_binary, "__file__", str(tmp_path / "site-packages" / "anvil.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -56,9 +59,98 @@ def test_path_is_searched_last(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("nowhere")
 def test_missing_binary_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match="anvil is not installed") as error:
+    with pytest.raises(ConfigError, match="anvil, the local chain, is not installed") as error:
         find_anvil()
-    assert "npm ci" in str(error.value.hint)
+    assert "Node.js" in str(error.value.hint)
+
+
+def npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an npm that does this, in its folder, and a Node.js on the PATH."""
+    for name in ("npm", "node"):
+        program(folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+
+
+BRINGS = """
+mkdir -p node_modules/@foundry-rs/anvil-some-machine/bin
+echo "$@" > node_modules/words
+: > node_modules/@foundry-rs/anvil-some-machine/bin/anvil
+chmod +x node_modules/@foundry-rs/anvil-some-machine/bin/anvil
+"""
+
+
+def test_npm_fetches_the_pinned_release_once_and_says_so(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm(nowhere, BRINGS, monkeypatch)
+    said: list[str] = []
+    fetch_anvil(said.append)
+    fetch_anvil(said.append)
+    assert len(said) == 1
+    assert VERSION in said[0]
+    assert str(nowhere / "cache") in said[0]
+    assert stat.S_IMODE(find_anvil().stat().st_mode) & 0o111
+    (words,) = (nowhere / "cache").rglob("words")
+    assert f"@foundry-rs/anvil@{VERSION}" in words.read_text().split()
+    assert "--ignore-scripts" in words.read_text().split()
+    # Nothing but what was fetched is left, and nothing in the working folder.
+    assert [path.name for path in (nowhere / "cache" / "muster").iterdir()] == [f"anvil-{VERSION}"]
+    assert {path.name for path in nowhere.iterdir()} == {"bin", "cache"}
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "echo 'npm error: no network' >&2; exit 1",
+            "npm cannot fetch Anvil: npm error: no network",
+        ),
+        ("exit 7", "exit status 7"),
+        ("exit 0", "npm brought no Anvil for this machine"),
+    ],
+)
+def test_npm_that_fails_leaves_nothing_and_says_why(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    npm(nowhere, script, monkeypatch)
+    with pytest.raises(ConfigError, match=said) as error:
+        fetch_anvil(lambda _text: None)
+    assert "MUSTER_ANVIL" in (error.value.hint or "")
+    assert list((nowhere / "cache" / "muster").iterdir()) == []
+
+
+def test_npm_that_takes_too_long_is_given_up(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm(nowhere, "exec sleep 60", monkeypatch)
+    monkeypatch.setattr(anvil_binary, "FETCH_TIMEOUT_S", 0.1)
+    with pytest.raises(ConfigError, match=r"within 0\.1 s"):
+        fetch_anvil(lambda _text: None)
+
+
+def test_another_process_may_have_been_first(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = (
+        nowhere / "cache/muster" / f"anvil-{VERSION}/node_modules/@foundry-rs/anvil-x/bin/anvil"
+    )
+    npm(nowhere, f"{BRINGS}\nmkdir -p {theirs.parent}; cp $0 {theirs}", monkeypatch)
+    fetch_anvil(lambda _text: None)
+    assert find_anvil() == theirs
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_without_npm_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="is not installed") as error:
+        fetch_anvil(said.append)
+    assert (said, "npm" in (error.value.hint or "")) == ([], True)
+
+
+def test_release_is_the_one_that_is_tested() -> None:
+    package = json.loads((Path(__file__).parents[3] / "package.json").read_text())
+    assert package["devDependencies"]["@foundry-rs/anvil"] == VERSION
 
 
 async def test_anvil_that_ends_at_once_is_reported(
