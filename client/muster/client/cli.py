@@ -33,6 +33,7 @@ from muster.client.trap_cli import trap
 from muster.client.worker_status import status
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId, to_address
+from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
@@ -319,7 +320,7 @@ validator.add_command(trap)
 @click.option("--model", type=FOLDER, required=True, help="Folder of the base model.")
 @click.option("--task-set", type=FILE, help="The run's task set; without, the model's own prompts.")
 @click.option(
-    "--recipe", type=FILE, help="The run's recipe: TOML or canonical JSON; without, a plain one."
+    "--recipe", type=RECIPE, help="The run's: TOML, canonical JSON, preset; without, a plain one."
 )
 @click.option(
     "--out",

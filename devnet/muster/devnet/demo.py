@@ -13,6 +13,7 @@ import shutil
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import click
 
 from muster.devnet.keys import CHEATS
 from muster.protocol.errors import ConfigError, StorageError
+from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
     from muster.chain import ChainView
@@ -41,6 +43,8 @@ SETTLE_TIMEOUT_S = 60.0
 """Everything submitted must be judged, final and paid within this after the last step."""
 RUN_TIMEOUT_S = 1800.0
 """A demo that has not trained its steps by then has failed."""
+NEEDED = ("torch", "transformers", "fastapi", "sqlalchemy", "matplotlib")
+"""What its processes need of the extra `demo`."""
 LOCK = ".demo"
 """File that marks a demo's folder and is locked while the demo runs."""
 FREE_BYTES = 500 * 1024 * 1024
@@ -92,10 +96,10 @@ class DemoOptions:
 @click.option("--port", default=8545, show_default=True, help="Port of the chain's RPC endpoint.")
 @click.option(
     "--recipe",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("configs/demo.toml"),
+    type=RECIPE,
+    default="demo",
     show_default=True,
-    help="The run's recipe.",
+    help="The run's recipe: TOML file or preset.",
 )
 @click.option(
     "--out",
@@ -123,6 +127,14 @@ def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Example:
       muster demo --cheat forged-reward --seed 7 --keep
     """
+    from muster.chain.anvil_binary import fetch_anvil
+
+    for module in NEEDED:
+        if find_spec(module) is None:
+            raise ConfigError(
+                f"{module} is not installed", hint="pip install 'muster-rl[demo]' brings all of it"
+            )
+    fetch_anvil(lambda text: click.echo(text, err=True))
     chosen = DemoOptions(cheats=cheat, **options)
     report = asyncio.run(_supervised(chosen, as_json))
     if not all(check["passed"] for check in report["checks"]):
@@ -237,7 +249,7 @@ def _recipe_steps(path: Path) -> int:
         return int(tomllib.loads(path.read_text())["training"]["steps"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is not a recipe with training.steps: {error}", hint="see configs/demo.toml"
+            f"{path} is not a recipe with training.steps: {error}", hint="the preset `demo` is one"
         ) from error
 
 

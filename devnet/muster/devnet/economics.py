@@ -16,6 +16,7 @@ from muster.client.options import FILE, FOLDER, chain_options, endpoint, json_op
 from muster.client.printing import print_facts, print_json, print_table
 from muster.client.quantities import format_share, format_tokens, parse_tokens
 from muster.protocol.errors import ConfigError
+from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
     from muster.chain import RunTerms
@@ -36,7 +37,7 @@ SHARE = click.FloatRange(0, 1)
 @click.command()
 @click.option("--run", type=click.IntRange(min=1), help="A run on chain.")
 @click.option("--documents", type=FOLDER, help="Its documents, by hash.")
-@click.option("--recipe", type=FILE, help="Or: a recipe, TOML.")
+@click.option("--recipe", type=RECIPE, help="Or: a recipe, TOML file or preset.")
 @click.option("--calibration", type=FILE, help="And: its calibration.")
 @click.option("--price", type=click.IntRange(min=0), metavar="WEI", help="Token wei per unit.")
 @click.option("--fraud-ppm", type=click.IntRange(0, 10**6), help="First statistical fraud.")
@@ -62,7 +63,7 @@ def economics(as_json: bool, everything: bool, **options: Any) -> None:
     \b
     Examples:
       muster economics --run 1 --documents documents
-      muster economics --recipe configs/demo.toml --calibration calibration.json --audit-rate 0.1
+      muster economics --recipe demo --calibration calibration.json --audit-rate 0.1
     """
     from muster.devnet.detection import detection_of
     from muster.trainer.economics import cheats_of
@@ -132,7 +133,7 @@ def _of_files(options: dict[str, Any]) -> tuple[Recipe, Calibration, RunTerms, F
     if not options["recipe"] or not options["calibration"]:
         raise ConfigError(
             "what is to be judged? Neither --run nor --recipe with --calibration is given",
-            hint="muster economics --recipe configs/demo.toml --calibration calibration.json",
+            hint="muster economics --recipe demo --calibration calibration.json",
         )
     calibration = Calibration.from_bytes(_read(options["calibration"]))
     run = _overridden(RunTerms(TOKEN // 1000, 100_000, 500_000, 2), options)

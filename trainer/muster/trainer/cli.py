@@ -13,6 +13,7 @@ import click
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
+from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
     from muster.protocol.recipe import Recipe
@@ -67,7 +68,7 @@ def trainer() -> None:
 @click.option("--threads", type=int, help="CPU threads of the model. [default: 1]")
 @click.option("--device", help="Where the model computes. [default: cpu]")
 @click.option("--dry-run", is_flag=True, help="Print settings, recipe and its hash, and stop.")
-@click.option("--recipe", type=FILE, help="With --dry-run: the recipe, TOML.")
+@click.option("--recipe", type=RECIPE, help="With --dry-run: the recipe, TOML file or preset.")
 @click.option("--task-set", type=FILE, help="With --dry-run: the problems of the run.")
 def trainer_run(
     config: Path | None,
@@ -171,7 +172,7 @@ def run_base_model(
 @click.option("--validator", "validators", metavar="ADDR", multiple=True, required=True)
 @click.option("--quorum", type=int, required=True, help="Validators that must agree.")
 @click.option("--model", type=FOLDER, required=True, help="Base model folder.")
-@click.option("--recipe", type=FILE, required=True, help="Recipe, TOML: see configs/.")
+@click.option("--recipe", type=RECIPE, required=True, help="Recipe: TOML file or preset.")
 @click.option("--steps", type=int, help="Training steps. [default: the recipe's]")
 @click.option("--task-set", type=FILE, required=True, help="The problems.")
 @click.option("--calibration", type=FILE, required=True, help="From `muster calibrate`.")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.settings.presets import RECIPE
+
 if TYPE_CHECKING:
     from muster.tasks import TaskSet
     from muster.trainer.offline_filter import Band
@@ -21,7 +23,9 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command("filter")
 @click.option("--set", "task_set", type=FILE, required=True, help="The problems.")
 @click.option("--model", type=FOLDER, required=True, help="Model folder that solves them.")
-@click.option("--recipe", type=FILE, required=True, help="Recipe, TOML: how it is sampled.")
+@click.option(
+    "--recipe", type=RECIPE, required=True, help="How it is sampled: TOML file or preset."
+)
 @click.option(
     "--passes",
     type=click.IntRange(1, 1024),
@@ -69,7 +73,7 @@ def tasks_filter(
 
     \b
     Example:
-      muster tasks filter --set tasks.jsonl --model ./model --recipe configs/demo.toml \\
+      muster tasks filter --set tasks.jsonl --model ./model --recipe demo \\
           --passes 8 --keep 0.125:0.5 --out kept.jsonl
     """
     from muster.tasks import TaskSet

@@ -38,6 +38,7 @@ from muster.protocol.ids import Address, PolicyVersion, RunId, Step, to_address
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, count_units, decode_rollouts, encode_rollouts
+from muster.settings.presets import find_preset
 from muster.tasks import Graded, Problem, verify
 from muster.tasks.sort_digits import make_task_set
 from muster.toploc import build_proofs_many
@@ -58,7 +59,8 @@ NOW = 1_700_000_000
 PROBLEMS = 256
 SAMPLES = 320
 """Of the stage's calibration."""
-RECIPE_FILE = Path("configs/demo.toml")
+RECIPE = "demo"
+"""The preset whose rollouts are attacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,9 @@ class Stage:
     """One policy and one run, shared by all trials."""
 
     def __init__(self, folder: Path, *, warm_up_steps: int = WarmStart().steps) -> None:
-        self.recipe = read_recipe(RECIPE_FILE)
+        preset = find_preset(RECIPE)
+        assert preset is not None, "the software comes with it"
+        self.recipe = read_recipe(preset)
         self.task_set = make_task_set(PROBLEMS, seed=1)
         self.folder = folder
         model = folder / f"policy-{warm_up_steps}"
