@@ -6,8 +6,11 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import timedelta
+from functools import partial
+from itertools import chain, combinations, repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,10 @@ from torch import Tensor
 from muster.lifecycle.ports import free_port
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, RunId, Step
+from muster.trainer import meeting
 from muster.trainer.checkpoint import Checkpoints, Identity, TrainerState
 from muster.trainer.healing import History, Mean
-from muster.trainer.meeting import Meeting, Place, Round, SiteLost
+from muster.trainer.meeting import Meeting, Place, Roll, Round, SiteLost
 from muster.trainer.outer import (
     BLOCK,
     OuterStep,
@@ -242,6 +246,198 @@ def test_step_is_taken_again_without_a_site_that_died(port: int, tmp_path: Path)
     zero.close()
 
 
+# ----------------------------------------------------------------------- rounds that do not begin
+
+
+def _sites(count: int, port: int, folder: Path) -> list[Site]:
+    made = [partial(Site, number, port, folder, expected=count) for number in range(count)]
+    return _together(*made)
+
+
+def _dies_before_it_connects(site: Site, number: int) -> None:
+    """Come to a round and be gone."""
+    site.meeting._set(f"here/{number}/{site.meeting._place.site}", True)
+    site.meeting.close()
+
+
+def _dies_while_it_connects(site: Site, number: int) -> None:
+    """Come to a round, say where to connect to, and be gone."""
+    site.meeting._set(f"here/{number}/{site.meeting._place.site}", True)
+    assert site.meeting._link(number, [0, 1, 2]) is None
+    site.meeting.close()
+
+
+@pytest.mark.parametrize("dies", [_dies_before_it_connects, _dies_while_it_connects])
+def test_no_site_trains_in_vain_when_another_dies_before_the_step(
+    port: int, tmp_path: Path, dies: Callable[[Site, int], None]
+) -> None:
+    zero, one, two = _sites(3, port, tmp_path)
+    gone = threading.Event()
+
+    def steps(site: Site) -> None:
+        site.step(1, [1.0, 2.0, 3.0])
+        gone.wait(20)
+        site.step(2, [1.0, 2.0, 3.0])
+
+    def dying() -> None:
+        two.learner.join()
+        two.step(1, [1.0, 2.0, 3.0])
+        dies(two, 1)
+        gone.set()
+
+    _together(lambda: steps(zero), lambda: [one.learner.join(), steps(one)], dying)
+    assert zero.toy.taken == [(1, [1.0]), (2, [1.0, 3.0])]
+    assert one.toy.taken == [(1, [2.0]), (2, [2.0])]
+    assert zero.learner.members == one.learner.members == [0, 1]
+    zero.close()
+    one.close()
+
+
+def test_newcomer_is_handed_the_state_when_its_first_round_does_not_begin(
+    port: int, tmp_path: Path
+) -> None:
+    zero, one, two = _sites(3, port, tmp_path)
+    ready = threading.Event()
+
+    def comes_back() -> Site:
+        one.learner.join()
+        one.step(1, [1.0, 2.0, 3.0])
+        one.close()
+        shutil.rmtree(tmp_path / "1")
+        ready.wait(20)
+        back = Site(1, port, tmp_path, expected=3)
+        back.learner.join()
+        back.step(3, [1.0, 2.0, 3.0])
+        return back
+
+    def dying() -> None:
+        two.learner.join()
+        two.step(1, [1.0, 2.0, 3.0])
+        two.step(2, [1.0, 2.0, 3.0])
+        _dies_before_it_connects(two, zero.meeting._next)
+
+    def goes_on() -> None:
+        zero.step(1, [1.0, 2.0, 3.0])
+        zero.step(2, [1.0, 2.0, 3.0])
+        ready.set()
+        while not zero.meeting._newcomer(1):
+            time.sleep(0.01)
+        zero.step(3, [1.0, 2.0, 3.0])
+
+    _, back, _ = _together(goes_on, comes_back, dying)
+    assert zero.learner.members == [0, 1]
+    assert back.toy.taken == [(3, [2.0])]
+    assert torch.equal(zero.toy.w, back.toy.w)
+    zero.close()
+    back.close()
+
+
+def _without_the_line_of_1_and_2(meeting: Meeting) -> Callable[[int, list[int]], Any]:
+    """Return a site's way to link, as if gloo had tried long enough to connect those two."""
+    link = meeting._link
+    return lambda number, members: None if {1, 2} <= set(members) else link(number, members)
+
+
+def test_one_of_two_sites_that_cannot_reach_each_other_is_left_out(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zero, one, two = sites = _sites(3, port, tmp_path)
+    for site in sites:
+        monkeypatch.setattr(site.meeting, "_link", _without_the_line_of_1_and_2(site.meeting))
+
+    def trains() -> None:
+        one.learner.join()
+        one.step(1, [1.0, 2.0])
+
+    def is_left_out() -> None:
+        with pytest.raises(SiteLost, match="went on without site 2"):
+            two.learner.join()
+
+    _together(lambda: zero.step(1, [1.0, 2.0]), trains, is_left_out)
+    assert zero.learner.members == one.learner.members == [0, 1]
+    assert torch.equal(zero.toy.w, one.toy.w)
+    for site in sites:
+        site.close()
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[int, set[frozenset[int]]]:
+    """Return a number of sites, and the pairs of them that cannot reach each other."""
+    count = draw(st.integers(1, 6))
+    pairs = [frozenset(pair) for pair in combinations(range(count), 2)]
+    return count, draw(st.sets(st.sampled_from(pairs))) if pairs else set()
+
+
+def _rounds(roll: Roll, cut: set[frozenset[int]], deaths: Iterator[set[int]]) -> int:
+    """Return the number of rounds until all on a roll are connected; at most 20."""
+    dead: set[int] = set()
+    for number in range(1, 21):
+        dead |= next(deaths) - {0}
+        pairs = {frozenset(pair) for pair in combinations(roll.called, 2)}
+        silent = dead & {*roll.called}
+        linked = not silent and not pairs & cut
+        if linked and not roll.waiting:
+            return number
+        roll.call_next(linked=linked, silent=silent)
+    raise AssertionError("no round began")
+
+
+@given(networks())
+def test_roll_leaves_nobody_out_whom_all_others_reach(
+    network: tuple[int, set[frozenset[int]]],
+) -> None:
+    count, cut = network
+    roll = Roll([*range(count)])
+    assert _rounds(roll, cut, repeat(set())) <= 2 * count
+    for refused in {*range(count)} - {*roll.called}:
+        assert any(frozenset({refused, site}) in cut for site in roll.called)
+
+
+@given(networks(), st.lists(st.sets(st.integers(1, 5)), max_size=10))
+def test_roll_has_an_end_whoever_dies(
+    network: tuple[int, set[frozenset[int]]], deaths: list[set[int]]
+) -> None:
+    count, cut = network
+    assert _rounds(Roll([*range(count)]), cut, chain(deaths, repeat(set()))) <= 2 * count
+
+
+def test_message_is_waited_for_longer_than_a_connection(port: int) -> None:
+    def site(number: int) -> Meeting:
+        place = Place(number, "127.0.0.1", port, alive_s=0.5, wait_s=10.0)
+        return Meeting(place, expected=2, secret=SECRET)
+
+    zero, one = _together(lambda: site(0), lambda: site(1))
+    first, second = _together(zero.gather, lambda: one.ask({}))
+
+    def late() -> None:
+        time.sleep(2 * zero._place.alive_s)
+        second.send_all(b"late", 0)
+
+    received, _ = _together(lambda: first.receive_all(1, limit=4), late)
+    assert received == b"late"
+    zero.close()
+    one.close()
+
+
+def test_store_forgets_rounds(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "REMEMBERED_ROUNDS", 2)
+    zero, one = _pair(port, tmp_path)
+    steps = range(1, 6)
+    _together(
+        lambda: [zero.step(n, [1.0, 2.0]) for n in steps],
+        lambda: [one.learner.join(), *(one.step(n, [1.0, 2.0]) for n in steps)],
+    )
+    kinds = ("here/", "members/", "linked/", "links/", "done/", "commit/")
+    own = [key for key in zero.meeting._store.list_keys() if key.startswith(kinds)]
+    # The last round's number is 4.
+    assert {int(key.split("/")[1]) for key in own} == {2, 3, 4}
+    zero.close()
+    one.close()
+
+
+# --------------------------------------------------------------------------------- coming back
+
+
 def _comes_back(port: int, folder: Path, *, forgets: bool) -> tuple[Site, Site]:
     """Return two sites after three steps, of which the second missed one and is back."""
     zero, one = _pair(port, folder)
@@ -443,13 +639,13 @@ class Line:
         tensors[0].copy_(self.sent.pop(0))
         return self
 
-    def wait(self) -> None:
+    def wait(self, _timeout: timedelta) -> None:
         """Be done."""
 
 
 def _ends() -> tuple[Line, Round, Round]:
     line, seal = Line(), Seal(SECRET)
-    zero, one = (Round(3, [0, 1], [], line, rank, seal.mark) for rank in (0, 1))
+    zero, one = (Round(3, [0, 1], [], line, Place(i, "", 0), seal.mark) for i in (0, 1))
     return line, zero, one
 
 
@@ -470,7 +666,7 @@ def test_message_that_is_not_the_member_s_is_refused(trick: str) -> None:
         line.sent.append(line.sent[0].clone())
         one.receive(9, 0)
     if trick == "of another round":
-        one = Round(4, [0, 1], [], line, 1, Seal(SECRET).mark)
+        one = Round(4, [0, 1], [], line, Place(1, "", 0), Seal(SECRET).mark)
     with pytest.raises(SiteLost, match="was not site 0's"):
         one.receive(9, 0)
 

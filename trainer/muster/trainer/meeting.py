@@ -1,9 +1,18 @@
 """Where sites of one run meet: who takes part in a step, and messages among those.
 
 Site 0, which publishes, keeps the store that the others connect to, and decides. A *round* is one
-attempt at a training step by a fixed set of sites. Every site shows that it lives; who does not, or
-does not come in time, is left out, and the others take the step again without it. Every wait has a
-deadline, every size a bound. Messages go from site to site over gloo and are counted.
+attempt at a training step by a fixed set of sites:
+
+  1. call    site 0 names the members among those who have come (`here`, `members`)
+  2. link    they connect, and say whether they are connected to all others (`linked`)
+  3. begin   site 0 says whether all are (`links`); if not, all come to another round without those
+             who died or cannot be reached, and nobody has trained in vain
+  4. agree   after the step they say whether they have all of it (`done`), and site 0 says whether
+             it counts (`commit`)
+
+Every site shows that it lives; who does not, or does not come in time, is left out, and the others
+take the step again without it. Every wait has a deadline, every size and the number of rounds that
+a step takes to begin a bound. Messages go from site to site over gloo and are counted.
 
 Whatever is put into the store or sent carries a mark for its place (`muster.trainer.seal`). The
 place names the life of site 0's store, the round and the two sites, so nothing that was said once
@@ -23,7 +32,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +56,11 @@ MAX_WARNINGS = 100
 """Values of strangers that are told of."""
 REMEMBERED_ROUNDS = 64
 """Rounds whose decisions stay in the store, for a site that comes late to hear of them."""
+LINK_LIVES = 6
+"""How long a site may take to say whether it is connected, in `alive_s`.
+
+Gloo's deadline is one `alive_s`; the side of a connection that is called waits five of them.
+"""
 
 
 class SiteLost(MusterError, RuntimeError):
@@ -66,6 +81,19 @@ class Place:
     """A site that has not shown itself for so long is taken for dead."""
     wait_s: float = 3600.0
     """How long sites wait for one another's inner steps, and for each message."""
+
+
+class Question(NamedTuple):
+    """What every member of a round is asked: a key for each answer, and for site 0's conclusion."""
+
+    each: str
+    conclusion: str
+
+
+LINKED = Question("linked", "links")
+"""Is the member connected to all others?"""
+DONE = Question("done", "commit")
+"""Has the member all it needs to take the outer step?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +117,17 @@ class Round:
         members: list[int],
         newcomers: list[Newcomer],
         group: Any,
-        rank: int,
+        place: Place,
         mark: Callable[[str, memoryview], bytes],
     ) -> None:
         self.number = number
         self.members = members
         self.newcomers = newcomers
-        self.rank = rank
+        self.rank = members.index(place.site)
         self.sent_bytes = 0
         self._group: Any = group
+        # Per message: the group's own deadline is the short one of connecting.
+        self._wait = timedelta(seconds=place.wait_s)
         self._mark = mark
         self._messages: Counter[str] = Counter()
 
@@ -105,19 +135,19 @@ class Round:
         """Leave: who waits for a message of this site waits no longer."""
         self._group = None
 
-    def start_send(self, data: Tensor, to: int) -> Any:
-        """Begin to send bytes to a member, by its place among them."""
+    def start_send(self, data: Tensor, to: int) -> Callable[[], Any]:
+        """Begin to send bytes to a member, by its place among them; returns what waits for it."""
         message = torch.cat([data, self._mark_of(data, self.rank, to)])
         self.sent_bytes += len(message)
         assert self._group is not None
-        return self._group.send([message], to, self.rank)
+        return partial(self._group.send([message], to, self.rank).wait, self._wait)
 
     def receive(self, size: int, sender: int) -> Tensor:
         """Return bytes from a member; raises SiteLost when they do not come, or not from it."""
         message = torch.empty(size + MARK_BYTES, dtype=torch.uint8)
         with lost_site("a message"):
             assert self._group is not None
-            self._group.recv([message], sender, sender).wait()
+            self._group.recv([message], sender, sender).wait(self._wait)
         data, mark = message[:size], message[size:]
         if not torch.equal(mark, self._mark_of(data, sender, self.rank)):
             raise SiteLost(
@@ -129,9 +159,9 @@ class Round:
     def send_all(self, data: bytes, to: int) -> None:
         """Send bytes of any number, with their number."""
         with lost_site("a site to take its state"):
-            self.start_send(as_tensor(len(data).to_bytes(8, "little")), to).wait()
+            self.start_send(as_tensor(len(data).to_bytes(8, "little")), to)()
             if data:
-                self.start_send(as_tensor(data), to).wait()
+                self.start_send(as_tensor(data), to)()
 
     def receive_all(self, sender: int, *, limit: int) -> bytes:
         """Return what `send_all` sent; raises SiteLost above `limit` bytes."""
@@ -147,6 +177,45 @@ class Round:
         return as_tensor(self._mark(f"{way}/{self._messages[way]}", data.numpy().data))
 
 
+class Roll:
+    """Whom site 0 calls to a round, until all who are called are connected.
+
+    All are called at first, and who falls silent is left out. Where nobody did, the answers do not
+    tell who is to blame: two sites that cannot reach each other spoil the round for every member.
+    Then sites are called one after the other, those that trained before first, and the one with
+    whom it fails is left out. So there are at most twice as many rounds as sites.
+    """
+
+    def __init__(self, sites: list[int]) -> None:
+        self.called = sites
+        """Members of the round; site 0 is the first."""
+        self.waiting: list[int] = []
+        """Sites that are called later, one by one."""
+        self._is_one_by_one = False
+
+    def leave_out(self, sites: set[int]) -> None:
+        """Call these no more; site 0 stays, whatever a stranger wrote over its answer."""
+        others = [site for site in self.called[1:] if site not in sites]
+        self.called = [*self.called[:1], *others]
+        self.waiting = [site for site in self.waiting if site not in sites]
+
+    def call_next(self, *, linked: bool, silent: set[int]) -> None:
+        """Choose the next round's members, after one whose members did or did not connect."""
+        if silent:
+            self.leave_out(silent)
+        elif not linked and self._is_one_by_one:
+            logger.warning(
+                "site left out: it is not connected to all others",
+                extra={"site": self.called[-1], "others": self.called[:-1]},
+            )
+            self.leave_out({self.called[-1]})
+        elif not linked:
+            logger.warning("sites are called one by one", extra={"sites": self.called})
+            self._is_one_by_one = True
+            self.called, self.waiting = self.called[:1], self.called[1:]
+        self.called, self.waiting = self.called + self.waiting[:1], self.waiting[1:]
+
+
 class Meeting:
     """This site's way to the others."""
 
@@ -160,6 +229,7 @@ class Meeting:
         self._expected = expected
         self._members = [0]
         self._next = 0
+        self._tidied = 0
         self._tickets: dict[int, str] = {}
         self._seen: dict[str, tuple[int, float]] = {}
         self._done: set[str] = set()
@@ -184,47 +254,61 @@ class Meeting:
         self._set(f"join/{self._place.site}", request)
         # The ticket is of this start alone, so the answer is, and with it the session.
         self._next = int(self._get(f"admit/{self._ticket}", "site 0 to let this site in"))
-        return self._form()
+        return self.gather()
 
     def gather(self) -> Round:
-        """Return the round in which the next step is taken, when all who take part are here.
+        """Return the round in which the next step is taken, when all who take part are connected.
 
         Raises SiteLost when site 0 is gone, or went on without this site.
         """
-        if self._place.site:
-            return self._form()
-        newcomers = self._newcomers()
-        members = [site for site in self._members if not self._is_dead(site)]
-        members = sorted({*members, *(n.site for n in newcomers)})
-        return self._call(members, newcomers)
+        if self._place.site == 0:
+            return self._call()
+        while (round_ := self._come()) is None:
+            pass
+        return round_
 
     def agree(self, round_: Round, *, has_all: bool) -> bool:
         """Tell whether every member has all it needs: the step counts, else it is taken again."""
         # Whoever still waits for this site's messages learns that none will come.
         round_.close()
-        done = f"done/{round_.number}"
-        self._set(f"{done}/{self._place.site}", has_all)
+        within_s = self._place.wait_s
+        counts = self._ask_all(DONE, round_.number, round_.members, has_all, within_s)
         if self._place.site == 0:
-            is_complete = not self._wait_for(done, round_.members) and all(
-                self._peek(f"{done}/{site}") for site in round_.members
-            )
-            self._set(f"commit/{round_.number}", is_complete)
             self._tidy(round_.number - REMEMBERED_ROUNDS)
-        return bool(self._get(f"commit/{round_.number}", "site 0's decision"))
+        return counts
 
     # ------------------------------------------------------------------ site 0 decides
 
-    def _call(self, members: list[int], newcomers: list[Newcomer]) -> Round:
-        number = self._next
+    def _call(self) -> Round:
+        """Call sites to rounds until all members of one are connected."""
+        # Looked for once: who comes and goes again and again holds up a step once at most.
+        newcomers = self._newcomers()
         for newcomer in newcomers:
             self._tickets[newcomer.site] = newcomer.ticket
-            self._set(f"admit/{newcomer.ticket}", number)
+            self._set(f"admit/{newcomer.ticket}", self._next)
+        joining = [newcomer.site for newcomer in newcomers]
+        staying = [s for s in self._members if s not in joining and not self._is_dead(s)]
+        roll = Roll([*staying, *joining])
+        while (round_ := self._try(roll, newcomers)) is None:
+            pass
+        self._members = round_.members
+        return round_
+
+    def _try(self, roll: Roll, newcomers: list[Newcomer]) -> Round | None:
+        """Return the round of the sites on the roll; None when it has to be another one."""
+        number = self._next
         self._set(f"here/{number}/0", True)
-        missing = self._wait_for(f"here/{number}", members)
-        self._members = [site for site in members if site not in missing]
-        described = [(n.site, n.ticket, n.knows) for n in newcomers if n.site not in missing]
-        self._set(f"members/{number}", {"members": self._members, "newcomers": described})
-        return self._form()
+        sites = [*roll.called, *roll.waiting]
+        roll.leave_out(self._wait_for(f"here/{number}", sites, self._place.wait_s))
+        joining = [(n.site, n.ticket, n.knows) for n in newcomers if n.site in roll.called]
+        round_ = {"members": sorted(roll.called), "waiting": roll.waiting, "newcomers": joining}
+        self._set(f"members/{number}", round_)
+        if (begun := self._come()) is not None:
+            return begun
+        linked = bool(self._peek(f"{LINKED.conclusion}/{number}"))
+        answers = {site: self._peek(f"{LINKED.each}/{number}/{site}") for site in roll.called}
+        roll.call_next(linked=linked, silent={s for s in answers if answers[s] is None})
+        return None
 
     def _newcomers(self) -> list[Newcomer]:
         """Return who asks to be let in; before the first round, wait for all that are expected."""
@@ -245,9 +329,9 @@ class Meeting:
             return None
         return Newcomer(site, request["ticket"], request["knows"])
 
-    def _wait_for(self, prefix: str, sites: list[int]) -> set[int]:
+    def _wait_for(self, prefix: str, sites: list[int], within_s: float) -> set[int]:
         """Wait until these sites have set their key, are dead or late; returns the latter."""
-        until = time.monotonic() + self._place.wait_s
+        until = time.monotonic() + within_s
         missing = set(sites)
         while missing:
             missing -= {s for s in missing if self._peek(f"{prefix}/{s}") is not None}
@@ -272,35 +356,71 @@ class Meeting:
             return False
         return now - since > self._place.alive_s
 
-    def _tidy(self, number: int) -> None:
-        """Drop what the store has of a round that nobody asks about any more."""
-        keys = [f"{kind}/{number}/{site}" for kind in ("here", "done") for site in self._members]
-        for key in [*keys, f"members/{number}", f"commit/{number}"] if number >= 0 else ():
-            self._store.delete_key(key)
+    def _tidy(self, before: int) -> None:
+        """Drop what the store has of rounds that nobody asks about any more."""
+        for number in range(self._tidied, before):
+            each = ("here", LINKED.each, DONE.each)
+            keys = [f"{kind}/{number}/{site}" for kind in each for site in range(self._expected)]
+            once = ("members", LINKED.conclusion, DONE.conclusion)
+            for key in [*keys, *(f"{kind}/{number}" for kind in once)]:
+                self._store.delete_key(key)
+        self._tidied = max(self._tidied, before)
 
     # --------------------------------------------------------------------- every site
 
-    def _form(self) -> Round:
-        """Come to the next round and connect to its members."""
+    def _come(self) -> Round | None:
+        """Come to the next round; None when not all sites can be in it, and another one follows."""
         number, site = self._next, self._place.site
         self._next += 1
         self._set(f"here/{number}/{site}", True)
         value = self._get(f"members/{number}", "site 0 to begin the round")
         members: list[int] = value["members"]
-        if site not in members:
+        waiting: list[int] = value["waiting"]
+        if site not in (*members, *waiting):
             raise SiteLost(
                 f"the run went on without site {site}", hint="start the site again to rejoin"
             )
-        rank = members.index(site)
-        with lost_site("the sites of the round"):
-            group = ProcessGroupGloo(
-                PrefixStore(f"round/{number}", self._store),
-                rank,
-                len(members),
-                timedelta(seconds=self._place.wait_s),
-            )
+        group = self._link(number, members) if site in members else None
+        within_s = LINK_LIVES * self._place.alive_s
+        linked = self._ask_all(LINKED, number, members, group is not None, within_s)
+        if waiting or not linked:
+            return None
         newcomers = [Newcomer(*described) for described in value["newcomers"]]
-        return Round(number, members, newcomers, group, rank, self._mark)
+        return Round(number, members, newcomers, group, self._place, self._mark)
+
+    def _link(self, number: int, members: list[int]) -> Any:
+        """Return connections to all members; None when one cannot be reached."""
+        try:
+            with lost_site("the sites of the round"):
+                return ProcessGroupGloo(
+                    PrefixStore(f"round/{number}", self._store),
+                    members.index(self._place.site),
+                    len(members),
+                    timedelta(seconds=self._place.alive_s),
+                )
+        except SiteLost as error:
+            if len(members) == 1:
+                raise
+            logger.warning(
+                "not connected to all sites",
+                extra={"round": number, "members": members, "error": str(error)},
+            )
+            return None
+
+    def _ask_all(
+        self, question: Question, number: int, members: list[int], answer: bool, within_s: float
+    ) -> bool:
+        """Answer a question; return site 0's word on whether all members said yes.
+
+        Site 0 waits `within_s` for them; who is dead or late counts as a no.
+        """
+        self._set(f"{question.each}/{number}/{self._place.site}", answer)
+        if self._place.site == 0:
+            missing = self._wait_for(f"{question.each}/{number}", members, within_s)
+            keys = [f"{question.each}/{number}/{site}" for site in members]
+            conclusion = not missing and all(self._peek(key) for key in keys)
+            self._set(f"{question.conclusion}/{number}", conclusion)
+        return bool(self._get(f"{question.conclusion}/{number}", "site 0's decision"))
 
     def _begin_session(self) -> str:
         """Return the name of the store's life, which site 0 chooses."""

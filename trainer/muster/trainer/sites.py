@@ -337,15 +337,15 @@ def mean_over_sites(round_: Round, own_P: Tensor) -> Mean:
     with lost_site("the sites' movements"):
         sending = [round_.start_send(quantised(parts[i]), i) for i in others]
         received = {i: restored(round_.receive(size, i)) for i in others}
-        for work in sending:
-            work.wait()
+        for wait in sending:
+            wait()
     received[me] = restored(quantised(parts[me]))
     mine = quantised(mean_of([received[i] for i in range(count)]))
     with lost_site("the sites' means"):
         sending = [round_.start_send(mine, i) for i in others]
         means = {i: round_.receive(size, i) for i in others}
-        for work in sending:
-            work.wait()
+        for wait in sending:
+            wait()
     means[me] = mine
     return Mean([means[i] for i in range(count)])
 
