@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 from rich.console import Console
 
@@ -84,55 +78,3 @@ async def _lose_database(network: Network) -> None:
     await orchestrator.wait()
     for path in network.database.parent.glob(f"{network.database.name}*"):
         path.unlink()
-
-
-def test_demo_stays_up_is_audited_and_leaves_no_process_behind(tmp_path: Path) -> None:
-    output = tmp_path / "out.txt"
-    command = [
-        sys.executable,
-        "-m",
-        "muster.devnet",
-        "demo",
-        "--keep",
-        "--steps",
-        "2",
-        "--port",
-        "0",
-    ]
-    command += ["--honest", "1", "--out", str(tmp_path / "net")]
-    command += ["--deployments", str(tmp_path / "deployments")]
-    with output.open("w") as stream:
-        demo = subprocess.Popen(
-            command, cwd=ROOT, stdout=stream, stderr=stream, start_new_session=True
-        )
-    try:
-        report = _wait_for_report(demo, tmp_path / "net" / "report.json", output)
-        audit = _audit(report)
-        assert all(check["passed"] for check in audit["checks"])
-        assert len(audit["workers"]) == len(report["workers"]) == 3
-    finally:
-        family = psutil.Process(demo.pid).children(recursive=True)
-        demo.send_signal(signal.SIGINT)
-        code = demo.wait(timeout=30)
-    assert code == 130
-    assert len(family) >= 5
-    assert psutil.wait_procs(family, timeout=20)[1] == []
-
-
-def _wait_for_report(demo: subprocess.Popen[bytes], path: Path, output: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + STORY_TIMEOUT_S
-    while "stays up" not in output.read_text():
-        assert demo.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.2)
-    report: dict[str, Any] = json.loads(path.read_text())
-    return report
-
-
-def _audit(report: dict[str, Any]) -> dict[str, Any]:
-    chain = report["chain"]
-    command = [sys.executable, "-m", "muster.devnet", "audit", "--json", "--rpc", chain["rpc"]]
-    command += ["--deployments", str(Path(chain["deployments"]).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    audit: dict[str, Any] = json.loads(done.stdout)
-    return audit

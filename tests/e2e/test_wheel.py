@@ -1,0 +1,280 @@
+"""The wheel is built, installed and tried outside any checkout, with and without extras."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import site
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from muster.devnet.cli import PACKAGE
+from muster.devnet.cli import muster as root_command
+
+ROOT = Path(__file__).parents[2]
+TOO_MUCH = 120
+"""Seconds that no command here takes to begin or to refuse."""
+DEMO_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel in it, and an empty folder to work in."""
+
+    program: Path
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """A bare one: nothing on the PATH, an empty home."""
+        return {"PATH": "/nowhere", "HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "1"}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.program, *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TOO_MUCH,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of what git has, so that nothing else gets into it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", source], check=True)
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+    subprocess.run(build, cwd=source, check=True, capture_output=True, timeout=TOO_MUCH)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def install(wheel: Path, folder: Path) -> tuple[Path, Path]:
+    """Install the wheel alone; returns the environment's program and where its packages are."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet",
+         "--no-deps", "--no-index", "--disable-pip-version-check", wheel],
+        check=True,
+    )  # fmt: skip
+    (packages,) = folder.glob("lib/python*/site-packages")
+    return folder / "bin" / "muster", packages
+
+
+@pytest.fixture(scope="module")
+def complete(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel with every extra: all that these tests have, but for the links to the checkout."""
+    folder = tmp_path_factory.mktemp("complete")
+    program, packages = install(wheel, folder / "env")
+    (packages / "others.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    (folder / "work").mkdir()
+    return Installed(program, folder / "work")
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel with no extra."""
+    folder = tmp_path_factory.mktemp("base")
+    program, packages = install(wheel, folder / "env")
+    needed = {canonicalize_name(PACKAGE)}
+    waiting = [(PACKAGE, "")]
+    while waiting:
+        name, extra = waiting.pop()
+        for requirement in map(Requirement, metadata.requires(name) or ()):
+            marker, known = requirement.marker, canonicalize_name(requirement.name)
+            if (marker is None or marker.evaluate({"extra": extra})) and known not in needed:
+                needed.add(known)
+                waiting += [(known, each) for each in ("", *requirement.extras)]
+    for name in needed - {canonicalize_name(PACKAGE)}:
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (packages / top).exists():  # a folder may be several distributions'
+                (packages / top).symlink_to(Path(str(distribution.locate_file(top))))
+    (folder / "work").mkdir()
+    return Installed(program, folder / "work")
+
+
+def leaves(command: click.Command, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the words of every command that is no group, and of groups that are commands."""
+    if not isinstance(command, click.Group):
+        return [words]
+    context = click.Context(command)
+    found = [words] if command.invoke_without_command else []
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        found += leaves(inner, (*words, name))
+    return found
+
+
+COMMANDS = leaves(root_command)
+
+
+def test_what_runs_is_the_wheel_and_no_checkout(complete: Installed) -> None:
+    python = complete.program.with_name("python")
+    code = "import muster.devnet.cli, muster.protocol; print(*muster.__path__)"
+    done = subprocess.run(
+        [python, "-P", "-c", code], cwd="/", capture_output=True, text=True, check=True
+    )
+    assert all(str(complete.program.parents[1]) in path for path in done.stdout.split())
+
+
+def test_data_is_found(complete: Installed) -> None:
+    python, prefix = complete.program.with_name("python"), complete.program.parents[1]
+    code = (
+        "from muster.settings.presets import find_preset; from muster.chain.abi import CONTRACTS;"
+        "from muster.toploc import kernel; from muster.tasks.hacks import all_hacks;"
+        "print(find_preset('intellect2-long'), len(CONTRACTS), kernel.load() is not None,"
+        " len(all_hacks()) > 10)"
+    )
+    done = subprocess.run([python, "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    preset, *found = done.stdout.split()
+    assert Path(preset).is_relative_to(prefix)
+    assert found == ["8", "True", "True"]
+    shared = prefix / "share" / "muster"
+    assert (shared / "ops" / "systemd" / "muster-worker.service").exists()
+    assert (shared / "examples" / "countdown-task" / "pyproject.toml").exists()
+
+
+def is_sound(done: subprocess.CompletedProcess[str]) -> bool:
+    """Tell whether a command did what it does, or said in one line what it needs."""
+    if done.returncode == 0 or (done.returncode == 2 and "Usage:" in done.stderr):
+        return "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if re.match("(error|hint): ", line)]
+    kinds = [line.split(":")[0] for line in said]
+    return kinds in (["error"], ["error", "hint"]) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("environment", ["complete", "base"])
+def test_every_command_works_or_says_what_it_needs(
+    environment: str, request: pytest.FixtureRequest
+) -> None:
+    installed: Installed = request.getfixturevalue(environment)
+    program = (
+        "import contextlib, io, json, sys; from muster.devnet.cli import main\n"
+        "for words in map(str.split, sys.stdin.read().splitlines()):\n"
+        "    sys.argv = ['muster', *words]; err = io.StringIO(); code = 0\n"
+        "    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        try: main()\n"
+        "        except SystemExit as e: code = e.code or 0\n"
+        "        except BaseException as e: code, _ = 99, err.write(f'Traceback: {e!r}')\n"
+        "    print(json.dumps((words, code, err.getvalue())))\n"
+    )
+    asked = [(*words, "--help") for words in COMMANDS] + [
+        words for words in COMMANDS if words not in LONG
+    ]
+    done = subprocess.run(
+        [installed.program.with_name("python"), "-c", program],
+        input="\n".join(" ".join(words) for words in asked),
+        cwd=installed.folder,
+        env=installed.environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * TOO_MUCH,
+        check=True,
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(asked)
+    unsound = [
+        (words, code, said)
+        for words, code, said in results
+        if not is_sound(subprocess.CompletedProcess(words, code, "", said))
+    ]
+    assert unsound == []
+    assert [r for r in results if r[0][-1] == "--help" and r[1] != 0] == []
+
+
+LONG = {("simulate",), ("redteam",), ("completion",), ("init",), ("relay", "run")}
+"""Begin to work as they are: hours of it, questions at a terminal, a server."""
+
+
+def test_missing_extra_is_named(base: Installed) -> None:
+    for words, module, extra in (
+        (("demo",), "torch", "demo"),
+        (("orchestrator", "run"), "", "orchestrator"),
+    ):
+        done = base.run(*words)
+        error, hint = done.stderr.splitlines()[-2:]
+        assert (done.returncode, error.startswith("error: ")) == (1, True), done.stderr
+        assert module in error
+        assert hint.startswith(f"hint: pip install 'muster-rl[{extra}]'")
+
+
+def test_demo_without_node_names_it(complete: Installed) -> None:
+    done = complete.run("demo")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: anvil, the local chain, is not installed",
+        "hint: install Node.js 18 or newer with npm, which fetches it, or set MUSTER_ANVIL to one",
+    ]
+
+
+@pytest.fixture
+def bringing_npm(tmp_path: Path) -> str:
+    """A PATH on which npm brings the Anvil that is here: tests use no network."""
+    (anvil,) = ROOT.glob("node_modules/@foundry-rs/anvil-*/bin/anvil")
+    place = "node_modules/@foundry-rs/anvil-here/bin"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("npm", "node"):
+        (programs / name).write_text(f"#!/bin/sh\nmkdir -p {place} && cp '{anvil}' {place}/anvil\n")
+        (programs / name).chmod(0o755)
+    return f"{programs}:/usr/bin:/bin"
+
+
+def test_demo_fetches_anvil_stays_up_is_audited_and_leaves_no_process_behind(
+    complete: Installed, bringing_npm: str
+) -> None:
+    cache = complete.folder / "cache"
+    output = complete.folder / "out.txt"
+    words = ("--keep", "--steps", "2", "--port", "0", "--honest", "1")
+    with output.open("w") as stream:
+        demo = subprocess.Popen(
+            [complete.program, "demo", *words],
+            cwd=complete.folder,
+            env={**complete.environment, "PATH": bringing_npm, "XDG_CACHE_HOME": str(cache)},
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    try:
+        report = _wait_for_report(demo, complete.folder / "runs/demo/report.json", output)
+        audit = complete.run("audit", "--json", "--rpc", report["chain"]["rpc"])
+        found = json.loads(audit.stdout)
+        assert all(check["passed"] for check in found["checks"])
+        assert len(found["workers"]) == len(report["workers"]) == 3
+    finally:
+        family = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(signal.SIGINT)
+        code = demo.wait(timeout=30)
+    assert output.read_text().startswith("npm fetches Anvil")
+    assert code == 130
+    assert len(family) >= 5
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def _wait_for_report(demo: subprocess.Popen[bytes], path: Path, output: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + DEMO_TIMEOUT_S
+    while "stays up" not in output.read_text():
+        assert demo.poll() is None, output.read_text()
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.2)
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
