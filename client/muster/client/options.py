@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from muster.settings import DEPLOYMENTS
+
 if TYPE_CHECKING:
     from muster.wallet import Wallet
 
@@ -17,7 +19,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DEFAULT_RPC = "http://127.0.0.1:8545"
-DEFAULT_DEPLOYMENTS = Path("contracts/deployments")
 RPC_VARIABLE, DEPLOYMENTS_VARIABLE = "MUSTER_RPC", "MUSTER_DEPLOYMENTS"
 """Where every command looks for the chain that it is not told."""
 HOME = Path("~/.muster")
@@ -103,7 +104,7 @@ def endpoint(
     """Return the RPC endpoint and the folder of addresses: from flags, environment or defaults."""
     rpc = options["rpc"] or environ.get(RPC_VARIABLE) or DEFAULT_RPC
     deployments = options["deployments"] or environ.get(DEPLOYMENTS_VARIABLE)
-    return rpc, Path(deployments or DEFAULT_DEPLOYMENTS)
+    return rpc, Path(deployments or DEPLOYMENTS)
 
 
 def process_flags(

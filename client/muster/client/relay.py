@@ -13,7 +13,7 @@ import click
 from pydantic import Field
 
 from muster.protocol.errors import ConfigError
-from muster.settings import Settings, load_settings
+from muster.settings import DEPLOYMENTS, Settings, load_settings
 
 if TYPE_CHECKING:
     from muster.chain import Chain
@@ -32,7 +32,7 @@ class RelaySettings(Settings):
     """URLs of the origin or of other relays."""
     rpc: str = "http://127.0.0.1:8545"
     """JSON-RPC endpoint of the chain."""
-    deployments: Path = Path("contracts/deployments")
+    deployments: Path = DEPLOYMENTS
     """Folder of deployment files, one per chain id."""
     store: Path = Path("relay")
     """Folder for chunks and manifests."""

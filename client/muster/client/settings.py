@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from muster.protocol.ids import Address, RunId, to_address
-from muster.settings import Settings
+from muster.settings import DEPLOYMENTS, Settings
 
 
 def _urls(value: Any) -> Any:
@@ -29,7 +29,7 @@ class NodeSettings(Settings):
     """URL of the run's orchestrator."""
     rpc: str = "http://127.0.0.1:8545"
     """URL of an RPC endpoint of the chain."""
-    deployments: Path = Path("contracts/deployments")
+    deployments: Path = DEPLOYMENTS
     """Folder with the contracts' addresses, one file per chain id."""
     state_dir: Path
     """Where the process keeps what it must not forget; no other process may share it."""

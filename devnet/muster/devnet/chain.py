@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from muster.settings import DEPLOYMENTS
+
 if TYPE_CHECKING:
     from muster.chain import Chain
     from muster.protocol.ids import Address
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
-DEPLOYMENTS = Path("contracts/deployments")
 GAS_MONEY = 100 * 10**18
 TOKENS = 100_000 * 10**18
 """What `fund` gives each account."""

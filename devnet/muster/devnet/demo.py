@@ -21,6 +21,7 @@ import click
 
 from muster.devnet.keys import CHEATS
 from muster.protocol.errors import ConfigError, StorageError
+from muster.settings import DEPLOYMENTS
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class DemoOptions:
 @click.option(
     "--deployments",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("contracts/deployments"),
+    default=DEPLOYMENTS,
     show_default=True,
     help="Where the contracts' addresses are written.",
 )

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from muster.chain import ChainView
+from muster.chain.deployment import deployment_path
 from muster.client.rewards import read_view
 from muster.devnet.network import Network
 from muster.devnet.report import DemoFacts, StoredSubmission, TrainedStep
@@ -39,7 +40,7 @@ async def gather_facts(
         audit=await network.audit(run_id),
         rpc=network.rpc,
         chain_id=chain_id,
-        deployments=str(network.options.deployments / f"{chain_id}.json"),
+        deployments=str(deployment_path(network.options.deployments, chain_id)),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from muster.settings import Settings
+from muster.settings import DEPLOYMENTS, Settings
 
 
 class OrchestratorSettings(Settings):
@@ -21,7 +21,7 @@ class OrchestratorSettings(Settings):
     """File with the keystore's password; else MUSTER_PASSWORD."""
     rpc: str = "http://127.0.0.1:8545"
     """JSON-RPC endpoint of the chain."""
-    deployments: Path = Path("contracts/deployments")
+    deployments: Path = DEPLOYMENTS
     """Folder of deployment files, one per chain id."""
     documents: Path = Path("documents")
     """Folder with recipe, calibration and task set, each named by its hash."""

@@ -1,4 +1,7 @@
-"""Where a deployment's contracts are: one JSON file per chain id, written by the deployer."""
+"""Where a deployment's contracts are: one JSON file per chain id, written by the deployer.
+
+Those of known networks come with the software, in `networks` beside this file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from muster.chain.abi import CONTRACTS
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
+from muster.settings import DEPLOYMENTS
 
+_KNOWN = Path(__file__).with_name("networks")
 _HINT = "deploy the contracts, or pass the right folder with --deployments"
 
 
@@ -43,12 +48,19 @@ class _Document(BaseModel):
 
 def deployment_path(directory: Path, chain_id: int) -> Path:
     """Return the file of a chain's deployment."""
-    return directory / f"{chain_id}.json"
+    # As it is where nobody has a home: Path.expanduser would raise.
+    return Path(os.path.expanduser(directory), f"{chain_id}.json")
 
 
 def load_deployment(directory: Path, chain_id: int) -> Deployment:
-    """Return the deployment on a chain; raises ConfigError when it is missing or malformed."""
+    """Return the deployment on a chain; raises ConfigError when it is missing or malformed.
+
+    The default folder need not hold those of known networks.
+    """
     path = deployment_path(directory, chain_id)
+    known = deployment_path(_KNOWN, chain_id)
+    if directory == DEPLOYMENTS and not path.exists() and known.exists():
+        path = known
     try:
         deployment = parse_deployment(path.read_text())
     except FileNotFoundError:
@@ -88,8 +100,8 @@ def parse_deployment(text: str) -> Deployment:
 
 def save_deployment(directory: Path, deployment: Deployment) -> Path:
     """Write a deployment to its file, whole or not at all, and return the path."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = deployment_path(directory, deployment.chain_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {
         "chain_id": deployment.chain_id,
         "deploy_block": deployment.deploy_block,

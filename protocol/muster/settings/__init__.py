@@ -16,6 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from muster.protocol.errors import ConfigError
 
+_IS_CHECKOUT = (Path(__file__).parents[3] / "contracts").is_dir()
+DEPLOYMENTS = Path("contracts/deployments" if _IS_CHECKOUT else "~/.muster/deployments")
+"""Where contracts' addresses are looked for, and written, unless told otherwise."""
+
 
 class Settings(BaseModel):
     """Base of every process's settings."""

@@ -9,7 +9,7 @@ from chain_fakes import CHAIN_ID, DEPLOYMENT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain import Deployment, load_deployment, save_deployment
+from muster.chain import Deployment, deployment, load_deployment, save_deployment
 from muster.chain.deployment import parse_deployment
 from muster.protocol.errors import ConfigError
 
@@ -41,6 +41,36 @@ def test_missing_deployment_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"chain 5: .*5\.json does not exist") as error:
         load_deployment(tmp_path, 5)
     assert "--deployments" in str(error.value.hint)
+
+
+@pytest.fixture
+def default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Chain 31337 is a known network; the user's folder is empty."""
+    monkeypatch.setattr(deployment, "_KNOWN", tmp_path / "networks")
+    monkeypatch.setattr(deployment, "DEPLOYMENTS", tmp_path / "mine")
+    save_deployment(tmp_path / "networks", DEPLOYMENT)
+    return tmp_path / "mine"
+
+
+def test_known_network_needs_no_file_in_the_default_folder(default_folder: Path) -> None:
+    assert load_deployment(default_folder, CHAIN_ID) == DEPLOYMENT
+
+
+def test_file_in_the_default_folder_comes_before_a_known_network(default_folder: Path) -> None:
+    own = Deployment(CHAIN_ID, 77, DEPLOYMENT.contracts)
+    save_deployment(default_folder, own)
+    assert load_deployment(default_folder, CHAIN_ID) == own
+
+
+def test_folder_that_is_named_has_no_known_networks(default_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_deployment(default_folder / "another", CHAIN_ID)
+
+
+def test_home_is_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert save_deployment(Path("~/a"), DEPLOYMENT) == tmp_path / "a" / "31337.json"
+    assert load_deployment(Path("~/a"), CHAIN_ID) == DEPLOYMENT
 
 
 def test_unreadable_deployment_is_a_config_error(tmp_path: Path) -> None:

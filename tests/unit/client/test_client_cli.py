@@ -14,12 +14,13 @@ from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
-from muster.client.options import DEFAULT_DEPLOYMENTS, DEFAULT_RPC, endpoint, process_flags
+from muster.client.options import DEFAULT_RPC, endpoint, process_flags
 from muster.client.seat import require_device
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
+from muster.settings import DEPLOYMENTS
 from muster.toploc import Calibration
 from muster.toploc.calibration import Measurement
 from muster.wallet import LIGHT_SCRYPT_N, load_wallet
@@ -158,7 +159,7 @@ def test_the_chain_comes_from_flags_then_environment_then_defaults() -> None:
     given: dict[str, Any] = {"rpc": "http://flag", "deployments": Path("flag")}
     assert endpoint(given, SHARED) == ("http://flag", Path("flag"))
     assert endpoint(nothing, SHARED) == ("http://shared", Path("/shared"))
-    assert endpoint(nothing, {}) == (DEFAULT_RPC, DEFAULT_DEPLOYMENTS)
+    assert endpoint(nothing, {}) == (DEFAULT_RPC, DEPLOYMENTS)
 
 
 def test_a_process_prefers_its_own_variables_to_the_shared_ones() -> None:

@@ -13,6 +13,7 @@ import click
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
+from muster.settings import DEPLOYMENTS
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DEFAULT_RPC = "http://127.0.0.1:8545"
-DEFAULT_DEPLOYMENTS = Path("contracts/deployments")
 
 
 @click.group()
@@ -207,7 +207,7 @@ def run_base_model(
     help="Create the run although cheating pays under these terms: see `muster economics`.",
 )
 @click.option("--rpc", metavar="URL", default=DEFAULT_RPC, show_default=True, help="RPC endpoint.")
-@click.option("--deployments", type=FOLDER, default=DEFAULT_DEPLOYMENTS, show_default=True)
+@click.option("--deployments", type=FOLDER, default=DEPLOYMENTS, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print ids and hashes as JSON.")
 def run_create(
     keystore: Path,

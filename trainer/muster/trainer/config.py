@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
-from muster.settings import Settings
+from muster.settings import DEPLOYMENTS, Settings
 
 
 class TrainerSettings(Settings):
@@ -27,7 +27,7 @@ class TrainerSettings(Settings):
     """URL of the run's orchestrator: submission files come from it, figures go to it."""
     rpc: str = "http://127.0.0.1:8545"
     """JSON-RPC endpoint of the chain."""
-    deployments: Path = Path("contracts/deployments")
+    deployments: Path = DEPLOYMENTS
     """Folder of deployment files, one per chain id."""
     documents: Path | None = None
     """Folder with the recipe, named by its hash; without one it is asked of the orchestrator."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.settings import DEPLOYMENTS
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
 @click.option(
     "--deployments",
     type=FOLDER,
-    default=Path("contracts/deployments"),
+    default=DEPLOYMENTS,
     help="Contracts' addresses.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from muster.client.options import (
-    DEFAULT_DEPLOYMENTS,
     DEFAULT_RPC,
     DEPLOYMENTS_VARIABLE,
     FILE,
@@ -18,6 +17,7 @@ from muster.client.options import (
     RPC_VARIABLE,
 )
 from muster.protocol.errors import ConfigError
+from muster.settings import DEPLOYMENTS
 
 if TYPE_CHECKING:
     from muster.client.audit.history import History, Wanted
@@ -66,7 +66,7 @@ def wanted_of(options: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
     deployments = options["deployments"] or environ.get(DEPLOYMENTS_VARIABLE)
     return Wanted(
         rpcs=tuple(options["rpc"]) or (environ.get(RPC_VARIABLE) or DEFAULT_RPC,),
-        deployments=Path(deployments or DEFAULT_DEPLOYMENTS),
+        deployments=Path(deployments or DEPLOYMENTS),
         dump=options["dump"],
         proof=Proof(options["prove"]),
         since=options["since"],
