@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Self
 
-from eth_account.hdaccount import key_from_seed, seed_from_mnemonic
-
 from muster.chain.anvil_binary import find_anvil
 from muster.chain.rpc import Rpc
 from muster.lifecycle.ports import free_port
@@ -161,6 +159,8 @@ class Anvil:
 
 @cache
 def _development_key(index: int) -> bytes:
+    from eth_account.hdaccount import key_from_seed
+
     if not 0 <= index < 10:
         raise ConfigError(f"development accounts are numbered 0 to 9, got {index}")
     return bytes(key_from_seed(_development_seed(), f"m/44'/60'/0'/0/{index}"))
@@ -168,6 +168,8 @@ def _development_key(index: int) -> bytes:
 
 @cache
 def _development_seed() -> bytes:
+    from eth_account.hdaccount import seed_from_mnemonic
+
     return seed_from_mnemonic(MNEMONIC, "")
 
 

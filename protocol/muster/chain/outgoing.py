@@ -1,6 +1,7 @@
 """A transaction before it is mined: its fields, its fees, its signature, and a node's refusals.
 
-Pure: nothing here talks to a node or remembers anything.
+Pure: nothing here talks to a node or remembers anything. eth_account is imported by what signs: it
+takes half a second, and most commands only read.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from enum import Enum, auto
 from math import ceil
 from typing import Any
 
-from eth_account import Account
-from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 
 from muster.protocol.encoding import hex0x
@@ -117,6 +116,8 @@ class Unsigned:
     @classmethod
     def from_raw(cls, raw: bytes) -> Unsigned:
         """Return what a signed transaction says; raises EncodingError when it does not parse."""
+        from eth_account.typed_transactions.typed_transaction import TypedTransaction
+
         try:
             fields = TypedTransaction.from_bytes(HexBytes(raw)).as_dict()
             chain_id, nonce, gas, most, tip, data = (fields[name] for name in _FIELDS)
@@ -134,6 +135,8 @@ class Unsigned:
 
     def signed(self, key: bytes) -> Signed:
         """Return it with the key's signature."""
+        from eth_account import Account
+
         fields: dict[str, Any] = {
             "type": 2,
             "chainId": self.chain_id,
