@@ -122,7 +122,7 @@ def test_verifier_is_refused_for_its_fault(
 
 def test_verifier_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial(sample=3, hacked=1, deadline_s=3.0)
-    found = tried(tmp_path, monkeypatch, "while is_right: pass", trial=trial)
+    found = tried(tmp_path, monkeypatch, "while is_right: __import__('time').sleep(9)", trial=trial)
     assert found.offences["hangs"].count == admission.HANGS_BORNE
     assert "no answer within 3 s" in found.summary()
 
