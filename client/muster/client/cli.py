@@ -25,7 +25,6 @@ from muster.client.options import (
     key_options,
     node_options,
     open_keystore,
-    process_flags,
     yes_option,
 )
 from muster.client.printing import print_facts, print_json
@@ -258,7 +257,7 @@ def worker_run(
     settings = load_settings(
         WorkerSettings,
         file=config,
-        flags=process_flags(flags, WORKER_VARIABLES),
+        flags=flags,
         env_prefix=WORKER_VARIABLES,
     )
     node = open_keystore(keystore, password_file, "node")
@@ -303,7 +302,7 @@ def validator_run(
     settings = load_settings(
         ValidatorSettings,
         file=config,
-        flags=process_flags(flags, VALIDATOR_VARIABLES),
+        flags=flags,
         env_prefix=VALIDATOR_VARIABLES,
     )
     account = open_keystore(keystore, password_file, "validator")

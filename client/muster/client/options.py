@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.settings import DEPLOYMENTS
+from muster.settings import DEPLOYMENTS, SHARED
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
@@ -19,8 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 DEFAULT_RPC = "http://127.0.0.1:8545"
-RPC_VARIABLE, DEPLOYMENTS_VARIABLE = "MUSTER_RPC", "MUSTER_DEPLOYMENTS"
-"""Where every command looks for the chain that it is not told."""
+RPC_VARIABLE, DEPLOYMENTS_VARIABLE = SHARED["rpc"], SHARED["deployments"]
 HOME = Path("~/.muster")
 """Where `muster init` puts a contributor's keystores unless told otherwise."""
 PASSWORD_HELP = "Password; else MUSTER_PASSWORD, else ask."
@@ -105,21 +104,6 @@ def endpoint(
     rpc = options["rpc"] or environ.get(RPC_VARIABLE) or DEFAULT_RPC
     deployments = options["deployments"] or environ.get(DEPLOYMENTS_VARIABLE)
     return rpc, Path(deployments or DEPLOYMENTS)
-
-
-def process_flags(
-    flags: Mapping[str, Any], env_prefix: str, environ: Mapping[str, str] = os.environ
-) -> dict[str, Any]:
-    """Return the flags of a process's settings, with the chain from the shared variables.
-
-    The process's own variables (`MUSTER_WORKER_RPC`, say) come before the shared ones.
-    """
-    # An option that may be repeated is an empty tuple when it is not given.
-    given = {name: value for name, value in flags.items() if value not in (None, ())}
-    for name, variable in (("rpc", RPC_VARIABLE), ("deployments", DEPLOYMENTS_VARIABLE)):
-        if name not in given and variable in environ and env_prefix + name.upper() not in environ:
-            given[name] = environ[variable]
-    return given
 
 
 def open_keystore(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:

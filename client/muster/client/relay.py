@@ -82,7 +82,7 @@ def relay() -> None:
 )
 @click.option("--connections-per-address", type=int, help="Most open connections per address.")
 @click.option("--requests-per-s", type=float, help="Most requests per second and address.")
-def run(config: Path | None, upstream: tuple[str, ...], **flags: object) -> None:
+def run(config: Path | None, **flags: object) -> None:
     """Mirror a run until stopped.
 
     \b
@@ -92,12 +92,7 @@ def run(config: Path | None, upstream: tuple[str, ...], **flags: object) -> None
     from muster.lifecycle import run_until_stopped
     from muster.telemetry import setup_logging
 
-    settings = load_settings(
-        RelaySettings,
-        file=config,
-        flags={**flags, "upstream": upstream or None},
-        env_prefix="MUSTER_RELAY_",
-    )
+    settings = load_settings(RelaySettings, file=config, flags=flags, env_prefix="MUSTER_RELAY_")
     setup_logging("relay")
     run_until_stopped(lambda: serve_relay(settings))
 

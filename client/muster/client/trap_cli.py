@@ -22,7 +22,6 @@ from muster.client.options import (
     key_options,
     node_options,
     open_keystore,
-    process_flags,
 )
 from muster.client.printing import print_facts, print_json, print_table
 from muster.client.quantities import format_share, format_tokens
@@ -126,7 +125,7 @@ def trap_run(
     settings = load_settings(
         WorkerSettings,
         file=config,
-        flags=process_flags(flags, WORKER_VARIABLES),
+        flags=flags,
         env_prefix=WORKER_VARIABLES,
     )
     node = open_keystore(keystore, password_file, "node")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.client.options import chain_options, endpoint
 from muster.settings import DEPLOYMENTS
 
 if TYPE_CHECKING:
@@ -64,21 +65,8 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
 
 @devnet.command()
 @click.argument("keystores", type=FILE, nargs=-1, required=True)
-@click.option(
-    "--rpc",
-    metavar="URL",
-    default="http://127.0.0.1:8545",
-    show_default=True,
-    help="RPC endpoint.",
-)
-@click.option(
-    "--deployments",
-    type=FOLDER,
-    default=DEPLOYMENTS,
-    show_default=True,
-    help="Folder with the contracts' addresses.",
-)
-def fund(keystores: tuple[Path, ...], rpc: str, deployments: Path) -> None:
+@chain_options
+def fund(keystores: tuple[Path, ...], **options: Any) -> None:
     """Give the accounts of KEYSTORES gas money and tokens. Works on a development chain only.
 
     \b
@@ -89,6 +77,7 @@ def fund(keystores: tuple[Path, ...], rpc: str, deployments: Path) -> None:
 
     from muster.wallet import keystore_address
 
+    rpc, deployments = endpoint(options)
     asyncio.run(_fund(rpc, deployments, [keystore_address(path) for path in keystores]))
 
 

@@ -53,7 +53,6 @@ def run(config: Path | None, **flags: Any) -> None:
     from muster.wallet import open_wallet
 
     setup_logging("orchestrator")
-    flags["relays"] = flags["relays"] or None
     settings = load_settings(
         OrchestratorSettings, file=config, flags=flags, env_prefix="MUSTER_ORCHESTRATOR_"
     )

@@ -19,6 +19,8 @@ from muster.protocol.errors import ConfigError
 _IS_CHECKOUT = (Path(__file__).parents[3] / "contracts").is_dir()
 DEPLOYMENTS = Path("contracts/deployments" if _IS_CHECKOUT else "~/.muster/deployments")
 """Where contracts' addresses are looked for, and written, unless told otherwise."""
+SHARED = {"rpc": "MUSTER_RPC", "deployments": "MUSTER_DEPLOYMENTS"}
+"""Variables that say every command where the chain is; a process's own come before them."""
 
 
 class Settings(BaseModel):
@@ -38,22 +40,23 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> S:
-    """Return the settings; flags that are None count as not given.
+    """Return the settings; flags that are None, or an empty tuple, count as not given.
 
     Raises ConfigError for an unreadable file, an unknown key (with the close match) or a bad value.
     """
     values = _read_toml(file) if file else {}
     _refuse_unknown(cls, values, str(file))
     for name in cls.model_fields:
-        text = environ.get(env_prefix + name.upper())
+        text = environ.get(env_prefix + name.upper(), environ.get(SHARED.get(name, "")))
         if text is not None:
             values[name] = text
-    values |= {name: value for name, value in (flags or {}).items() if value is not None}
+    # An option that may be repeated is an empty tuple when it is not given.
+    values |= {name: value for name, value in (flags or {}).items() if value not in (None, ())}
     _refuse_unknown(cls, values, "flags")
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_first_problem(error)) from error
+        raise _first_problem(error, env_prefix) from error
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -73,7 +76,10 @@ def _refuse_unknown(cls: type[Settings], values: Mapping[str, Any], where: str) 
             raise ConfigError(f"unknown setting {key!r} in {where}", hint=hint)
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError, env_prefix: str) -> ConfigError:
     problem = error.errors()[0]
     name = ".".join(str(part) for part in problem["loc"])
-    return f"setting {name!r}: {problem['msg']}, got {problem['input']!r}"
+    if problem["type"] == "missing":
+        hint = f"give --{name.replace('_', '-')}, or set {env_prefix}{name.upper()}"
+        return ConfigError(f"setting {name!r} is missing", hint=hint)
+    return ConfigError(f"setting {name!r}: {problem['msg']}, got {problem['input']!r}")

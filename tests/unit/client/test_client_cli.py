@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
-from muster.client.options import DEFAULT_RPC, endpoint, process_flags
+from muster.client.options import DEFAULT_RPC, endpoint
 from muster.client.seat import require_device
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
@@ -160,20 +160,6 @@ def test_the_chain_comes_from_flags_then_environment_then_defaults() -> None:
     assert endpoint(given, SHARED) == ("http://flag", Path("flag"))
     assert endpoint(nothing, SHARED) == ("http://shared", Path("/shared"))
     assert endpoint(nothing, {}) == (DEFAULT_RPC, DEPLOYMENTS)
-
-
-def test_a_process_prefers_its_own_variables_to_the_shared_ones() -> None:
-    flags = {"rpc": None, "deployments": None, "relay": (), "run": 3}
-    assert process_flags(flags, "MUSTER_WORKER_", SHARED) == {
-        "run": 3,
-        "rpc": "http://shared",
-        "deployments": "/shared",
-    }
-    own = {**SHARED, "MUSTER_WORKER_RPC": "http://own"}
-    assert "rpc" not in process_flags(flags, "MUSTER_WORKER_", own)
-    assert process_flags({**flags, "rpc": "http://flag"}, "MUSTER_WORKER_", own)["rpc"] == (
-        "http://flag"
-    )
 
 
 @pytest.mark.parametrize(

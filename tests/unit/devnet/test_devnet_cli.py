@@ -124,6 +124,26 @@ def test_missing_module_is_named_with_the_extra_that_brings_it(module: str, extr
     assert cli.extra_of(module) == extra
 
 
+def test_every_rpc_option_without_settings_reads_the_shared_variable() -> None:
+    words = [["devnet", "fund"], ["run", "create"], ["tasks", "filter-run"], ["audit"], ["stake"]]
+    for command in words:
+        shown = CliRunner().invoke(muster, [*command, "--help"]).stdout
+        assert "else MUSTER_RPC" in shown
+        assert "else MUSTER_DEPLOYMENTS" in " ".join(shown.split())
+
+
+def test_fund_asks_the_chain_of_the_shared_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_RPC", "http://127.0.0.1:1")
+    monkeypatch.setenv("MUSTER_PASSWORD", "pw")
+    keystore = str(tmp_path / "k.json")
+    assert CliRunner().invoke(muster, ["wallet", "new", keystore, "--light"]).exit_code == 0
+    result = CliRunner().invoke(muster, ["devnet", "fund", keystore])
+    assert isinstance(result.exception, ChainUnreachable)
+    assert "http://127.0.0.1:1 " in str(result.exception)
+
+
 def test_missing_module_of_ours_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "muster", _raise(ModuleNotFoundError("x", name="muster.nothing")))
     monkeypatch.setattr(sys, "argv", ["muster"])

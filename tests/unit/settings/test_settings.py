@@ -35,6 +35,31 @@ def test_each_source_overrides_the_one_before(tmp_path: Path) -> None:
 
 def test_flags_that_are_none_are_not_given() -> None:
     assert load(environ={"X_PORT": "3"}, flags={"port": None}).port == 3
+    assert load(environ={"X_PORT": "3"}, flags={"port": ()}).port == 3
+
+
+class OnAChain(Settings):
+    run: int
+    rpc: str = "http://default"
+    deployments: Path = Path("default")
+
+
+def on_a_chain(environ: dict[str, str], **flags: object) -> OnAChain:
+    return load_settings(OnAChain, env_prefix="X_", environ=environ, flags={"run": 1, **flags})
+
+
+def test_the_chain_of_every_process_comes_from_the_shared_variables() -> None:
+    shared = {"MUSTER_RPC": "http://shared", "MUSTER_DEPLOYMENTS": "/shared", "MUSTER_RUN": "7"}
+    assert on_a_chain(shared) == OnAChain(run=1, rpc="http://shared", deployments=Path("/shared"))
+    assert on_a_chain({**shared, "X_RPC": "http://own"}).rpc == "http://own"
+    assert on_a_chain(shared, rpc="http://flag").rpc == "http://flag"
+    assert on_a_chain({}).rpc == "http://default"
+
+
+def test_a_missing_setting_says_how_to_give_it() -> None:
+    with pytest.raises(ConfigError, match="setting 'run' is missing") as caught:
+        load_settings(OnAChain, env_prefix="X_", environ={"MUSTER_RUN": "7"})
+    assert caught.value.hint == "give --run, or set X_RUN"
 
 
 def test_an_unknown_key_names_the_close_match(tmp_path: Path) -> None:

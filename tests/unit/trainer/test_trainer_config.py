@@ -140,7 +140,7 @@ def test_commands_import_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--orchestrator", "http://x", "--keystore", "k"], "setting 'run': Field required"),
+        (["--orchestrator", "http://x", "--keystore", "k"], "setting 'run' is missing"),
         (["--run", "0", "--orchestrator", "http://x", "--keystore", "k"], "setting 'run'"),
         (["--run", "1", "--orchestrator", "x", "--keystore", "none"], "there is no keystore"),
     ],

@@ -13,7 +13,7 @@ import click
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
-from muster.settings import DEPLOYMENTS
+from muster.settings import DEPLOYMENTS, SHARED
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -206,8 +206,20 @@ def run_base_model(
     is_flag=True,
     help="Create the run although cheating pays under these terms: see `muster economics`.",
 )
-@click.option("--rpc", metavar="URL", default=DEFAULT_RPC, show_default=True, help="RPC endpoint.")
-@click.option("--deployments", type=FOLDER, default=DEPLOYMENTS, show_default=True)
+@click.option(
+    "--rpc",
+    metavar="URL",
+    envvar=SHARED["rpc"],
+    default=DEFAULT_RPC,
+    help="RPC endpoint; else MUSTER_RPC, else local.",
+)
+@click.option(
+    "--deployments",
+    type=FOLDER,
+    envvar=SHARED["deployments"],
+    default=DEPLOYMENTS,
+    help="Contracts' addresses; else MUSTER_DEPLOYMENTS.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print ids and hashes as JSON.")
 def run_create(
     keystore: Path,

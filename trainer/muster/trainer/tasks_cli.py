@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.settings import DEPLOYMENTS
+from muster.settings import DEPLOYMENTS, SHARED
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -143,12 +143,19 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
 )
 @click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
 @click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
-@click.option("--rpc", metavar="URL", default="http://127.0.0.1:8545", help="RPC endpoint.")
+@click.option(
+    "--rpc",
+    metavar="URL",
+    envvar=SHARED["rpc"],
+    default="http://127.0.0.1:8545",
+    help="RPC endpoint; else MUSTER_RPC, else local.",
+)
 @click.option(
     "--deployments",
     type=FOLDER,
+    envvar=SHARED["deployments"],
     default=DEPLOYMENTS,
-    help="Contracts' addresses.",
+    help="Contracts' addresses; else MUSTER_DEPLOYMENTS.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def tasks_filter_run(
