@@ -193,7 +193,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
             click.echo(json.dumps(report))
         if options.keep:
             console.print(f"\nThe network stays up: {network.orchestrator_url}  Ctrl-C ends it.")
-            console.print("Audit it from another terminal: muster audit")
+            console.print(f"Audit it from another terminal: muster audit --rpc {network.rpc}")
             await asyncio.Event().wait()
     return report
 

@@ -66,6 +66,9 @@ def fetch_anvil(say: Callable[[str], None]) -> None:
         # Whole or not at all; where another process was first, what it fetched is taken.
         with contextlib.suppress(OSError):
             fresh.rename(cache)
+        if _binary_of(cache) is None:  # a cleaner took it and left the folder
+            shutil.rmtree(cache)
+            fresh.rename(cache)
 
 
 def _install(npm: str, folder: Path) -> None:

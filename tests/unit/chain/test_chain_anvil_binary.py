@@ -128,6 +128,16 @@ def test_npm_that_takes_too_long_is_given_up(
         fetch_anvil(lambda _text: None)
 
 
+def test_cache_that_lost_its_binary_is_fetched_again(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm(nowhere, BRINGS, monkeypatch)
+    fetch_anvil(lambda _text: None)
+    find_anvil().unlink()
+    fetch_anvil(lambda _text: None)
+    assert find_anvil().exists()
+
+
 def test_another_process_may_have_been_first(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
