@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,14 @@ def test_the_image_is_built_of_files_that_exist() -> None:
         if word == "COPY" and not rest.startswith("--from"):
             *sources, _ = rest.split()
             assert [s for s in sources if not (ROOT / s).exists()] == []
+
+
+def test_the_image_is_built_of_all_that_the_wheel_holds() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = wheel["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = [rest.split()[0] for word, rest in instructions() if word == "COPY"]
+    for source in (*wheel["packages"], *wheel["force-include"], *wheel["shared-data"]):
+        assert any(Path(source).is_relative_to(folder) for folder in copied)
 
 
 def test_the_image_runs_as_nobody_in_particular_and_takes_signals_itself() -> None:
