@@ -141,13 +141,16 @@ def test_data_is_found(complete: Installed) -> None:
     code = (
         "from muster.settings.presets import find_preset; from muster.chain.abi import CONTRACTS;"
         "from muster.toploc import kernel; from muster.tasks.hacks import all_hacks;"
-        "print(find_preset('intellect2-long'), len(CONTRACTS), kernel.load() is not None,"
-        " len(all_hacks()) > 10)"
+        "from muster.devnet.detection import RESULTS; from muster.settings import DEPLOYMENTS;"
+        "print(find_preset('intellect2-long'), RESULTS, DEPLOYMENTS, len(CONTRACTS),"
+        " kernel.load() is not None, len(all_hacks()) > 10)"
     )
     done = subprocess.run([python, "-c", code], cwd="/", capture_output=True, text=True, check=True)
-    preset, *found = done.stdout.split()
+    preset, results, *found = done.stdout.split()
     assert Path(preset).is_relative_to(prefix)
-    assert found == ["8", "True", "True"]
+    assert Path(results).is_relative_to(prefix)
+    assert Path(results).exists()
+    assert found == ["~/.muster/deployments", "8", "True", "True"]
     shared = prefix / "share" / "muster"
     assert (shared / "ops" / "systemd" / "muster-worker.service").exists()
     assert (shared / "examples" / "countdown-task" / "pyproject.toml").exists()
@@ -240,7 +243,7 @@ def bringing_npm(tmp_path: Path) -> str:
 
 
 def test_demo_fetches_anvil_stays_up_is_audited_and_leaves_no_process_behind(
-    complete: Installed, bringing_npm: str
+    complete: Installed, base: Installed, bringing_npm: str
 ) -> None:
     cache = complete.folder / "cache"
     output = complete.folder / "out.txt"
@@ -256,7 +259,9 @@ def test_demo_fetches_anvil_stays_up_is_audited_and_leaves_no_process_behind(
         )
     try:
         report = _wait_for_report(demo, complete.folder / "runs/demo/report.json", output)
-        audit = complete.run("audit", "--json", "--rpc", report["chain"]["rpc"])
+        addresses = complete.folder / "home/.muster/deployments"
+        where = ("--rpc", report["chain"]["rpc"], "--deployments", str(addresses))
+        audit = base.run("audit", "--json", *where)
         found = json.loads(audit.stdout)
         assert all(check["passed"] for check in found["checks"])
         assert len(found["workers"]) == len(report["workers"]) == 3
@@ -265,6 +270,8 @@ def test_demo_fetches_anvil_stays_up_is_audited_and_leaves_no_process_behind(
         demo.send_signal(signal.SIGINT)
         code = demo.wait(timeout=30)
     assert output.read_text().startswith("npm fetches Anvil")
+    written = {path.name for path in complete.folder.iterdir()}
+    assert written <= {"cache", "home", "out.txt", "runs"}
     assert code == 130
     assert len(family) >= 5
     assert psutil.wait_procs(family, timeout=20)[1] == []
