@@ -25,11 +25,21 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "runs" / "tests"
 SERVICES = ("tests/unit/client", "tests/unit/devnet", "tests/unit/orchestrator")
+TRAINERS = tuple(
+    str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/integration/test_trainer_*.py"))
+)
+
+
+def without(paths: tuple[str, ...]) -> list[str]:
+    """Return pytest's options that leave out paths."""
+    return [f"--ignore={path}" for path in paths]
+
+
 PARTS = {
-    "networks": ("tests/integration",),
-    "packages": ("tests/unit", "tests/conformance", *(f"--ignore={path}" for path in SERVICES)),
+    "networks": ("tests/integration", *without(TRAINERS)),
+    "packages": ("tests/unit", "tests/conformance", *without(SERVICES)),
     "services": (*SERVICES, "tests/redteam"),
-    "stories": ("tests/e2e",),
+    "stories": ("tests/e2e", *TRAINERS),
 }
 """Parts of pytest's tests, and what each consists of."""
 CONTRACTS = "contracts"
