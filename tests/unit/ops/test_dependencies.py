@@ -62,6 +62,12 @@ def test_packages_of_npm_are_locked_by_their_hashes() -> None:
     assert [name for name, entry in entries.items() if "resolved" in entry] == []
 
 
+def test_every_extra_is_in_the_guide() -> None:
+    guide = (ROOT / "docs" / "guides" / "install.md").read_text()
+    shown = re.findall(r"^\| `([a-z0-9-]+)` \|", guide, re.M)
+    assert sorted([*shown, "dev"]) == sorted(PROJECT["optional-dependencies"])
+
+
 def test_torch_is_pinned_exactly() -> None:
     # docs/decisions/0002
     (torch,) = [r for r in DECLARED if r.name == "torch"]
