@@ -51,22 +51,27 @@ def unpack_chromium() -> tuple[str, dict[str, str]]:
     found = json.loads(done.stdout)
     return found["path"], {
         "LD_LIBRARY_PATH": found["libraries"],
-        "FONTCONFIG_PATH": str(_UNPACKED / "fonts"),
+        "FONTCONFIG_FILE": found["fonts"],
     }
 
 
+def locale_environment(locale: str) -> dict[str, str]:
+    """Return this process's environment with another locale, which need not be installed."""
+    ours = {k for k in os.environ if k in ("LANG", "LANGUAGE") or k.startswith("LC_")}
+    kept = {k: v for k, v in os.environ.items() if k not in ours}
+    return kept if locale == "C" else {**kept, "LANG": f"{locale}.UTF-8"}
+
+
 @asynccontextmanager
-async def open_browser(
-    chromium: tuple[str, dict[str, str]] | None = None,
-) -> AsyncIterator[Browser]:
-    """Start Chromium without a window."""
+async def open_browser(locale: str = "en_US") -> AsyncIterator[Browser]:
+    """Start Chromium without a window, in a locale that does not depend on the machine's."""
     path, environment = find_chromium()
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=path,
             # Tests may run as root, where Chromium's own sandbox does not start.
             args=["--no-sandbox", "--disable-dev-shm-usage"],
-            env={**os.environ, **environment},
+            env={**locale_environment(locale), **environment},
         )
         yield browser
         await browser.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import orchestrator_bench
 import pytest
 import pytest_asyncio
-from dashboard_browser import LOOKS, SCREENSHOTS, open_browser, open_page
+from dashboard_browser import LOOKS, SCREENSHOTS, Watched, open_browser, open_page
 from dashboard_stage import (
     HOSTILE,
     History,
@@ -92,6 +94,16 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
             yield Stage(bench, url, browser, files[-1])
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def looks(stage: Stage) -> AsyncIterator[dict[str, Watched]]:
+    """A visitor per look, for all pages: each has a process of its own, which takes a while."""
+    async with AsyncExitStack() as visits:
+        yield {
+            look: await visits.enter_async_context(open_page(stage.browser, **context))
+            for look, context in LOOKS.items()
+        }
+
+
 NAMES = (
     *("run", "workers", "worker", "submissions", "frauds", "submission", "fraud", "cases"),
     *("samples", "network", "problem"),
@@ -99,18 +111,22 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_page_is_sound_in_every_look(stage: Stage, name: str) -> None:
-    for look, context in LOOKS.items():
-        async with open_page(stage.browser, **context) as visit:
-            await visit.page.goto(stage.url + stage.paths[name])
-            width = await visit.page.evaluate("document.documentElement.scrollWidth")
-            SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-            await visit.page.screenshot(path=SCREENSHOTS / f"{name}-{look}.png", full_page=True)
-            # A phone shows light's colours and elements.
-            assert look == "phone" or await visit.violations() == []
-            complaints = [c for c in visit.complaints if name != "problem" or "404" not in c]
-            assert (complaints, width) == ([], context["viewport"]["width"])
-            assert visit.hosts == {stage.url.removeprefix("http://")}
+async def test_page_is_sound_in_every_look(
+    stage: Stage, looks: dict[str, Watched], name: str
+) -> None:
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for look, visit in looks.items():
+        visit.complaints.clear()
+        await visit.page.goto(stage.url + stage.paths[name])
+        width = await visit.page.evaluate("document.documentElement.scrollWidth")
+        await visit.page.screenshot(path=SCREENSHOTS / f"{name}-{look}.png", full_page=True)
+        # A phone shows light's colours and elements.
+        assert look == "phone" or await visit.violations() == []
+        complaints = [c for c in visit.complaints if name != "problem" or "404" not in c]
+        assert (complaints, width) == ([], LOOKS[look]["viewport"]["width"])
+        assert visit.hosts == {stage.url.removeprefix("http://")}
+        # Follows the run no more.
+        await visit.page.goto("about:blank")
 
 
 async def test_pages_are_complete_without_scripts(stage: Stage) -> None:
@@ -170,6 +186,35 @@ async def test_chart_tells_its_values_under_the_pointer(stage: Stage) -> None:
         step, value = readout.split()
         figures = stage.bench.services.training.column("entropy")
         assert float(value) == pytest.approx(figures[int(step)], abs=5e-4)
+
+
+OWN_LANGUAGE = """
+Object.getOwnPropertyDescriptor(Navigator.prototype, "language").get.call(navigator)
+"""
+"""What Chromium calls its language, whatever the page has put in that place."""
+
+
+@pytest.mark.parametrize(
+    ("locale", "own", "number", "mark"),
+    [
+        ("C", "en-US@posix", "1,234.5", "."),
+        ("en_US", "en-US", "1,234.5", "."),
+        ("de_DE", "de-DE", "1.234,5", ","),
+        ("zh_CN", "zh-CN", "1,234.5", "."),
+    ],
+)
+async def test_charts_speak_the_language_of_the_browser(
+    stage: Stage, locale: str, own: str, number: str, mark: str
+) -> None:
+    async with open_browser(locale) as browser, open_page(browser, **LOOKS["light"]) as visit:
+        await visit.page.goto(stage.url)
+        assert await visit.page.evaluate(OWN_LANGUAGE) == own
+        assert await visit.page.locator("figure .uplot canvas").count() == 7
+        assert await visit.page.evaluate("uPlot.fmtNum(1234.5)") == number
+        await visit.page.hover("#chart-entropy .u-over", position={"x": 100, "y": 40})
+        readout = await visit.page.inner_text("#chart-entropy .readout")
+        assert re.fullmatch(rf"\d+ +\d+\{mark}\d{{3}}", readout)
+        assert visit.complaints == []
 
 
 async def test_keyboard_reaches_content_search_and_results(stage: Stage) -> None:

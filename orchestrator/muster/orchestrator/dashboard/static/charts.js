@@ -5,12 +5,14 @@ const charts = (() => {
   const drawn = new Map();
   const sync = typeof uPlot === "undefined" ? null : uPlot.sync("steps");
 
+  const tick = new Intl.NumberFormat(language, { maximumSignificantDigits: 3, useGrouping: false });
+
   function style(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
   function round(value, decimals) {
-    return value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+    return value.toLocaleString(language, { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
   }
 
   // Evaluations: a whisker for the interval, then the dot.
@@ -80,7 +82,7 @@ const charts = (() => {
         { ...axis, size: 24, gap: 5, grid: { show: false },
           incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000] },
         { ...axis, size: 46, gap: 7, space: 34,
-          values: (_, ticks) => ticks.map((v) => (Math.abs(v) >= 1e4 ? `${+(v / 1e3).toPrecision(3)}k` : `${+v.toPrecision(3)}`)) },
+          values: (_, ticks) => ticks.map((v) => (Math.abs(v) >= 1e4 ? `${tick.format(v / 1e3)}k` : tick.format(v))) },
       ],
       series: [{}, ...series],
       hooks: { setCursor: [(u) => tell(figure, data, u)] },
