@@ -81,10 +81,17 @@ def test_missing_program_is_named(programs: Path, name: str, error: str, hint: s
             "this is|Python 3.9.2",
         ),
         ("python3", 'case "$2" in *venv*) exit 1;; esac', "makes no virtual environments"),
+        ("python3", 'case "$2" in *Python.h*) exit 1;; esac', "has no headers"),
         ("cc", "exit 1", "cannot make a program"),
         ("node", 'case "$1" in --version) echo v16.20.0;; *) exit 1;; esac', "this is v16.20.0"),
     ],
-    ids=["old Python", "Python without venv", "compiler without headers", "old Node.js"],
+    ids=[
+        "old Python",
+        "Python without venv",
+        "Python without headers",
+        "compiler without headers",
+        "old Node.js",
+    ],
 )
 def test_program_that_does_not_do_is_named(
     programs: Path, name: str, script: str, error: str
