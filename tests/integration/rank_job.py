@@ -1,18 +1,17 @@
-"""One trainer of N processes, forked from one that has imported everything; run as a script.
+"""Trainers of N processes, forked from one that has imported everything; run as a script.
 
-    rank_job.py JOB SIZE FOLDER [fail]
-
-JOB is a function of this file. Rank 0 runs it and writes what it returns to FOLDER/JOB-SIZE.pt; the
-other ranks follow. Exits 0 when all ranks do.
+Each line of stdin is an `Order`, as JSON. Its ranks are forked, their stderr is FOLDER/errors, and
+when all have ended their exit codes are in FOLDER/codes. The script ends when stdin does.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,25 @@ from muster.trainer.learner import Learner
 from muster.trainer.parallel import ONE_PROCESS, Team, join
 from muster.trainer.policies import BASE, PolicyShelf
 from muster.trainer.stream import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Trainers that the same processes are, one after the other."""
+
+    folder: str
+    """Where all files are; the base model is built when it is not there."""
+    plan: list[tuple[list[str], int]]
+    """Names of functions of this file, and how many ranks run them. Rank 0 runs a function and
+    writes what it returns to FOLDER/NAME-RANKS.pt; the other ranks follow.
+    """
+    timeout_s: float = 120.0
+    """After which a rank without a word is given up."""
+
+    def line(self) -> bytes:
+        """Return what the script reads."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
 
 IDENTITY = Identity(RunId(1), keccak(b"recipe"), 31337)
 
@@ -132,12 +150,12 @@ def _plain(figures: Any) -> dict[str, float]:
 
 
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "more groups than ranks": (8, {}),
+    "more groups than ranks": (5, {}),
     "fewer groups than ranks": (3, {}),
     "one group": (1, {}),
-    "a sample at a time": (8, {"micro_batch_tokens": 1}),
-    "without mismatching samples": (8, {"max_mismatch": 0.3}),
-    "bfloat16": (8, {"compute_dtype": "bfloat16"}),
+    "a sample at a time": (5, {"micro_batch_tokens": 1}),
+    "without mismatching samples": (5, {"max_mismatch": 0.3}),
+    "bfloat16": (5, {"compute_dtype": "bfloat16"}),
 }
 """Groups in a step, and how it is computed."""
 
@@ -161,6 +179,7 @@ def saves(team: Team | None, folder: Path) -> Any:
         job.learner.step(Step(number), groups(number, 3))
     job.save(2)
     job.learner.step(Step(3), groups(3, 5))
+    job.checkpoints.close()
     return job.flat()
 
 
@@ -198,25 +217,27 @@ def dies(team: Team | None, folder: Path) -> Any:
         (folder / "steps").write_text(str(number))
 
 
-def _rank(job: Callable[[Team | None, Path], Any], rank: int, size: int, folder: Path) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-    torch.set_num_threads(1)
-    timeout_s = float(os.environ.get("RANK_TIMEOUT_S", "60"))
-    team = join(torch.device("cpu"), timeout_s)
-    if rank:
-        assert team is not None
-        follow(team, "cpu")
-    else:
-        result = job(team, folder)
-        torch.save(result, folder / f"{job.__name__}-{size}.pt")
+def _rank(order: Order, ports: list[int], rank: int) -> None:
+    folder = Path(order.folder)
+    for (names, size), port in zip(order.plan, ports, strict=True):
+        if rank >= size:
+            continue
+        place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in place.items()})
+        team = join(torch.device("cpu"), order.timeout_s)
+        if not rank:
+            for name in names:
+                torch.save(globals()[name](team, folder), folder / f"{name}-{size}.pt")
         if team is not None:
-            team.lead("stop")
+            team.lead("stop") if not rank else follow(team, "cpu")
+            team.leave()
 
 
-def _child(job: Callable[[Team | None, Path], Any], rank: int, size: int, folder: Path) -> None:
+def _child(order: Order, ports: list[int], rank: int) -> None:
+    os.dup2(os.open(Path(order.folder) / "errors", os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
     code = 0
     try:
-        _rank(job, rank, size, folder)
+        _rank(order, ports, rank)
     except MusterError as error:
         sys.stderr.write(f"rank {rank}: {type(error).__name__}: {error}\n")
         code = 1
@@ -229,32 +250,33 @@ def _child(job: Callable[[Team | None, Path], Any], rank: int, size: int, folder
     os._exit(code)
 
 
-def main() -> int:
-    """Fork the ranks and wait for them; prints their pids."""
-    name, sizes, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    if not (folder / "model").exists():
-        torch.set_num_threads(1)
-        build_base_model(folder / "model", seed=0, warm_start=WarmStart(steps=10, batch=32))
-    worst = 0
-    for part in name.split(","):
-        for size in map(int, sizes.split(",")):
-            worst = max(worst, _run(globals()[part], size, folder))
-    return worst
-
-
-def _run(job: Callable[[Team | None, Path], Any], size: int, folder: Path) -> int:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+def _run(order: Order) -> None:
+    """Fork the ranks and wait for them; writes their pids at once and their codes at the end."""
+    folder = Path(order.folder)
+    ports = [free_port() for _ in order.plan]
     pids = []
-    for rank in range(size):
+    for rank in range(max(size for _, size in order.plan)):
         pid = os.fork()
         if not pid:
-            _child(job, rank, size, folder)
+            _child(order, ports, rank)
         pids.append(pid)
     (folder / "pids").write_text(" ".join(map(str, pids)))
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    (folder / "codes").write_text(" ".join(map(str, codes)))
-    return max(codes, key=abs)
+    (folder / "codes.part").write_text(" ".join(map(str, codes)))
+    (folder / "codes.part").rename(folder / "codes")
+
+
+def main() -> None:
+    """Carry out one order after the other."""
+    torch.set_num_threads(1)
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    for line in sys.stdin:
+        order = Order(**json.loads(line))
+        model = Path(order.folder) / "model"
+        if not model.exists():
+            build_base_model(model, seed=0, warm_start=WarmStart(steps=10, batch=32))
+        _run(order)
 
 
 if __name__ == "__main__":
-    sys.exit(abs(main()))
+    main()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
-from rank_job import IDENTITY, VARIANTS
+from rank_job import IDENTITY, VARIANTS, Order
 from torch import Tensor
 
 from muster.trainer.checkpoint import Checkpoints
@@ -21,30 +22,45 @@ JOB = Path(__file__).with_name("rank_job.py")
 SIZES = (1, 2, 4)
 
 
-async def _run(words: str, folder: Path, timeout_s: float = 480, **env: str) -> tuple[int, str]:
-    process = await _start(words, folder, **env)
-    async with asyncio.timeout(timeout_s):
-        _, errors = await process.communicate()
-    return process.returncode or 0, errors.decode()
-
-
-async def _start(words: str, folder: Path, **env: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "ignore", str(JOB), *words.split(), str(folder)),
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[IO[bytes]]:
+    """Where orders go: to a process that has imported everything."""
+    process = subprocess.Popen(
+        (sys.executable, "-W", "ignore", str(JOB)),
+        stdin=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
+        bufsize=0,
     )
+    assert process.stdin is not None
+    yield process.stdin
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdin.close()
+
+
+async def _appears(path: Path, timeout_s: float) -> str:
+    """Return what is in a file as soon as it is there."""
+    async with asyncio.timeout(timeout_s):
+        while not path.exists():
+            await asyncio.sleep(0.02)
+    return path.read_text()
+
+
+async def _ended(folder: Path, timeout_s: float) -> tuple[list[int], str]:
+    """Return the exit codes of the ranks, and what they wrote to stderr."""
+    codes = await _appears(folder / "codes", timeout_s)
+    return [int(code) for code in codes.split()], (folder / "errors").read_text()
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(ranks: IO[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one, two and four ranks computed."""
     folder = tmp_path_factory.mktemp("ranks")
-    code, errors = asyncio.run(_run("gradients,saves 1,2,4", folder))
-    assert code == 0, errors
-    code, errors = asyncio.run(_run("resumes 1,2,4", folder))
-    assert code == 0, errors
+    plan = [(["gradients", "saves"], size) for size in SIZES]
+    ranks.write(Order(str(folder), [*plan, *((["resumes"], size) for size in SIZES)]).line())
+    codes, errors = asyncio.run(_ended(folder, 480))
+    assert codes == [0, 0, 0, 0], errors
     return folder
 
 
@@ -128,26 +144,26 @@ def test_resumed_at_another_size_it_is_the_same_within_rounding(
     assert float((resumed - through).norm() / through.norm()) < 1e-6
 
 
-async def test_waiting_leader_is_not_given_up(results: Path) -> None:
+async def test_waiting_leader_is_not_given_up(
+    ranks: IO[bytes], results: Path, tmp_path: Path
+) -> None:
     # Waits three seconds for records; one without a word would be given up after one and a half.
-    code, errors = await _run("idles 2", results, RANK_TIMEOUT_S="1.5")
-    assert code == 0, errors
+    (tmp_path / "model").symlink_to(results / "model")
+    ranks.write(Order(str(tmp_path), [(["idles"], 2)], timeout_s=1.5).line())
+    codes, errors = await _ended(tmp_path, 120)
+    assert codes == [0, 0], errors
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 async def test_death_of_a_rank_ends_all_with_a_clear_error(
-    results: Path, tmp_path: Path, victim: int
+    ranks: IO[bytes], results: Path, tmp_path: Path, victim: int
 ) -> None:
     (tmp_path / "model").symlink_to(results / "model")
-    process = await _start("dies 3", tmp_path)
-    async with asyncio.timeout(120):
-        while not (tmp_path / "steps").exists():
-            await asyncio.sleep(0.02)
+    ranks.write(Order(str(tmp_path), [(["dies"], 3)], timeout_s=60).line())
+    await _appears(tmp_path / "steps", 120)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     os.kill(pids[victim], signal.SIGKILL)
-    async with asyncio.timeout(60):
-        _, errors = await process.communicate()
-    codes = [int(code) for code in (tmp_path / "codes").read_text().split()]
+    codes, errors = await _ended(tmp_path, 60)
     assert codes.pop(victim) == -signal.SIGKILL
     assert codes == [1, 1]
-    assert errors.decode().count("RankLost: waited in vain for") == 2
+    assert errors.count("RankLost: waited in vain for") == 2
