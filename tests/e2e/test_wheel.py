@@ -59,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of a copy of what git has, so that nothing else gets into it."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", source], check=True)
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), source], check=True)
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
     subprocess.run(build, cwd=source, check=True, capture_output=True, timeout=TOO_MUCH)
     (found,) = folder.glob("*.whl")

@@ -27,8 +27,7 @@ async def trainers(tmp_path: Path) -> AsyncIterator[TrainerNetwork]:
 
 def _flags(trainers: TrainerNetwork, site: int, port: int) -> list[str]:
     words = f"--sites 2 --site {site} --site-address 127.0.0.1:{port} --site-wait-s 60"
-    words += f" --site-alive-s 2 --model {trainers.folder / 'model'}"
-    return words.split()
+    return [*words.split(), "--site-alive-s", "2", "--model", str(trainers.folder / "model")]
 
 
 async def _until_step(trainers: TrainerNetwork, name: str, step: int) -> None:

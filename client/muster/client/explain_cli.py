@@ -7,6 +7,7 @@ page says so. With --rerun the verdict is recomputed here.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -252,7 +253,8 @@ def _save(
     )
     note = "" if has_weights else "; without the policy, give it to verify with --policy FOLDER"
     place_name = f"{place.batch.batch_id}:{place.position}"
-    click.echo(f"Saved: muster audit verify {place_name} --bundle {path}{note}", err=True)
+    command = shlex.join(["muster", "audit", "verify", place_name, "--bundle", str(path)])
+    click.echo(f"Saved: {command}{note}", err=True)
 
 
 async def _load(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -85,7 +86,7 @@ def next_steps(identity: Identity) -> str:
         f"  muster doctor --run ID --orchestrator URL\n"
         f"                                       is this machine fit? Nothing is at stake\n"
         f"  send tokens and gas money to {identity.worker}\n"
-        f"  muster stake --keystore {worker} --node {node} --run ID\n"
+        f"  muster stake --keystore {quote(str(worker))} --node {quote(str(node))} --run ID\n"
         f"Keep {worker} off the machine that works: the node's keystore is enough there."
     )
 

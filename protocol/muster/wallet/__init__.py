@@ -10,6 +10,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -161,7 +162,8 @@ def _read_keystore(path: Path) -> dict[str, Any]:
             data = file.read(MAX_KEYSTORE_BYTES + 1)
     except FileNotFoundError:
         raise WalletError(
-            f"there is no keystore at {path}", hint=f"create one: muster wallet new {path}"
+            f"there is no keystore at {path}",
+            hint=f"create one: {shlex.join(['muster', 'wallet', 'new', str(path)])}",
         ) from None
     except OSError as error:
         raise WalletError(f"cannot read {path}: {error.strerror}") from None

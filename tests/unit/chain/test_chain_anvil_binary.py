@@ -144,7 +144,7 @@ def test_another_process_may_have_been_first(
     theirs = (
         nowhere / "cache/muster" / f"anvil-{VERSION}/node_modules/@foundry-rs/anvil-x/bin/anvil"
     )
-    npm(nowhere, f"{BRINGS}\nmkdir -p {theirs.parent}; cp $0 {theirs}", monkeypatch)
+    npm(nowhere, f"{BRINGS}\nmkdir -p '{theirs.parent}'; cp \"$0\" '{theirs}'", monkeypatch)
     fetch_anvil(lambda _text: None)
     assert find_anvil() == theirs
 
@@ -176,7 +176,7 @@ async def test_anvil_that_never_answers_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaf = program(tmp_path / "anvil")
-    deaf.write_text(f"#!/bin/sh\ntrap '' INT\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    deaf.write_text(f"#!/bin/sh\ntrap '' INT\necho $$ > '{tmp_path}/pid'\nexec sleep 60\n")
     monkeypatch.setenv("MUSTER_ANVIL", str(deaf))
     monkeypatch.setattr(anvil, "READY_TIMEOUT_S", 0.3)
     monkeypatch.setattr(anvil, "STOP_TIMEOUT_S", 0.1)

