@@ -1,4 +1,4 @@
-"""`muster redteam`: play the attacks against this checkout's defences."""
+"""`muster redteam`: play the attacks against this software's defences."""
 
 from __future__ import annotations
 
