@@ -110,17 +110,15 @@ async def test_rollback_makes_a_new_version_with_old_weights(
     assert (manifest.stream_from, manifest.stream_to) == (14, 16)
 
 
-@pytest.mark.parametrize("stop", [4, 7, 8])
-async def test_rollback_is_the_same_after_a_restart(
-    tmp_path: Path, model_folder: Path, stop: int
-) -> None:
+async def test_rollback_is_the_same_after_a_restart(tmp_path: Path, model_folder: Path) -> None:
     whole = _collapsing_world(tmp_path / "whole", model_folder)
     await whole.train(9, guard=_rolling_back())
-    parts = _collapsing_world(tmp_path / "parts", model_folder)
-    await parts.train(stop, guard=_rolling_back())
-    await parts.train(9, guard=_rolling_back())
-    assert torch.equal(parts.weights(9), whole.weights(9))
-    assert parts.anchor.roots == whole.anchor.roots
+    for stop in (4, 7, 8):
+        parts = _collapsing_world(tmp_path / f"parts {stop}", model_folder)
+        await parts.train(stop, guard=_rolling_back())
+        await parts.train(9, guard=_rolling_back())
+        assert torch.equal(parts.weights(9), whole.weights(9)), stop
+        assert parts.anchor.roots == whole.anchor.roots, stop
 
 
 async def test_collapse_ends_the_run_before_the_step_is_saved(
@@ -135,6 +133,14 @@ async def test_collapse_ends_the_run_before_the_step_is_saved(
 
 
 # A real one
+
+
+@pytest.fixture(scope="module")
+def warm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model."""
+    folder = tmp_path_factory.mktemp("warm") / "model"
+    build_base_model(folder, seed=0)
+    return folder
 
 
 def _rewards(folder: Path, model: Path, rate: float, guard: Guard) -> tuple[list[float], list[int]]:
@@ -157,11 +163,9 @@ def _rewards(folder: Path, model: Path, rate: float, guard: Guard) -> tuple[list
     return rewards, sent_back
 
 
-def test_run_that_collapses_is_saved_by_a_rollback(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    build_base_model(model, seed=0)
-    lost, _ = _rewards(tmp_path / "lost", model, 3e-3, Guard())
-    saved, sent_back = _rewards(tmp_path / "saved", model, 3e-3, Guard(action="rollback"))
+def test_run_that_collapses_is_saved_by_a_rollback(tmp_path: Path, warm_model: Path) -> None:
+    lost, _ = _rewards(tmp_path / "lost", warm_model, 3e-3, Guard())
+    saved, sent_back = _rewards(tmp_path / "saved", warm_model, 3e-3, Guard(action="rollback"))
     assert max(lost[:5]) > 0.2 > max(lost[-5:])
     assert sent_back
     assert sent_back[0] < 25
@@ -169,9 +173,7 @@ def test_run_that_collapses_is_saved_by_a_rollback(tmp_path: Path) -> None:
     assert min(saved[-5:]) > 0.5
 
 
-def test_run_that_learns_is_left_alone(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    build_base_model(model, seed=0)
-    rewards, sent_back = _rewards(tmp_path / "run", model, 7e-4, Guard(action="rollback"))
+def test_run_that_learns_is_left_alone(tmp_path: Path, warm_model: Path) -> None:
+    rewards, sent_back = _rewards(tmp_path / "run", warm_model, 7e-4, Guard(action="rollback"))
     assert sent_back == []
     assert min(rewards[-5:]) > 0.7
