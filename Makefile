@@ -24,10 +24,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(KERNEL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+NPM_INSTALL := npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+# npm 9 leaves Foundry's binaries out: optional parts that want Node.js 20, which they do not need.
+FOUNDRY = linux-$(subst aarch64,arm64,$(subst x86_64,amd64,$(shell uname -m)))@$(shell sed -n 's/.*foundry-rs.forge": "\(.*\)".*/\1/p' package.json)
+
 # Not `npm ci`: it wants lock entries for every platform's binaries, which not every registry has.
 node_modules/.installed: package.json package-lock.json
 	@PYTHON='$(PYTHON)' tools/prerequisites
-	npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+	$(NPM_INSTALL)
+	@ls node_modules/@foundry-rs/*-*/bin/* >/dev/null 2>&1 || $(NPM_INSTALL) @foundry-rs/anvil-$(FOUNDRY) @foundry-rs/forge-$(FOUNDRY)
 	@touch $@
 
 # The newest versions that pyproject.toml allows, of all that `make setup` installs, for every Python and platform.

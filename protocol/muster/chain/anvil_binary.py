@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from muster.protocol.errors import ConfigError
 
 VERSION = "1.7.1"
 """The release that is tested, the one of package.json."""
+_HINT = "look at the network and at npm's settings, or set MUSTER_ANVIL to an anvil"
 FETCH_TIMEOUT_S = 600.0
 """For 15 MB, over a slow connection."""
 
@@ -60,9 +63,7 @@ def fetch_anvil(say: Callable[[str], None]) -> None:
         fresh.mkdir()
         _install(npm, fresh)
         if _binary_of(fresh) is None:
-            raise ConfigError(
-                "npm brought no Anvil for this machine", hint="set MUSTER_ANVIL to an anvil for it"
-            )
+            raise ConfigError(f"npm brought no Anvil in {_package()}", hint=_HINT)
         # Whole or not at all; where another process was first, what it fetched is taken.
         with contextlib.suppress(OSError):
             fresh.rename(cache)
@@ -73,8 +74,7 @@ def fetch_anvil(say: Callable[[str], None]) -> None:
 
 def _install(npm: str, folder: Path) -> None:
     options = ["--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"]
-    command = [npm, "install", "--prefix", str(folder), *options, f"@foundry-rs/anvil@{VERSION}"]
-    hint = "look at the network and at npm's settings, or set MUSTER_ANVIL to an anvil"
+    command = [npm, "install", "--prefix", str(folder), *options, f"{_package()}@{VERSION}"]
     try:
         done = subprocess.run(
             command,
@@ -86,10 +86,20 @@ def _install(npm: str, folder: Path) -> None:
         )
     except subprocess.TimeoutExpired as error:
         took = f"{FETCH_TIMEOUT_S:g} s"
-        raise ConfigError(f"npm did not fetch Anvil within {took}", hint=hint) from error
+        raise ConfigError(f"npm did not fetch Anvil within {took}", hint=_HINT) from error
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise ConfigError(f"npm cannot fetch Anvil: {said[0]}", hint=hint)
+        raise ConfigError(f"npm cannot fetch Anvil: {said[0]}", hint=_HINT)
+
+
+def _package() -> str:
+    """Return npm's name of the binary for this machine.
+
+    Asked for by itself: as an optional part of `@foundry-rs/anvil` npm 9 leaves it out, because the
+    package wants Node.js 20, which the binary does not need.
+    """
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    return f"@foundry-rs/anvil-{sys.platform}-{machine}"
 
 
 def _cache() -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import stat
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def test_npm_fetches_the_pinned_release_once_and_says_so(
     assert str(nowhere / "cache") in said[0]
     assert stat.S_IMODE(find_anvil().stat().st_mode) & 0o111
     (words,) = (nowhere / "cache").rglob("words")
-    assert f"@foundry-rs/anvil@{VERSION}" in words.read_text().split()
+    machine = "amd64" if platform.machine() == "x86_64" else "arm64"
+    assert f"@foundry-rs/anvil-linux-{machine}@{VERSION}" in words.read_text().split()
     assert "--ignore-scripts" in words.read_text().split()
     # Nothing but what was fetched is left, and nothing in the working folder.
     assert [path.name for path in (nowhere / "cache" / "muster").iterdir()] == [f"anvil-{VERSION}"]
@@ -106,7 +108,7 @@ def test_npm_fetches_the_pinned_release_once_and_says_so(
             "npm cannot fetch Anvil: npm error: no network",
         ),
         ("exit 7", "exit status 7"),
-        ("exit 0", "npm brought no Anvil for this machine"),
+        ("exit 0", "npm brought no Anvil in @foundry-rs"),
     ],
 )
 def test_npm_that_fails_leaves_nothing_and_says_why(
