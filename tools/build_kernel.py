@@ -27,6 +27,11 @@ SHARDCAST = Path("protocol/muster/shardcast/native")
 TASKS = Path("protocol/muster/tasks/native")
 FOLDERS = {TOPLOC: "TOPLOC proofs", SHARDCAST: "weight deltas", TASKS: "hashes of task sets"}
 """What is computed in Python where a folder's library is missing."""
+DATA = {
+    "configs": "muster/settings/presets",
+    "benchmarks/results/redteam.json": "muster/devnet/redteam.json",
+}
+"""Where a wheel has what a checkout has elsewhere; an editable installation would copy it."""
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
 PLAIN = ["-DWIDEST_VECTORS="]
 """For compilers that cannot make code for several instruction sets at once."""
@@ -45,6 +50,8 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]  # of hatchling'
         """Compile before hatchling collects a wheel's files."""
         if self.target_name != "wheel":
             return
+        if version != "editable":
+            build_data["force_include"].update(DATA)
         for folder, what in FOLDERS.items():
             try:
                 library = compile_kernel(Path(self.root) / folder)

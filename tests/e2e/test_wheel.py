@@ -129,7 +129,7 @@ COMMANDS = leaves(root_command)
 
 def test_what_runs_is_the_wheel_and_no_checkout(complete: Installed) -> None:
     python = complete.program.with_name("python")
-    code = "import muster.devnet.cli, muster.protocol; print(*muster.__path__)"
+    code = "import muster.devnet.cli as a, muster.protocol as b; print(a.__file__, b.__file__)"
     done = subprocess.run(
         [python, "-P", "-c", code], cwd="/", capture_output=True, text=True, check=True
     )

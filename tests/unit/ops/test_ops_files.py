@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -135,7 +136,8 @@ def test_the_image_is_built_of_all_that_the_wheel_holds() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = wheel["tool"]["hatch"]["build"]["targets"]["wheel"]
     copied = [rest.split()[0] for word, rest in instructions() if word == "COPY"]
-    for source in (*wheel["packages"], *wheel["force-include"], *wheel["shared-data"]):
+    data = runpy.run_path(str(ROOT / "tools" / "build_kernel.py"))["DATA"]
+    for source in (*wheel["packages"], *data, *wheel["shared-data"]):
         assert any(Path(source).is_relative_to(folder) for folder in copied)
 
 
