@@ -61,7 +61,7 @@ COMMANDS = {
     "audit": Lazy(
         "muster.client.audit.command:audit", "Rebuild and check everything from the chain."
     ),
-    "redteam": Lazy("muster.devnet.redteam.command:redteam", "Attack the defences with all that is known."),
+    "redteam": Lazy("muster.devnet.redteam.command:redteam", "Attack this software's defences."),
     "completion": Lazy("muster.devnet.completion:completion", "Make the shell complete words."),
 }
 

@@ -61,7 +61,7 @@ def encrypting(folder: Path, *, first: str) -> Iterator[tuple[int, int, ssl.SSLC
     """
     folder.mkdir()
     authority = trustme.CA()
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    certificate = authority.issue_cert("127.0.0.1")
     chain, key = folder / "fullchain.pem", folder / "privkey.pem"
     chain.write_bytes(b"".join(pem.bytes() for pem in certificate.cert_chain_pems))
     certificate.private_key_pem.write_to_path(key)
@@ -90,7 +90,7 @@ async def front(folder: Path, **settings: object) -> AsyncIterator[Front]:
         with encrypting(folder / "nginx", first=first) as (tls, plain, trust):
             await nginx_server.answering(tls)
             yield Front(
-                bench, direct, f"https://localhost:{tls}", f"http://localhost:{plain}", trust
+                bench, direct, f"https://127.0.0.1:{tls}", f"http://127.0.0.1:{plain}", trust
             )
 
 
@@ -138,7 +138,7 @@ async def test_replica_that_is_down_is_not_noticed_and_none_at_all_is_named(tmp_
     nobody = f"127.0.0.1:{free_port()}"
     with encrypting(tmp_path / "alone", first=nobody) as (tls, _, trust):
         await nginx_server.answering(tls)
-        async with httpx.AsyncClient(base_url=f"https://localhost:{tls}", verify=trust) as http:
+        async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{tls}", verify=trust) as http:
             answer = await http.get("/healthz")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert ErrorAnswer.model_validate_json(answer.content).error.code == "overloaded"
