@@ -311,8 +311,8 @@ async def _die(parts: Parts, *, steps: int) -> None:
     else:
         pytest.fail("the trainer was not killed")
     finally:
-        parts.compute.close()
-        # What still writes would not outlive a process.
+        # What still computes or writes would not outlive a process.
+        await asyncio.to_thread(parts.compute._executor.shutdown, cancel_futures=True)
         await asyncio.to_thread(parts.checkpoints.close)
 
 
