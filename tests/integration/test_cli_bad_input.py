@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from muster.chain import Anvil
 from muster.devnet import demo
+from muster.devnet.cli import main
 from muster.devnet.demo import prepare_folder
 from muster.protocol.errors import ConfigError, StorageError
 from muster.wallet import create_wallet
@@ -23,15 +24,32 @@ ROOT = Path(__file__).parents[2]
 PASSWORD = "right"
 
 
-def muster(*words: str, password: str = PASSWORD, cwd: Path = ROOT) -> str:
-    """Run a command that must fail, and return what it says."""
+Say = Callable[..., str]
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Runs a command that must fail, and returns what it says."""
+
+    def run(*words: str, password: str = PASSWORD) -> str:
+        monkeypatch.setenv("MUSTER_PASSWORD", password)
+        monkeypatch.setattr(sys, "argv", ["muster", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (1, 2, 3)
+        return capsys.readouterr().err
+
+    return run
+
+
+def say_apart(*words: str) -> str:
+    """Run a command that must fail in a process of its own, and return what it says."""
     done = subprocess.run(
         [sys.executable, "-m", "muster.devnet", *words],
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=cwd,
-        env={**os.environ, "MUSTER_PASSWORD": password},
+        cwd=ROOT,
     )
     assert done.returncode in (1, 2, 3), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -59,8 +77,8 @@ def deployment_file(folder: Path, chain_id: int) -> None:
     (folder / f"{chain_id}.json").write_text(json.dumps(content))
 
 
-def test_a_chain_that_is_down_is_named_without_its_path() -> None:
-    said = muster("audit", "--rpc", "http://127.0.0.1:9/secret-key")
+def test_a_chain_that_is_down_is_named_without_its_path(say: Say) -> None:
+    said = say("audit", "--rpc", "http://127.0.0.1:9/secret-key")
     assert "error: " in said
     assert "127.0.0.1:9" in said
     assert "secret-key" not in said
@@ -68,33 +86,41 @@ def test_a_chain_that_is_down_is_named_without_its_path() -> None:
 
 
 async def test_a_missing_deployment_file_says_where_it_was_looked_for(
-    bare_chain: str, tmp_path: Path
+    bare_chain: str, tmp_path: Path, say: Say
 ) -> None:
-    said = muster("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
+    said = await asyncio.to_thread(
+        say, "audit", "--rpc", bare_chain, "--deployments", str(tmp_path)
+    )
     assert str(tmp_path) in said
     assert "hint: " in said
 
 
-async def test_a_malformed_deployment_file_is_refused(bare_chain: str, tmp_path: Path) -> None:
+async def test_a_malformed_deployment_file_is_refused(
+    bare_chain: str, tmp_path: Path, say: Say
+) -> None:
     (tmp_path / "31337.json").write_text("{}")
-    assert "31337.json" in muster("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
+    words = ("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
+    assert "31337.json" in await asyncio.to_thread(say, *words)
 
 
-async def test_contracts_that_are_not_there_are_noticed(bare_chain: str, tmp_path: Path) -> None:
+async def test_contracts_that_are_not_there_are_noticed(
+    bare_chain: str, tmp_path: Path, say: Say
+) -> None:
     deployment_file(tmp_path, 31337)
-    said = muster("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
+    words = ("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
+    said = await asyncio.to_thread(say, *words)
     assert "error: " in said
     assert "MusterToken" in said or "contract" in said
 
 
 @pytest.mark.parametrize("command", [["stake", "--yes"], ["rewards", "claim", "--run", "1"]])
-def test_a_wrong_password_is_said_to_be_wrong(command: list[str], keystore: Path) -> None:
-    said = muster(*command, "--keystore", str(keystore), password="wrong")
+def test_a_wrong_password_is_said_to_be_wrong(command: list[str], keystore: Path, say: Say) -> None:
+    said = say(*command, "--keystore", str(keystore), password="wrong")
     assert f"error: wrong password for {keystore}" in said
 
 
-def test_a_missing_keystore_says_how_to_make_one(tmp_path: Path) -> None:
-    said = muster("stake", "--yes", "--keystore", str(tmp_path / "none.json"))
+def test_a_missing_keystore_says_how_to_make_one(tmp_path: Path, say: Say) -> None:
+    said = say("stake", "--yes", "--keystore", str(tmp_path / "none.json"))
     assert "error: there is no keystore" in said
     assert "muster wallet new" in said
 
@@ -106,18 +132,18 @@ def test_a_port_in_use_is_named(command: str, tmp_path: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = str(holder.getsockname()[1])
-        said = muster(command, "--port", port, "--deployments", str(tmp_path), *out)
+        said = say_apart(command, "--port", port, "--deployments", str(tmp_path), *out)
     assert f"error: port {port} is in use" in said
 
 
-def test_an_unknown_cheat_lists_the_known_ones(tmp_path: Path) -> None:
-    said = muster("demo", "--cheat", "nonsense", "--out", str(tmp_path / "out"))
+def test_an_unknown_cheat_lists_the_known_ones(tmp_path: Path, say: Say) -> None:
+    said = say("demo", "--cheat", "nonsense", "--out", str(tmp_path / "out"))
     assert "'nonsense' is not one of" in said
     assert "other-model" in said
 
 
-def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
-    said = muster("demo", "--recipe", str(tmp_path / "none.toml"), "--out", str(tmp_path / "out"))
+def test_a_missing_recipe_is_named(tmp_path: Path, say: Say) -> None:
+    said = say("demo", "--recipe", str(tmp_path / "none.toml"), "--out", str(tmp_path / "out"))
     assert "none.toml" in said
 
 
