@@ -148,7 +148,7 @@ class Network:
         **settings: Any,
     ) -> Any:
         return run_validator(
-            ValidatorSettings(**self._common(f"validator-{number}"), **settings),
+            ValidatorSettings(**{**self._common(f"validator-{number}"), **settings}),
             wallet or [*VALIDATORS, THIRD][number],
             engine_factory=make_engine,
             loop_class=loop_class,

@@ -25,7 +25,7 @@ from client_network import (
     running,
 )
 
-from muster.chain import BatchView
+from muster.chain import BatchView, ChainView, EventReader, apply_poll
 from muster.client.validator.checks import Claim, Finding
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Judgement, unread
@@ -68,23 +68,20 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
 def validator(
     network: Network, number: int, loop: type[ValidatorLoop] = ValidatorLoop, **settings: Any
 ) -> Any:
-    return network.validator(number, loop, wallet=BENCH[number], **settings)
-
-
-async def batches_of(network: Network) -> list[BatchView]:
-    return list((await network.view()).batches.values())
+    # Seven that ask twenty times a second keep a machine busy with questions.
+    return network.validator(number, loop, wallet=BENCH[number], poll_s=0.2, **settings)
 
 
 async def until(network: Network, check: Callable[[list[BatchView]], bool]) -> list[BatchView]:
     """The run's batches once they are as wanted."""
-    seen: list[BatchView] = []
+    reader, view = EventReader(network.owner), ChainView()
 
     async def holds() -> bool:
-        seen[:] = await batches_of(network)
-        return check(seen)
+        apply_poll(view, await reader.poll())
+        return check(list(view.batches.values()))
 
     await eventually(holds, 90)
-    return seen
+    return list(view.batches.values())
 
 
 def judged(batches: list[BatchView]) -> list[BatchView]:
