@@ -39,12 +39,13 @@ from muster.client.audit.verify import require_about, verify_bundle
 from muster.client.bundle import Bundle, ChainFacts, Contents, Evidence, PolicyFacts, write_bundle
 from muster.client.bundle_checks import Answer, Check, is_borne_out
 from muster.client.doctor import command
+from muster.client.validator import decoding
 from muster.client.worker.generation import build_submission
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Verdict
-from muster.protocol.rollouts import encode_rollouts
+from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
 from muster.shardcast import ChunkStore
 
 ZERO = keccak(b"nothing of the kind")
@@ -162,8 +163,22 @@ def make_case(folder: Path, weights: Sequence[Path], engine: Any) -> Case:
     return Case(evidence, Contents(encode_rollouts(rows), RULES, policy), folder)
 
 
+class Decoder:
+    """Decodes in the test's own process: the files here are the test's."""
+
+    async def __aenter__(self) -> Decoder:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def decode(self, data: bytes, *, max_rows: int) -> list[Rollout]:
+        return decode_rollouts(data, max_rows=max_rows)
+
+
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.setattr(decoding, "FileDecoder", Decoder)
     monkeypatch.setattr(
         command, "load_transformers", lambda _threads: lambda _dtype, _device: HashEngine()
     )
