@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from muster.protocol.encoding import canonical_json, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Hash32
@@ -204,6 +202,8 @@ def _scan(descriptor: int) -> tuple[Header, Leaves, Ends]:
 
 def _hash_rows(descriptor: int, header: Header) -> tuple[Leaves, Ends]:
     """Return leaves and ends of all lines, which are as many as the header says."""
+    import numpy as np
+
     leaves = np.empty((header.count + 1, 32), np.uint8)
     ends = np.empty(header.count + 1, np.uint64)
     first = header.to_bytes()
