@@ -193,7 +193,7 @@ def run_hook(root: Path, version: str) -> tuple[App, dict[str, Any]]:
 def test_wheel_carries_a_kernel_for_its_platform(tmp_path: Path) -> None:
     app, build_data = run_hook(tmp_path, "standard")
     library = tmp_path / SCRIPT.TOPLOC / "proofs.so"
-    assert build_data["force_include"] == {
+    assert build_data["force_include"] == SCRIPT.DATA | {
         str(library): "muster/toploc/native/proofs.so",
         str(tmp_path / SCRIPT.SHARDCAST / "delta.so"): "muster/shardcast/native/delta.so",
         str(tmp_path / SCRIPT.TASKS / "lines.so"): "muster/tasks/native/lines.so",
@@ -220,7 +220,7 @@ def test_installation_works_without_a_kernel(
 ) -> None:
     monkeypatch.setenv("CC", compiler)
     app, build_data = run_hook(tmp_path, "standard")
-    assert build_data == {"force_include": {}, "pure_python": True}
+    assert build_data == {"force_include": SCRIPT.DATA, "pure_python": True}
     assert len(app.warnings) == len(SCRIPT.FOLDERS)
     assert all(reason in warning for warning in app.warnings)
     assert not (tmp_path / SCRIPT.TOPLOC / "proofs.so").exists()
