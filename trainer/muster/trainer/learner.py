@@ -5,6 +5,7 @@ Owns torch and nothing else: no network, no chain, no clock. Blocking; the loop 
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import random
@@ -91,6 +92,7 @@ class Learner:
         """Factor on the recipe's learning rate."""
         self._ranks: Ranks = team or ONE_PROCESS
         own = _load(model, self._device if team is None else torch.device("cpu"))
+        frozen = copy.deepcopy(own) if team is None else None
         if recipe.adapter.rank:
             if team is not None:
                 raise ConfigError("an adapter is trained by one process", hint="without torchrun")
@@ -103,7 +105,7 @@ class Learner:
         }
 
         if team is None:
-            self._passes = Passes(self.model, _load(model, self._device), published, **options)
+            self._passes = Passes(self.model, frozen, published, **options)
         else:
             blueprint = model if isinstance(model, Blueprint) else blueprint_of(own)
             start = (recipe.to_bytes(), blueprint, micro_batch_tokens, compute_dtype)
