@@ -25,6 +25,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "runs" / "tests"
 SERVICES = ("tests/unit/client", "tests/unit/devnet", "tests/unit/orchestrator")
+MODELS = ("tests/unit/inference", "tests/unit/trainer")
 TRAINERS = tuple(
     str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/integration/test_trainer_*.py"))
 )
@@ -37,7 +38,8 @@ def without(paths: tuple[str, ...]) -> list[str]:
 
 PARTS = {
     "networks": ("tests/integration", *without(TRAINERS)),
-    "packages": ("tests/unit", "tests/conformance", *without(SERVICES)),
+    "models": (*MODELS, "tests/conformance"),
+    "packages": ("tests/unit", *without(SERVICES), *without(MODELS)),
     "services": (*SERVICES, "tests/redteam"),
     "stories": ("tests/e2e", *TRAINERS),
 }
