@@ -32,7 +32,7 @@ class RecipePath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; fails with the presets' names when it is neither."""
-        if Path(value).exists():
+        if Path(value).is_file():  # a folder may be called like a preset
             return super().convert(value, param, ctx)
         preset = find_preset(str(value))
         if preset is None:
