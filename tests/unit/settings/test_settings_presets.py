@@ -37,5 +37,5 @@ def test_file_comes_before_a_preset(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_is_refused_with_the_presets_names() -> None:
-    with pytest.raises(click.BadParameter, match="no file, and no preset .*intellect2-short"):
+    with pytest.raises(click.BadParameter, match=r"no file, and no preset .*intellect2-short"):
         RECIPE.convert("none.toml", None, None)
