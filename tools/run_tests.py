@@ -186,4 +186,6 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Parts are process groups of their own: who ends this must end them, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))
