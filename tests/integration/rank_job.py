@@ -6,6 +6,7 @@ when all have ended their exit codes are in FOLDER/codes. The script ends when s
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -275,6 +276,7 @@ def main() -> None:
         model = Path(order.folder) / "model"
         if not model.exists():
             build_base_model(model, seed=0, warm_start=WarmStart(steps=10, batch=32))
+        gc.freeze()
         _run(order)
 
 
