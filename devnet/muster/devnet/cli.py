@@ -32,8 +32,8 @@ REFUSED, LATER, STOPPED = 1, 3, 130
 """Exit codes, see docs/reference/exit-codes.md; wrong usage is click's 2."""
 _LATER = (ChainUnreachable, NotYet, PolicyUnavailable, TransactionLost)
 COLLECT_AFTER = (5_000, 10, 10)
-"""Objects made before Python looks for cycles among them, and how often it looks at older ones. With
-its default of 700, a fifth of the time that torch and transformers take to import is this looking.
+"""After how many new objects Python looks for cycles, and how often it looks at older ones, too.
+With its default of 700 that is a fifth of the time in which torch and transformers are imported.
 """
 
 
