@@ -173,13 +173,8 @@ benchmarks/.envs/toploc/.installed:
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-binary toploc toploc==0.1.6
 	@touch $@
 
-bench-index: setup benchmarks/.envs/web3/.installed
+bench-index: setup
 	$(BIN)/python benchmarks/index.py
-
-benchmarks/.envs/web3/.installed:
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check web3==7.13.0
-	@touch $@
 
 bench-shardcast: setup benchmarks/.envs/shardcast/.installed
 	$(BIN)/python benchmarks/shardcast.py $(ARGS)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, to_address
 
 HERE = Path(__file__).parent
-REFERENCE = [str(HERE / ".envs/web3/bin/python"), "-P", str(HERE / "index_reference.py")]
+REFERENCE = [sys.executable, "-P", str(HERE / "index_reference.py")]
 EVENTS = 100_000
 OWNERS = 1_000
 PER_OWNER = EVENTS // OWNERS

@@ -1,4 +1,4 @@
-"""Reads a vault's deposits with web3.py, in its documented way. Runs in an environment of its own.
+"""Reads a vault's deposits with web3.py, in its documented way. Runs in a process of its own.
 
     index_reference.py RPC_URL VAULT ARTIFACT FIRST_BLOCK LAST_BLOCK
 

@@ -1,8 +1,8 @@
 """`make test`: parts side by side, a line of progress now and then, one line at the end.
 
 Tests of networks wait for windows of time to pass more than they compute, so more parts run at once
-than there are cores: those that wait first, those that compute beside them one after the other. What a part prints is in runs/tests/PART.log; of one that fails, the end is
-shown.
+than there are cores: those that wait first, those that compute beside them one after the other.
+What a part prints is in runs/tests/PART.log; of one that fails, the end is shown.
 
     python tools/run_tests.py                  all parts
     python tools/run_tests.py networks -x      one part, with options for pytest

@@ -64,8 +64,7 @@ async def test_network_keeps_its_promises_when_the_orchestrator_loses_its_databa
 
 
 async def _first_outcome(network: Network) -> None:
-    from muster.chain import ChainView
-    from muster.client.rewards import read_view
+    from muster.chain import ChainView, read_view
 
     async with await network.connect() as chain:
         while not any(b.records for b in (await read_view(chain, ChainView())).batches.values()):

@@ -21,8 +21,8 @@ from muster.chain import (
     RunConfig,
     RunTerms,
     deploy_contracts,
+    read_view,
 )
-from muster.client.rewards import read_view
 from muster.client.seat import EngineFactory
 from muster.client.settings import NodeSettings, ValidatorSettings, WorkerSettings
 from muster.client.stake import add_stake, register_worker, take_from_faucet

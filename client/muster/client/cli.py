@@ -197,9 +197,9 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
 
 
 async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) -> None:
-    from muster.chain import Chain, ChainView
+    from muster.chain import Chain, ChainView, read_view
     from muster.client.preflight import find_run
-    from muster.client.rewards import claim, describe_earnings, find_earnings, read_view
+    from muster.client.rewards import claim, describe_earnings, find_earnings
 
     key = sender.key if sender else None
     async with await Chain.connect(*endpoint(options), key=key) as chain:

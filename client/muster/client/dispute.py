@@ -322,8 +322,7 @@ def dispute_list(**options: Any) -> None:
 
 
 async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
-    from muster.chain import Chain, ChainView
-    from muster.client.rewards import read_view
+    from muster.chain import Chain, ChainView, read_view
 
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, ChainView())

@@ -88,10 +88,9 @@ def explain(submission: str, as_json: bool, **options: Any) -> None:
 async def _explain(
     submission: str, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Recomputed | None]:
-    from muster.chain import Chain
+    from muster.chain import Chain, read_view
     from muster.client.explain import ask_money, describe
     from muster.client.facts import HistoryView
-    from muster.client.rewards import read_view
 
     if options["file"] is not None and options["orchestrator"] is None:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.settings import DEPLOYMENTS, SHARED
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
@@ -18,7 +18,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
-DEFAULT_RPC = "http://127.0.0.1:8545"
 RPC_VARIABLE, DEPLOYMENTS_VARIABLE = SHARED["rpc"], SHARED["deployments"]
 HOME = Path("~/.muster")
 """Where `muster init` puts a contributor's keystores unless told otherwise."""

@@ -13,7 +13,7 @@ import click
 from pydantic import Field
 
 from muster.protocol.errors import ConfigError
-from muster.settings import DEPLOYMENTS, Settings, load_settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
 
 if TYPE_CHECKING:
     from muster.chain import Chain
@@ -30,7 +30,7 @@ class RelaySettings(Settings):
     """The run it mirrors."""
     upstream: Annotated[tuple[str, ...], Field(min_length=1)]
     """URLs of the origin or of other relays."""
-    rpc: str = "http://127.0.0.1:8545"
+    rpc: str = DEFAULT_RPC
     """JSON-RPC endpoint of the chain."""
     deployments: Path = DEPLOYMENTS
     """Folder of deployment files, one per chain id."""

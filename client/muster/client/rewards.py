@@ -10,16 +10,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from muster.chain import (
     BatchView,
     Chain,
     ChainView,
     Claim,
-    EventReader,
     OutcomeProof,
-    apply_poll,
 )
 from muster.client.case_proofs import as_claimed
 from muster.client.overdue import Shown, overdue_batches, read_overdue
@@ -27,8 +25,6 @@ from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof
 from muster.protocol.messages import OutcomeRecord, Submission, Verdict
-
-V = TypeVar("V", bound=ChainView)
 
 CLAIM_SIZE = 100
 """Outcomes claimed in one transaction: about 1 million gas."""
@@ -84,12 +80,6 @@ class Earnings:
     def amount_wei(self, earnings: Sequence[Earning]) -> int:
         """Return what some of them are worth."""
         return sum(earning.amount_wei for earning in earnings)
-
-
-async def read_view(chain: Chain, view: V) -> V:
-    """Return a view after it took in everything that happened on chain so far."""
-    apply_poll(view, await EventReader(chain).poll())
-    return view
 
 
 def candidate_outcomes(

@@ -229,9 +229,8 @@ def runs_show(run: int, as_json: bool, **options: Any) -> None:
 
 
 async def _describe(options: dict[str, Any], only: int | None = None) -> list[dict[str, Any]]:
-    from muster.chain import Chain, ChainView
+    from muster.chain import Chain, ChainView, read_view
     from muster.client.preflight import find_run
-    from muster.client.rewards import read_view
 
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, ChainView())

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from muster.api import OrchestratorApi
-from muster.chain import Chain, EventReader, RunView, apply_poll
+from muster.chain import Chain, RunView, read_view
 from muster.client.documents import await_orchestrator
 from muster.client.facts import HistoryView
 from muster.client.settings import NodeSettings
@@ -63,8 +63,7 @@ async def take_seat(
                 journal=settings.state_dir / TRANSACTIONS if sends else None,
             )
         )
-        view = HistoryView()
-        apply_poll(view, await EventReader(chain).poll())
+        view = await read_view(chain, HistoryView())
         run = view.runs.get(settings.run)
         if run is None:
             raise ConfigError(

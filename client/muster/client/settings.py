@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from muster.protocol.ids import Address, RunId, to_address
-from muster.settings import DEPLOYMENTS, Settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings
 
 
 def _urls(value: Any) -> Any:
@@ -27,7 +27,7 @@ class NodeSettings(Settings):
     """The run to take part in."""
     orchestrator: str
     """URL of the run's orchestrator."""
-    rpc: str = "http://127.0.0.1:8545"
+    rpc: str = DEFAULT_RPC
     """URL of an RPC endpoint of the chain."""
     deployments: Path = DEPLOYMENTS
     """Folder with the contracts' addresses, one file per chain id."""

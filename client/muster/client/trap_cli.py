@@ -163,9 +163,8 @@ def trap_report(plan_file: Path, journal: Path | None, **options: Any) -> None:
 async def _report(
     plan: TrapPlan, laid: dict[tuple[int, int], Any] | None, options: dict[str, Any]
 ) -> tuple[Anchor, list[Found]]:
-    from muster.chain import Chain, ChainView
+    from muster.chain import Chain, ChainView, read_view
     from muster.client.preflight import find_run
-    from muster.client.rewards import read_view
     from muster.client.validator.traps import find_anchor, find_traps, require_before
 
     async with await Chain.connect(*endpoint(options)) as chain:

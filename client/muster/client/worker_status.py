@@ -278,9 +278,8 @@ def status(worker: str | None, keystore: Path | None, as_json: bool, **options: 
 async def _status(
     worker: str | None, keystore: Path | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    from muster.chain import Chain, ChainView
+    from muster.chain import Chain, ChainView, read_view
     from muster.client.preflight import find_run
-    from muster.client.rewards import read_view
 
     account = to_address(worker) if worker else _keystore_account(keystore)
     async with await Chain.connect(*endpoint(options)) as chain:

@@ -341,8 +341,8 @@ async def _status(network: Network) -> dict[str, Any] | None:
 
 async def settle(network: Network, run_id: RunId, progress: Progress) -> None:
     """Wait until all that was submitted is judged and final, then claim every honest reward."""
-    from muster.chain import ChainView
-    from muster.client.rewards import claim, find_earnings, read_view
+    from muster.chain import ChainView, read_view
+    from muster.client.rewards import claim, find_earnings
 
     async with (
         asyncio.timeout(SETTLE_TIMEOUT_S),

@@ -7,9 +7,8 @@ import sqlite3
 import time
 from pathlib import Path
 
-from muster.chain import ChainView
+from muster.chain import ChainView, read_view
 from muster.chain.deployment import deployment_path
-from muster.client.rewards import read_view
 from muster.devnet.network import Network
 from muster.devnet.report import DemoFacts, StoredSubmission, TrainedStep
 from muster.protocol.ids import Address, Hash32, RunId

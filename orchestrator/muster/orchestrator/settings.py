@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from muster.settings import DEPLOYMENTS, Settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings
 
 
 class OrchestratorSettings(Settings):
@@ -19,7 +19,7 @@ class OrchestratorSettings(Settings):
     """Encrypted key of the run's orchestrator account."""
     password_file: Path | None = None
     """File with the keystore's password; else MUSTER_PASSWORD."""
-    rpc: str = "http://127.0.0.1:8545"
+    rpc: str = DEFAULT_RPC
     """JSON-RPC endpoint of the chain."""
     deployments: Path = DEPLOYMENTS
     """Folder of deployment files, one per chain id."""

@@ -1,11 +1,11 @@
 """The EVM chain: deployment, typed contract clients, transactions, events, and what they add up to.
 
-    async with await Chain.connect(rpc_url, deployments, key=key) as chain:
-        batch_id, receipt = await chain.ledger.commit_batch(run_id, root, count, units)
-        view = ChainView()
-        apply_poll(view, await EventReader(chain).poll())
+    async with await connect("http://127.0.0.1:8545") as chain:
+        print(await chain.w3.eth.block_number, await chain.ledger.batch_count())
+        view = await read_view(chain, ChainView())
 
-The chain is the source of truth. Nothing here knows the orchestrator, files or models.
+`w3` is web3.py over the same endpoint, `ledger` one of eight typed contracts. The chain is the
+source of truth. Nothing here knows the orchestrator, files or models.
 """
 
 from muster.chain.anvil import Anvil
@@ -14,7 +14,7 @@ from muster.chain.contracts import Receipt
 from muster.chain.deployer import DeployParameters, deploy_contracts
 from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
-from muster.chain.following import apply_poll, follow
+from muster.chain.following import apply_poll, follow, read_view
 from muster.chain.journal_store import JournalStore
 from muster.chain.reader import EventReader, Poll
 from muster.chain.send_journal import SendJournal
@@ -59,6 +59,8 @@ from muster.chain.view_parts import (
     WorkerView,
 )
 from muster.chain.watching import SendPolicy
+
+connect = Chain.connect
 
 __all__ = [
     "ZERO_ADDRESS",
@@ -109,8 +111,10 @@ __all__ = [
     "WorkerStatus",
     "WorkerView",
     "apply_poll",
+    "connect",
     "deploy_contracts",
     "follow",
     "load_deployment",
+    "read_view",
     "save_deployment",
 ]

@@ -118,10 +118,17 @@ def encode_arguments(name: str, types: Sequence[str], args: Sequence[Any]) -> by
 
 
 @cache
+def artifact(contract: str) -> dict[str, Any]:
+    """Return a contract's committed `abi` and `bytecode`, as JSON has them."""
+    document: dict[str, Any] = json.loads((ARTIFACTS / f"{contract}.json").read_text())
+    return document
+
+
+@cache
 def contract_abi(contract: str) -> ContractAbi:
     """Return a contract's ABI; raises ConfigError when its artifact is missing or malformed."""
     try:
-        document = json.loads((ARTIFACTS / f"{contract}.json").read_text())
+        document = artifact(contract)
         return _parse(contract, document["abi"], bytes.fromhex(document["bytecode"][2:]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

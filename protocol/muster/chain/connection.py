@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from muster.chain.abi import CONTRACTS, contract_abi
+from eth_utils.address import to_checksum_address
+
+from muster.chain.abi import CONTRACTS, artifact, contract_abi
 from muster.chain.contracts import (
     ContributionLedger,
     DisputeCourt,
@@ -33,6 +36,11 @@ from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError, RpcError, WrongChain
 from muster.protocol.ids import Address
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED
+
+if TYPE_CHECKING:
+    from web3 import AsyncWeb3
+    from web3.contract import AsyncContract
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +83,8 @@ class Chain:
     @classmethod
     async def connect(
         cls,
-        rpc_url: str,
-        deployments: Path | Deployment,
+        rpc_url: str | None = None,
+        deployments: Path | Deployment | None = None,
         *,
         key: bytes | None = None,
         journal: Path | None = None,
@@ -84,12 +92,15 @@ class Chain:
     ) -> Self:
         """Return a checked connection; with a key, one that can send.
 
-        What it sends is written to the journal first, and survives the process. Raises
+        The endpoint is an HTTP or WebSocket URL or the path of a node's socket; it and the
+        deployment are those of MUSTER_RPC and MUSTER_DEPLOYMENTS, or this machine's, unless given.
+        What is sent is written to the journal first, and survives the process. Raises
         ChainUnreachable when nothing answers, WrongChain when it is another chain or has no code at
         the recorded addresses, ConfigError without a deployment or while another process holds the
         journal.
         """
-        rpc = Rpc(rpc_url, timeout_s=timeout_s)
+        rpc = Rpc(rpc_url or os.environ.get(SHARED["rpc"], DEFAULT_RPC), timeout_s=timeout_s)
+        deployments = deployments or Path(os.environ.get(SHARED["deployments"], DEPLOYMENTS))
         try:
             chain_id = from_hex(await rpc.call("eth_chainId"))
             deployment = (
@@ -155,6 +166,17 @@ class Chain:
         await self.rpc.close()
         if self.sender is not None:
             self.sender.close()
+
+    @property
+    def w3(self) -> AsyncWeb3[Any]:
+        """web3.py over the same endpoint; middleware that is added sees our requests, too."""
+        return self.rpc.w3
+
+    def contract(self, name: str) -> AsyncContract:
+        """Return a contract as web3.py has it: every function and event, none of them typed."""
+        return self.w3.eth.contract(
+            address=to_checksum_address(self.deployment.contracts[name]), abi=artifact(name)["abi"]
+        )
 
     @property
     def account(self) -> Address | None:

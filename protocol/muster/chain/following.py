@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from muster.chain.events import Event
 from muster.chain.reader import EventReader, Poll, Source
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 15.0
 """Pause between tries once an outage lasts."""
 
+V = TypeVar("V", bound=ChainView)
 OnChange = Callable[[list[Event]], Awaitable[None]]
 """Called after the view took in new events, or lost some: then perhaps with none."""
 
@@ -53,6 +55,12 @@ async def follow(
         if apply_poll(view, poll) and on_change is not None:
             await on_change(poll.events)
         await sleep(poll_s)
+
+
+async def read_view(chain: Source, view: V) -> V:
+    """Return a view after it took in everything that happened on chain so far."""
+    apply_poll(view, await EventReader(chain).poll())
+    return view
 
 
 def apply_poll(view: ChainView, poll: Poll) -> bool:

@@ -1,41 +1,46 @@
-"""JSON-RPC over HTTP: one session, a deadline on every request, batches, errors without secrets.
+"""A JSON-RPC endpoint through web3.py: deadlines, batches, errors without secrets.
 
-Knows nothing of contracts. All methods Muster uses may be repeated, so a request is sent a second
-time when a kept-alive connection turns out to be closed.
+Requests go to web3's provider, and through what middleware a user added to `w3`. What web3 makes of
+answers by itself is left out: it takes many times as long as all the rest (decision 38). Knows
+nothing of contracts. All methods Muster uses may be repeated, so a request is sent a second time
+when a kept-alive connection turns out to be closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
-
-import aiohttp
 
 from muster.chain.quantities import from_hex as from_hex
 from muster.protocol.errors import ChainUnreachable, RpcError
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from web3 import AsyncWeb3
+
+    from muster.chain.providers import Post
+
+# They log whole URLs, with the keys in them.
+for _library in ("web3", "websockets"):
+    logging.getLogger(_library).setLevel(logging.WARNING)
 
 MAX_BATCH = 100
 """Requests in one HTTP call; endpoints refuse more."""
-MAX_ANSWER_BYTES = 256 << 20
-"""Largest answer that is read: 10,000 logs of 24 kB."""
-_RUN_DRY = "is the chain running, and is --rpc right?"
+IS_RUNNING = "is the chain running, and is --rpc right?"
 _REVERT_CODE = 3
 
 Call = tuple[str, list[Any]]
 """A method and its parameters."""
-Post = Callable[[bytes], Awaitable[bytes]]
-"""Sends a request body, returns the answer's; raises OSError or aiohttp.ClientError."""
 
 
 def mask_url(url: str) -> str:
     """Return scheme, host and port of a URL: the rest may hold passwords or API keys."""
+    if url.startswith("/"):
+        return url
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "?", f":{parts.port}" if parts.port else ""
@@ -49,12 +54,22 @@ class Rpc:
     """A JSON-RPC endpoint."""
 
     def __init__(self, url: str, *, timeout_s: float = 10.0, post: Post | None = None) -> None:
+        """`post` sends in place of HTTP, for tests. Raises ConfigError for what is no endpoint."""
+        # Half a second of a core, which a command that reads no chain need not spend.
+        from muster.chain.providers import provider_of
+
         self.masked_url = mask_url(url)
-        self._url = url
+        self._provider: Any = provider_of(url, post)
         self._timeout_s = timeout_s
-        self._post = post or self._http_post
-        self._session: aiohttp.ClientSession | None = None
-        self._ids = itertools.count(1)
+        self._connecting = asyncio.Lock()
+        self._is_connected = not self._provider.has_persistent_connection
+
+    @cached_property
+    def w3(self) -> AsyncWeb3[Any]:
+        """web3.py over this endpoint; middleware that is added sees every request."""
+        from web3 import AsyncWeb3
+
+        return AsyncWeb3(self._provider)
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,15 +78,13 @@ class Rpc:
         await self.close()
 
     async def close(self) -> None:
-        """Close the session; a later call opens another."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Close the connection; a later call opens another."""
+        await self._provider.disconnect()
+        self._is_connected = not self._provider.has_persistent_connection
 
     async def call(self, method: str, *params: Any) -> Any:
         """Return a method's result; raises ChainUnreachable or RpcError."""
-        request = self._request(method, list(params))
-        answer = await self._exchange(request)
+        answer = await self._exchange(lambda: self._send(method, list(params)))
         if not isinstance(answer, dict):
             raise self._garbled("not a JSON object")
         return self._result(method, answer)
@@ -92,26 +105,16 @@ class Rpc:
         return results
 
     async def _batch(self, calls: Sequence[Call]) -> list[Any]:
-        requests = [self._request(method, params) for method, params in calls]
-        answers = await self._exchange(requests)
-        if not isinstance(answers, list):
-            # Endpoints that do not take the batch answer with one error.
-            answers = [answers] * len(requests) if isinstance(answers, dict) else []
-            by_id = dict(zip((r["id"] for r in requests), answers, strict=False))
-        else:
-            by_id = {a["id"]: a for a in answers if _has_number(a)}
-        return [self._outcome(request, by_id.get(request["id"])) for request in requests]
+        answers = await self._exchange(lambda: self._send_batch(list(calls)))
+        # Endpoints that do not take the batch answer with one error.
+        answers = answers if isinstance(answers, list) else [answers] * len(calls)
+        return [self._outcome(method, a) for (method, _), a in zip(calls, answers, strict=True)]
 
-    def _outcome(self, request: dict[str, Any], answer: dict[str, Any] | None) -> Any:
-        if answer is None:
-            raise self._garbled(f"no answer to {request['method']} in a batch")
+    def _outcome(self, method: str, answer: dict[str, Any]) -> Any:
         try:
-            return self._result(request["method"], answer)
+            return self._result(method, answer)
         except RpcError as error:
             return error
-
-    def _request(self, method: str, params: list[Any]) -> dict[str, Any]:
-        return {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
 
     def _result(self, method: str, answer: dict[str, Any]) -> Any:
         error = answer.get("error")
@@ -121,57 +124,62 @@ class Rpc:
             raise self._garbled(f"neither result nor error for {method}")
         return answer["result"]
 
-    async def _exchange(self, request: Any) -> Any:
-        body = json.dumps(request).encode()
+    async def _exchange(self, send: Callable[[], Awaitable[Any]]) -> Any:
+        """Return an answer's JSON; what the connection fails with becomes ChainUnreachable."""
+        from aiohttp import ClientError
+        from web3.exceptions import Web3Exception
+        from websockets import WebSocketException
+
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._post_again(body)
+                await self._connect()
+                return await send()
         except TimeoutError as error:
+            await self._drop()
             raise ChainUnreachable(
-                f"{self.masked_url} did not answer within {self._timeout_s:g} s", hint=_RUN_DRY
+                f"{self.masked_url} did not answer within {self._timeout_s:g} s", hint=IS_RUNNING
             ) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._garbled("not JSON") from error
+        except (ClientError, OSError, ValueError, Web3Exception, WebSocketException) as e:
+            await self._drop()
             # The library's message can contain the URL with its secrets.
             raise ChainUnreachable(
-                f"{self.masked_url} does not answer: {type(error).__name__}", hint=_RUN_DRY
+                f"{self.masked_url} does not answer: {type(e).__name__}", hint=IS_RUNNING
             ) from None
-        try:
-            return json.loads(answer)
-        except (ValueError, RecursionError) as error:
-            raise self._garbled("not JSON") from error
 
-    async def _post_again(self, body: bytes) -> bytes:
-        try:
-            return await self._post(body)
-        except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
-            logger.debug("connection was closed, sending again")
-            return await self._post(body)
+    async def _send(self, method: str, params: list[Any]) -> Any:
+        send = self._provider.make_request
+        for middleware in self._added_middleware():
+            send = await middleware(self.w3).async_wrap_make_request(send)
+        return await send(method, params)
 
-    async def _http_post(self, body: bytes) -> bytes:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers={"content-type": "application/json"})
-        async with self._session.post(self._url, data=body) as response:
-            answer = await self._read(response)
-        # JSON-RPC errors may travel in any status; what else is refused has no JSON.
-        if response.status >= 400 and not answer.lstrip().startswith((b"{", b"[")):
-            raise ChainUnreachable(
-                f"{self.masked_url} answers HTTP {response.status}",
-                hint="wait a little" if response.status in (429, 503) else _RUN_DRY,
-            )
-        return answer
+    async def _send_batch(self, calls: list[Call]) -> Any:
+        send = self._provider.make_batch_request
+        for middleware in self._added_middleware():
+            send = await middleware(self.w3).async_wrap_make_batch_request(send)
+        return await send(calls)
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        parts, size = [], 0
-        async for part in response.content.iter_any():
-            parts.append(part)
-            size += len(part)
-            if size > MAX_ANSWER_BYTES:
-                response.close()
-                raise ChainUnreachable(
-                    f"{self.masked_url} answers more than {MAX_ANSWER_BYTES} bytes",
-                    hint="use another RPC endpoint",
-                )
-        return b"".join(parts)
+    def _added_middleware(self) -> list[Any]:
+        """Return what somebody added to web3's own middleware, innermost first."""
+        if "w3" not in vars(self):
+            return []
+        own = {middleware for middleware, _ in self.w3.manager.get_default_middleware()}
+        onion = self.w3.middleware_onion.as_tuple_of_middleware()
+        return [middleware for middleware in reversed(onion) if middleware not in own]
+
+    async def _connect(self) -> None:
+        """Open a connection that is kept, unless it is open."""
+        async with self._connecting:
+            if not self._is_connected:
+                await self._provider.connect()
+                self._is_connected = True
+
+    async def _drop(self) -> None:
+        """Close a connection that is kept, so that the next request opens another."""
+        if self._provider.has_persistent_connection:
+            async with self._connecting:
+                await self.close()
 
     def _garbled(self, what: str) -> ChainUnreachable:
         return ChainUnreachable(
@@ -201,10 +209,6 @@ def _error_data(data: Any) -> bytes:
         return bytes.fromhex(data.removeprefix("Reverted ").removeprefix("0x"))
     except ValueError:
         return b""
-
-
-def _has_number(answer: Any) -> bool:
-    return isinstance(answer, dict) and type(answer.get("id")) is int
 
 
 def is_revert(error: RpcError) -> bool:

@@ -16,6 +16,7 @@ from sender_fakes import TO, Pool
 from muster.chain import BlockId, ChainView, Event, EventReader, apply_poll
 from muster.chain.log_checks import MOST_HEADERS
 from muster.chain.reader import LAG_POLLS
+from muster.chain.rpc import Rpc
 from muster.protocol.errors import ChainError, ChainInconsistent, ChainUnreachable, WrongChain
 from muster.protocol.ids import Hash32
 
@@ -239,13 +240,10 @@ async def test_sender_lives_through_any_answer(method: str, garbage: Any, nth: i
 
 @given(st.binary(max_size=200))
 async def test_any_bytes_are_an_unreachable_chain_or_an_answer(body: bytes) -> None:
-    node = FakeNode()
-
     async def post(_body: bytes) -> bytes:
         return body
 
-    rpc = node.rpc
-    rpc._post = post
+    rpc = Rpc("http://node", post=post)
     try:
         json.loads(body)
     except (ValueError, RecursionError):

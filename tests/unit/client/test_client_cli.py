@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
-from muster.client.options import DEFAULT_RPC, endpoint
+from muster.client.options import endpoint
 from muster.client.seat import require_device
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
-from muster.settings import DEPLOYMENTS
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS
 from muster.toploc import Calibration
 from muster.toploc.calibration import Measurement
 from muster.wallet import LIGHT_SCRYPT_N, load_wallet

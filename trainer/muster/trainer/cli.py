@@ -13,7 +13,7 @@ import click
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
-from muster.settings import DEPLOYMENTS, SHARED
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
-DEFAULT_RPC = "http://127.0.0.1:8545"
 
 
 @click.group()

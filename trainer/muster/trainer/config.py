@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
-from muster.settings import DEPLOYMENTS, Settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings
 
 
 class TrainerSettings(Settings):
@@ -25,7 +25,7 @@ class TrainerSettings(Settings):
     """File with the keystore's password; else MUSTER_PASSWORD."""
     orchestrator: str
     """URL of the run's orchestrator: submission files come from it, figures go to it."""
-    rpc: str = "http://127.0.0.1:8545"
+    rpc: str = DEFAULT_RPC
     """JSON-RPC endpoint of the chain."""
     deployments: Path = DEPLOYMENTS
     """Folder of deployment files, one per chain id."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from muster.chain import Chain, ChainView, EventReader, RunView, apply_poll
+from muster.chain import Chain, ChainView, RunView, read_view
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import PolicyVersion, RunId
@@ -47,8 +47,7 @@ async def read_run(rpc: str, deployments: Path, run_id: int) -> tuple[RunView, l
     Raises ConfigError when there is no such run, ChainError when the chain does not answer.
     """
     async with await Chain.connect(rpc, deployments) as chain:
-        view = ChainView()
-        apply_poll(view, await EventReader(chain).poll())
+        view = await read_view(chain, ChainView())
     run = view.runs.get(RunId(run_id))
     if run is None:
         raise ConfigError(f"there is no run {run_id} on this chain", hint="check --run and --rpc")

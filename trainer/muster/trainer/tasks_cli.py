@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.settings import DEPLOYMENTS, SHARED
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
     "--rpc",
     metavar="URL",
     envvar=SHARED["rpc"],
-    default="http://127.0.0.1:8545",
+    default=DEFAULT_RPC,
     help="RPC endpoint; else MUSTER_RPC, else local.",
 )
 @click.option(

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from muster.client.options import (
-    DEFAULT_RPC,
     DEPLOYMENTS_VARIABLE,
     FILE,
     FOLDER,
     RPC_VARIABLE,
 )
 from muster.protocol.errors import ConfigError
-from muster.settings import DEPLOYMENTS
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS
 
 if TYPE_CHECKING:
     from muster.client.audit.history import History, Wanted

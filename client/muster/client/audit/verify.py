@@ -97,12 +97,11 @@ async def read_facts(evidence: Evidence, options: dict[str, Any]) -> ChainFacts:
 
     Raises ConfigError when the chain knows no such verdict.
     """
-    from muster.chain import Chain
+    from muster.chain import Chain, read_view
     from muster.client.bundle import facts_of
     from muster.client.explain import place_at
     from muster.client.facts import HistoryView
     from muster.client.rerun import claim_at
-    from muster.client.rewards import read_view
 
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, HistoryView())

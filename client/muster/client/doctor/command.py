@@ -128,7 +128,7 @@ async def _examine_chain(
     stack: AsyncExitStack,
 ) -> AsyncIterator[Line]:
     from muster.api import OrchestratorApi
-    from muster.chain import ChainView
+    from muster.chain import ChainView, read_view
     from muster.client.doctor.standing import (
         examine_chain,
         examine_node,
@@ -136,7 +136,6 @@ async def _examine_chain(
         examine_worker,
     )
     from muster.client.preflight import find_run
-    from muster.client.rewards import read_view
 
     yield await examine_chain(chain)
     view = await read_view(chain, ChainView())
