@@ -89,7 +89,7 @@ FAILURES: dict[str, tuple[Failure, type[Exception], str]] = {
 async def test_every_failure_has_its_outcome_and_reading_goes_on_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("muster.chain.rpc.MAX_ANSWER_BYTES", 4 << 20)
+    monkeypatch.setattr("muster.chain.providers.MAX_ANSWER_BYTES", 4 << 20)
     async with behind_proxy() as (net, proxy, chain):
         reader, view = EventReader(chain), ChainView()
         for name, (failure, error, message) in FAILURES.items():

@@ -56,7 +56,8 @@ class HttpProvider(AsyncHTTPProvider):
         answers = json.loads(await self._send(body))
         if isinstance(answers, dict):
             return answers
-        by_id = {a.get("id"): a for a in answers or () if isinstance(a, dict) and _has_number(a)}
+        listed = answers if isinstance(answers, list) else []
+        by_id = {a.get("id"): a for a in listed if isinstance(a, dict) and _has_number(a)}
         for request in requests:
             if request["id"] not in by_id:
                 raise ChainUnreachable(
