@@ -26,6 +26,7 @@ from muster.chain.contracts import (
 from muster.chain.deployment import Deployment, load_deployment
 from muster.chain.events import EventTable
 from muster.chain.journal_store import JournalStore
+from muster.chain.log_store import log_file
 from muster.chain.quantities import LatestBlock, from_hex, garbled, member
 from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, is_revert
@@ -66,6 +67,7 @@ class Chain:
             self.sender = TransactionSender(
                 rpc, key, deployment.chain_id, journal=journal, policy=policy
             )
+        self.log_file = log_file(deployment)
         self._block = "latest"
         self._label: str | None = None
         self._add_clients()

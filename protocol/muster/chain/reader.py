@@ -1,20 +1,24 @@
 """Reads the contracts' events in order, and notices when the chain takes them back.
 
 The reader remembers the hashes of recent blocks. A block whose hash has changed means that the
-chain was reorganised: everything from there on is void and read again.
+chain was reorganised: everything from there on is void and read again. What was read and checked
+before an endpoint failed is kept, in memory and in a `LogStore`: the next poll goes on after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from muster.chain.deployment import Deployment
 from muster.chain.events import Event, EventTable
 from muster.chain.log_checks import Contradiction, LogChecks
+from muster.chain.log_store import LogStore
 from muster.chain.quantities import LatestBlock, from_hex, hash_from_hex, member
 from muster.chain.rpc import Rpc
 from muster.chain.structs import BlockId
@@ -41,6 +45,9 @@ LAG_POLLS = 10
 """Polls for which an endpoint may know less than what was read, before the rest counts as void."""
 _POLL_ATTEMPTS = 5
 _DECODED_AT_ONCE = 2_000
+_SAID_EVERY_S = 5.0
+_PATIENCE = 8, 256
+"""Answers in a row after which a longer range is tried again that was refused, at first and most"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,41 @@ class Source(Protocol):
     @property
     def deployment(self) -> Deployment:
         """Where the contracts are."""
+
+    @property
+    def log_file(self) -> Path | None:
+        """Where what was read is kept, if it is."""
+
+
+class _Range:
+    """How many blocks to ask for: endpoints limit blocks or logs, each in its own words."""
+
+    def __init__(self) -> None:
+        self.blocks = FIRST_SPAN
+        self._longest = LONGEST_SPAN
+        self._patience = _PATIENCE[0]
+        self._answers = 0
+
+    def answered(self, logs: int) -> None:
+        """Ask for more next time, or for less after an answer that was full."""
+        self._answers += 1
+        if self._answers >= self._patience:
+            self._longest = min(2 * self._longest, LONGEST_SPAN)
+            self._answers = 0
+        if logs >= FULL_ANSWER:
+            self.blocks = max(1, self.blocks // 2)
+        elif logs < FULL_ANSWER // 4:
+            self.blocks = min(2 * self.blocks, self._longest)
+
+    def refused(self, blocks: int) -> None:
+        """Ask for less, for longer each time."""
+        self._longest = self.blocks = max(1, blocks // 2)
+        self._patience = min(2 * self._patience, _PATIENCE[1])
+        self._answers = 0
+
+    def unanswered(self) -> None:
+        """Ask for less: it may have been too much to answer in time."""
+        self.blocks = max(1, self.blocks // 2)
 
 
 class EventReader:
@@ -92,42 +134,70 @@ class EventReader:
         self._start = chain.deployment.deploy_block if from_block is None else from_block
         self._known: dict[int, Hash32] = {block.number: block.hash for block in known}
         self._next = max(self._known) + 1 if self._known else self._start
-        self._span = FIRST_SPAN
-        self._longest_span = LONGEST_SPAN
+        self._range = _Range()
         self._confirmations = confirmations
+        self._store: LogStore | None = None
+        if chain.log_file is not None and not known and from_block is None:
+            self._store = LogStore(chain.log_file)
+        self._is_loaded = self._store is None
+        self._told = self._next - 1
+        self._unread: list[Event] = []
+        self._void: int | None = None
 
     async def poll(self) -> Poll:
-        """Return everything new; raises ChainError, and then nothing was read.
+        """Return everything new; raises ChainError, and the next poll goes on where this ended.
 
         ChainInconsistent is an endpoint that contradicts itself, again and again, or lags behind
         what it said before; WrongChain one that answers for another chain.
         """
         for attempt in range(1, _POLL_ATTEMPTS + 1):
             try:
-                return await self._poll()
+                head = await self._read_on()
             except Contradiction as error:
                 # Most often the chain was reorganised while it was read.
                 logger.debug("reading again", extra={"attempt": attempt, "cause": str(error)})
                 cause = error
+            else:
+                self._lagging = 0
+                return self._tell(head)
         raise ChainInconsistent(
             f"the chain keeps changing while it is read: {cause}", hint="use another RPC endpoint"
         )
 
-    async def _poll(self) -> Poll:
-        head, newest = await self._look()
-        rewound_to = None if newest else await self._rewind_to(head)
-        first = self._next if rewound_to is None else rewound_to + 1
-        if head.number < first:
-            events: list[Event] = []
-        else:
-            events = await self._read(first, head.number)
-            await self._checks.check(first, head.number, events)
-            await self._verify(head)
-        self._lagging = 0
-        self._commit(events, head, rewound_to)
-        if rewound_to is not None:
-            logger.warning("chain reorganised", extra={"rewound_to": rewound_to})
-        return Poll(events, rewound_to, BlockId(head.number, head.hash))
+    def _tell(self, head: BlockId) -> Poll:
+        poll = Poll(self._unread, self._void, head)
+        self._unread, self._void, self._told = [], None, head.number
+        return poll
+
+    async def _read_on(self) -> BlockId:
+        """Read up to the head and return it; what was read when this raises is kept."""
+        head, stands = await self._look()
+        if not self._is_loaded:
+            await self._load(head.number)
+            head, stands = await self._look()
+        if not stands:
+            self._rewind(await self._newest_standing(head))
+        said = time.monotonic()
+        while self._next <= head.number:
+            await self._read_range(head)
+            if time.monotonic() - said >= _SAID_EVERY_S:
+                said = time.monotonic()
+                logger.info("reading the chain", extra={"block": self._next, "of": head.number})
+        if head.number == self._next - 1:
+            self._known[head.number] = head.hash
+        return BlockId(head.number, head.hash)
+
+    async def _load(self, newest: int) -> None:
+        """Take in what the store holds up to a block."""
+        assert self._store is not None
+        self._is_loaded = True
+        for block, logs in self._store.blocks():
+            if block.number > newest:
+                break
+            self._unread += await self._decode(logs)
+            self._known[block.number] = block.hash
+            self._next = block.number + 1
+        self._forget()
 
     # --------------------------------------------------------------------- reorg
 
@@ -150,7 +220,7 @@ class EventReader:
         newest = from_hex(await self._rpc.call("eth_blockNumber"))
         return hex(max(0, newest - self._confirmations))
 
-    async def _rewind_to(self, head: LatestBlock) -> int:
+    async def _newest_standing(self, head: LatestBlock) -> int:
         """Return the newest block that stands; raises when it is the endpoint that is wrong."""
         chain_id = from_hex(await self._rpc.call("eth_chainId"))
         if chain_id != self._chain_id:
@@ -187,47 +257,66 @@ class EventReader:
         if _hash_of(block) != head.hash:
             raise Contradiction(f"block {head.number} is another now")
 
-    def _commit(self, events: Sequence[Event], head: LatestBlock, rewound_to: int | None) -> None:
-        if rewound_to is not None:
-            self._known = {n: h for n, h in self._known.items() if n <= rewound_to}
-            self._next = rewound_to + 1
-        for event in events:
-            self._known[event.block_number] = event.block_hash
-        if head.number + 1 >= self._next:
-            self._known[head.number] = head.hash
-            self._next = head.number + 1
+    def _rewind(self, number: int) -> None:
+        """Take back what was read after a block."""
+        logger.warning("chain reorganised", extra={"rewound_to": number})
+        self._known = {n: digest for n, digest in self._known.items() if n <= number}
+        self._unread = [event for event in self._unread if event.block_number <= number]
+        self._next = number + 1
+        if number < self._told:
+            self._void = number if self._void is None else min(self._void, number)
+        if self._store is not None:
+            self._store.rewind(number)
+
+    def _forget(self) -> None:
         for number in sorted(self._known)[:-REMEMBERED_BLOCKS]:
             del self._known[number]
 
     # ---------------------------------------------------------------------- logs
 
-    async def _read(self, first: int, last: int) -> list[Event]:
-        events: list[Event] = []
-        while first <= last:
-            to = min(first + self._span - 1, last)
+    async def _read_range(self, head: LatestBlock) -> None:
+        """Read the next blocks, as many as the endpoint grants, and check them."""
+        first = self._next
+        logs, last = await self._granted(first, head.number)
+        end = head if last == head.number else await self._block(last)
+        events = await self._decode(logs)
+        await self._checks.check(first, last, events)
+        await self._verify(end)
+        self._unread += events
+        for event in events:
+            self._known[event.block_number] = event.block_hash
+        self._known[last] = end.hash
+        self._next = last + 1
+        self._forget()
+        if self._store is not None:
+            self._store.append(logs, BlockId(last, end.hash))
+
+    async def _granted(self, first: int, newest: int) -> tuple[list[dict[str, Any]], int]:
+        """Return the logs from a block on, and up to where: as far as is answered at once."""
+        last = min(first + self._range.blocks - 1, newest)
+        while True:
             try:
-                logs = await self._logs(first, to)
+                logs = await self._logs(first, last)
             except ChainUnreachable:
-                # It may have been too much to answer in time: the next poll asks for less.
-                self._span = max(1, self._span // 2)
+                self._range.unanswered()
                 raise
             except RpcError as error:
-                if to == first:
+                if last == first:
+                    # Then its size was not what was wrong with the question.
+                    self._range = _Range()
                     raise
-                # Endpoints limit the blocks or logs of one request, each in its own words.
-                self._longest_span = self._span = max(1, (to - first + 1) // 2)
                 logger.debug("asking for fewer blocks", extra={"cause": str(error)})
-                continue
-            events += await self._decode(logs)
-            first = to + 1
-            self._adapt(len(logs))
-        return events
+                self._range.refused(last - first + 1)
+                last = first + self._range.blocks - 1
+            else:
+                self._range.answered(len(logs))
+                return await self._timed(logs), last
 
-    def _adapt(self, logs: int) -> None:
-        if logs >= FULL_ANSWER:
-            self._span = max(1, self._span // 2)
-        elif logs < FULL_ANSWER // 4:
-            self._span = min(self._span * 2, self._longest_span)
+    async def _block(self, number: int) -> LatestBlock:
+        block = await self._rpc.call("eth_getBlockByNumber", hex(number), False)
+        if block is None:
+            raise Contradiction(f"block {number} is not there any more")
+        return LatestBlock.from_rpc(block)
 
     async def _logs(self, first: int, last: int) -> list[dict[str, Any]]:
         query = {
@@ -241,36 +330,30 @@ class EventReader:
         return logs
 
     async def _decode(self, logs: list[dict[str, Any]]) -> list[Event]:
-        times = await self._missing_times(logs)
         events: list[Event] = []
         for start in range(0, len(logs), _DECODED_AT_ONCE):
-            for log in logs[start : start + _DECODED_AT_ONCE]:
-                event = self._decode_log(log, times)
-                if event is not None:
-                    events.append(event)
+            try:
+                events += self._table.decode_all(logs[start : start + _DECODED_AT_ONCE])
+            except EncodingError as error:
+                raise ChainUnreachable(
+                    f"the RPC endpoint answered a malformed log: {error}", hint="is --rpc right?"
+                ) from error
             # Let others run: a long catch-up must not stop heartbeats.
             await asyncio.sleep(0)
         events.sort(key=lambda event: (event.block_number, event.log_index))
         return events
 
-    def _decode_log(self, log: dict[str, Any], times: Mapping[str, int]) -> Event | None:
-        try:
-            return self._table.decode(log, times.get(str(log.get("blockHash"))) if times else None)
-        except EncodingError as error:
-            raise ChainUnreachable(
-                f"the RPC endpoint answered a malformed log: {error}", hint="is --rpc right?"
-            ) from error
-
-    async def _missing_times(self, logs: list[dict[str, Any]]) -> dict[str, int]:
-        """Return the times of blocks whose logs do not carry them, by block hash."""
+    async def _timed(self, logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the logs with the times of their blocks, which not every endpoint adds."""
         untimed = (log for log in logs if "blockTimestamp" not in log)
         hashes = list({str(log.get("blockHash")): None for log in untimed})
+        if not hashes:
+            return logs
         blocks = await self._rpc.batch([("eth_getBlockByHash", [h, False]) for h in hashes])
         if any(block is None for block in blocks):
             raise Contradiction("the block of a log is not there")
-        return {
-            h: from_hex(member(block, "timestamp")) for h, block in zip(hashes, blocks, strict=True)
-        }
+        times = {h: member(block, "timestamp") for h, block in zip(hashes, blocks, strict=True)}
+        return [{"blockTimestamp": times.get(str(log.get("blockHash"))), **log} for log in logs]
 
 
 def _hash_of(block: Any) -> Hash32 | None:

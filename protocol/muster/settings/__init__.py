@@ -19,6 +19,8 @@ from muster.protocol.errors import ConfigError
 _IS_CHECKOUT = (Path(__file__).parents[3] / "contracts").is_dir()
 DEPLOYMENTS = Path("contracts/deployments" if _IS_CHECKOUT else "~/.muster/deployments")
 """Where contracts' addresses are looked for, and written, unless told otherwise."""
+CACHE = Path("~/.muster/cache")
+"""What can be had again."""
 DEFAULT_RPC = "http://127.0.0.1:8545"
 """The endpoint of a chain on this machine."""
 SHARED = {"rpc": "MUSTER_RPC", "deployments": "MUSTER_DEPLOYMENTS"}

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from eth_abi.abi import encode
@@ -133,6 +134,8 @@ class FakeNode:
             "eth_getBlockReceipts": self._receipts,
         }
         self.mine()
+
+    log_file: Path | None = None
 
     @property
     def rpc(self) -> Rpc:

@@ -84,6 +84,8 @@ class _Listening:
 
     rpc: Rpc
     deployment: Deployment
+    log_file: None = None
+    """An audit believes no file."""
 
 
 @dataclass(slots=True)
