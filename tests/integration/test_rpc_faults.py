@@ -76,7 +76,7 @@ FAILURES: dict[str, tuple[Failure, type[Exception], str]] = {
     "answers ids of its own": (
         sending(b'[{"id": [], "result": 1}, {"id": 7777, "result": 1}]'),
         ChainUnreachable,
-        "no answer to",
+        "not a JSON object",
     ),
     "limits the rate in JSON": (
         sending(b'{"error": {"code": -32005, "message": "limit exceeded"}}'),

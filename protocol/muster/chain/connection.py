@@ -28,6 +28,7 @@ from muster.chain.events import EventTable
 from muster.chain.journal_store import JournalStore
 from muster.chain.log_store import log_file
 from muster.chain.quantities import LatestBlock, from_hex, garbled, member
+from muster.chain.quorum import open_rpc
 from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, is_revert
 from muster.chain.send_journal import SendJournal
@@ -85,7 +86,7 @@ class Chain:
     @classmethod
     async def connect(
         cls,
-        rpc_url: str | None = None,
+        rpc_url: str | Sequence[str] | None = None,
         deployments: Path | Deployment | None = None,
         *,
         key: bytes | None = None,
@@ -94,14 +95,16 @@ class Chain:
     ) -> Self:
         """Return a checked connection; with a key, one that can send.
 
-        The endpoint is an HTTP or WebSocket URL or the path of a node's socket; it and the
-        deployment are those of MUSTER_RPC and MUSTER_DEPLOYMENTS, or this machine's, unless given.
+        The endpoint is an HTTP or WebSocket URL or the path of a node's socket; several, in a list
+        or between commas, are compared (`muster.chain.quorum`). Unless given, it and the deployment
+        are those of MUSTER_RPC and MUSTER_DEPLOYMENTS, or this machine's.
         What is sent is written to the journal first, and survives the process. Raises
         ChainUnreachable when nothing answers, WrongChain when it is another chain or has no code at
         the recorded addresses, ConfigError without a deployment or while another process holds the
         journal.
         """
-        rpc = Rpc(rpc_url or os.environ.get(SHARED["rpc"], DEFAULT_RPC), timeout_s=timeout_s)
+        rpc_url = rpc_url or os.environ.get(SHARED["rpc"]) or DEFAULT_RPC
+        rpc = open_rpc(rpc_url, timeout_s=timeout_s)
         deployments = deployments or Path(os.environ.get(SHARED["deployments"], DEPLOYMENTS))
         try:
             chain_id = from_hex(await rpc.call("eth_chainId"))

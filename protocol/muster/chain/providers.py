@@ -19,6 +19,7 @@ from web3 import AsyncHTTPProvider, AsyncIPCProvider, WebSocketProvider
 from web3.providers import PersistentConnectionProvider
 from web3.types import RPCEndpoint, RPCResponse
 
+from muster.chain.granting import HttpRefusal
 from muster.chain.rpc import IS_RUNNING, mask_url
 from muster.protocol.errors import ChainUnreachable, ConfigError
 
@@ -87,8 +88,10 @@ class HttpProvider(AsyncHTTPProvider):
             answer = await self._read(response)
         # JSON-RPC errors may travel in any status; what else is refused has no JSON.
         if response.status >= 400 and not answer.lstrip().startswith((b"{", b"[")):
-            raise ChainUnreachable(
+            raise HttpRefusal(
                 f"{mask_url(self._url)} answers HTTP {response.status}",
+                status=response.status,
+                retry_after=response.headers.get("retry-after"),
                 hint="wait a little" if response.status in (429, 503) else IS_RUNNING,
             )
         return answer

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from muster.chain.deployment import Deployment
 from muster.chain.events import Event, EventTable
+from muster.chain.granting import Portion
 from muster.chain.log_checks import Contradiction, LogChecks
 from muster.chain.log_store import LogStore
 from muster.chain.quantities import LatestBlock, from_hex, hash_from_hex, member
@@ -46,8 +47,6 @@ LAG_POLLS = 10
 _POLL_ATTEMPTS = 5
 _DECODED_AT_ONCE = 2_000
 _SAID_EVERY_S = 5.0
-_PATIENCE = 8, 256
-"""Answers in a row after which a longer range is tried again that was refused, at first and most"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,37 +77,6 @@ class Source(Protocol):
         """Where what was read is kept, if it is."""
 
 
-class _Range:
-    """How many blocks to ask for: endpoints limit blocks or logs, each in its own words."""
-
-    def __init__(self) -> None:
-        self.blocks = FIRST_SPAN
-        self._longest = LONGEST_SPAN
-        self._patience = _PATIENCE[0]
-        self._answers = 0
-
-    def answered(self, logs: int) -> None:
-        """Ask for more next time, or for less after an answer that was full."""
-        self._answers += 1
-        if self._answers >= self._patience:
-            self._longest = min(2 * self._longest, LONGEST_SPAN)
-            self._answers = 0
-        if logs >= FULL_ANSWER:
-            self.blocks = max(1, self.blocks // 2)
-        elif logs < FULL_ANSWER // 4:
-            self.blocks = min(2 * self.blocks, self._longest)
-
-    def refused(self, blocks: int) -> None:
-        """Ask for less, for longer each time."""
-        self._longest = self.blocks = max(1, blocks // 2)
-        self._patience = min(2 * self._patience, _PATIENCE[1])
-        self._answers = 0
-
-    def unanswered(self) -> None:
-        """Ask for less: it may have been too much to answer in time."""
-        self.blocks = max(1, self.blocks // 2)
-
-
 class EventReader:
     """A cursor over the events of all contracts but the token: nobody here needs transfers."""
 
@@ -134,7 +102,7 @@ class EventReader:
         self._start = chain.deployment.deploy_block if from_block is None else from_block
         self._known: dict[int, Hash32] = {block.number: block.hash for block in known}
         self._next = max(self._known) + 1 if self._known else self._start
-        self._range = _Range()
+        self._range = Portion(FIRST_SPAN, LONGEST_SPAN)
         self._confirmations = confirmations
         self._store: LogStore | None = None
         if chain.log_file is not None and not known and from_block is None:
@@ -293,7 +261,7 @@ class EventReader:
 
     async def _granted(self, first: int, newest: int) -> tuple[list[dict[str, Any]], int]:
         """Return the logs from a block on, and up to where: as far as is answered at once."""
-        last = min(first + self._range.blocks - 1, newest)
+        last = min(first + self._range.size - 1, newest)
         while True:
             try:
                 logs = await self._logs(first, last)
@@ -303,13 +271,16 @@ class EventReader:
             except RpcError as error:
                 if last == first:
                     # Then its size was not what was wrong with the question.
-                    self._range = _Range()
+                    self._range = Portion(FIRST_SPAN, LONGEST_SPAN)
                     raise
                 logger.debug("asking for fewer blocks", extra={"cause": str(error)})
                 self._range.refused(last - first + 1)
-                last = first + self._range.blocks - 1
+                last = first + self._range.size - 1
             else:
-                self._range.answered(len(logs))
+                count = len(logs)
+                self._range.answered(
+                    is_much=count >= FULL_ANSWER, is_little=count < FULL_ANSWER // 4
+                )
                 return await self._timed(logs), last
 
     async def _block(self, number: int) -> LatestBlock:

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
+from muster.chain.granting import HttpRefusal, Patience, Portion, is_for_rate
 from muster.chain.quantities import from_hex as from_hex
 from muster.protocol.errors import ChainUnreachable, RpcError
 
@@ -61,6 +62,7 @@ class Rpc:
         self.masked_url = mask_url(url)
         self._provider: Any = provider_of(url, post)
         self._timeout_s = timeout_s
+        self._portion = Portion(MAX_BATCH, MAX_BATCH)
         self._connecting = asyncio.Lock()
         self._is_connected = not self._provider.has_persistent_connection
 
@@ -84,10 +86,8 @@ class Rpc:
 
     async def call(self, method: str, *params: Any) -> Any:
         """Return a method's result; raises ChainUnreachable or RpcError."""
-        answer = await self._exchange(lambda: self._send(method, list(params)))
-        if not isinstance(answer, dict):
-            raise self._garbled("not a JSON object")
-        return self._result(method, answer)
+        (result,) = await self.batch([(method, list(params))])
+        return result
 
     async def batch(self, calls: Sequence[Call]) -> list[Any]:
         """Return the results in order; the first that failed raises RpcError."""
@@ -99,15 +99,46 @@ class Rpc:
 
     async def try_batch(self, calls: Sequence[Call]) -> list[Any]:
         """Return results in order, an RpcError in the place of each that failed."""
-        results: list[Any] = []
-        for start in range(0, len(calls), MAX_BATCH):
-            results += await self._batch(calls[start : start + MAX_BATCH])
-        return results
+        results: dict[int, Any] = {}
+        waiting, patience = list(range(len(calls))), Patience(self._timeout_s)
+        while waiting:
+            asked = waiting[: self._portion.size]
+            try:
+                outcomes = await self._ask([calls[i] for i in asked])
+            except HttpRefusal as refusal:
+                if refusal.is_for_rate and await patience.waits(refusal.retry_after_s):
+                    continue
+                if refusal.is_for_size and len(asked) > 1:
+                    self._portion.refused(len(asked))
+                    continue
+                raise
+            if outcomes is None:
+                self._portion.refused(len(asked))
+                continue
+            if len(asked) == self._portion.size:
+                self._portion.answered()
+            results.update(zip(asked, outcomes, strict=True))
+            del waiting[: len(asked)]
+            limited = [i for i in asked if _is_limited(results[i])]
+            if limited and await patience.waits():
+                waiting = limited + waiting
+        return [results[i] for i in range(len(calls))]
 
-    async def _batch(self, calls: Sequence[Call]) -> list[Any]:
-        answers = await self._exchange(lambda: self._send_batch(list(calls)))
-        # Endpoints that do not take the batch answer with one error.
-        answers = answers if isinstance(answers, list) else [answers] * len(calls)
+    async def _ask(self, calls: list[Call]) -> list[Any] | None:
+        """Return the outcomes of one request; None when the endpoint takes no batch of its size."""
+        if len(calls) == 1:
+            (method, params), answers = calls[0], None
+            answer = await self._exchange(lambda: self._send(method, params))
+        else:
+            answer = await self._exchange(lambda: self._send_batch(calls))
+            answers = answer if isinstance(answer, list) else None
+        if answers is None:
+            if not isinstance(answer, dict):
+                raise self._garbled("not a JSON object")
+            error = self._outcome(calls[0][0], answer)
+            if len(calls) > 1 and not _is_limited(error):
+                return None
+            answers = [answer] * len(calls)
         return [self._outcome(method, a) for (method, _), a in zip(calls, answers, strict=True)]
 
     def _outcome(self, method: str, answer: dict[str, Any]) -> Any:
@@ -185,6 +216,10 @@ class Rpc:
         return ChainUnreachable(
             f"{self.masked_url} does not speak JSON-RPC: {what}", hint="is --rpc right?"
         )
+
+
+def _is_limited(outcome: Any) -> bool:
+    return isinstance(outcome, RpcError) and is_for_rate(outcome)
 
 
 def rpc_error(method: str, error: Any) -> RpcError:
