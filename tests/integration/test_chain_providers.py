@@ -138,6 +138,47 @@ async def test_requests_under_way_fail_with_their_connection(tmp_path: Path) -> 
         assert {type(outcome) for outcome in outcomes} == {ChainUnreachable}
 
 
+@pytest.mark.parametrize("transport", ["ws", "ipc"])
+async def test_node_tells_of_blocks(anvil: Anvil, tmp_path: Path, transport: str) -> None:
+    url = anvil.rpc_url.replace("http", "ws") if transport == "ws" else str(tmp_path / "ipc")
+    async with Rpc(url) as rpc, Rpc(anvil.rpc_url) as other:
+        waiting = asyncio.create_task(rpc.next_block())
+        # The subscription stands once a later request is answered.
+        while await other.call("eth_blockNumber") == "0x0":
+            await rpc.call("eth_chainId")
+            assert not waiting.done()
+            await other.call("evm_mine")
+        await waiting
+        # One that was told of between two waits ends the second at once.
+        await other.call("evm_mine")
+        await rpc.next_block()
+        waiting = asyncio.create_task(rpc.next_block())
+        await rpc.call("eth_chainId")
+        assert not waiting.done()
+        await other.call("evm_mine")
+        await waiting
+
+
+async def test_endpoint_over_http_is_not_waited_for(anvil: Anvil) -> None:
+    async with Rpc(anvil.rpc_url) as rpc:
+        await asyncio.wait_for(rpc.next_block(), 1)
+
+
+@pytest.mark.parametrize("transport", ["ws", "ipc"])
+async def test_wait_for_a_block_ends_with_the_connection(transport: str, tmp_path: Path) -> None:
+    socket = tmp_path / "ipc"
+    options: dict[str, Any] = {"block_time_s": Anvil.STILL_S, "arguments": ("--ipc", str(socket))}
+    async with Anvil(**options) as anvil:
+        url = anvil.rpc_url.replace("http", "ws") if transport == "ws" else str(socket)
+        rpc = Rpc(url)
+        waiting = asyncio.create_task(rpc.next_block())
+        await rpc.call("eth_chainId")
+    await asyncio.wait_for(waiting, 5)
+    # Nor does it wait where nothing answers.
+    await asyncio.wait_for(rpc.next_block(), 5)
+    await rpc.close()
+
+
 @pytest.mark.parametrize("url", ["ftp://host", "nowhere", "/no/socket", "127.0.0.1:8545"])
 def test_what_is_no_endpoint_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match="is no RPC endpoint"):

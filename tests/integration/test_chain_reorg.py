@@ -225,6 +225,27 @@ async def test_training_stream_keeps_its_order_as_far_as_it_is_confirmed(
         assert [stream for stream in found if stream != [1]] == seen
 
 
+async def test_only_what_is_final_is_told_where_that_is_wanted() -> None:
+    async with network(block_time_s=Anvil.STILL_S) as net:
+        await net.commit([net.submission(HONEST, 0)])
+        readers = {
+            wanted: EventReader(net.of(OWNER), confirmations=wanted)
+            for wanted in (0, "safe", "finalized")
+        }
+        told = {wanted: ChainView() for wanted in readers}
+
+        async def batches() -> list[int]:
+            for wanted, reader in readers.items():
+                apply_poll(told[wanted], await reader.poll())
+            return [len(view.batches) for view in told.values()]
+
+        assert await batches() == [1, 0, 0]
+        # Anvil calls what is one epoch of 32 blocks old safe, and what is two old final.
+        for expected in ([1, 1, 0], [1, 1, 1]):
+            await net.rpc.call("anvil_mine", hex(32))
+            assert await batches() == expected
+
+
 async def test_published_version_stays_on_chain_though_it_is_taken_back(tmp_path: Path) -> None:
     policy = tmp_path / "policy"
     policy.mkdir()

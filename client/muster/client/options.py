@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED, joined
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
@@ -40,7 +40,13 @@ def chain_options(command: F) -> F:
         click.option(
             "--deployments", type=FOLDER, help="Contracts' addresses; else MUSTER_DEPLOYMENTS."
         ),
-        click.option("--rpc", metavar="URL", help="RPC endpoint; else MUSTER_RPC, else local."),
+        click.option(
+            "--rpc",
+            metavar="URL",
+            multiple=True,
+            callback=joined,
+            help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
+        ),
     ):
         command = option(command)
     return command
@@ -85,6 +91,11 @@ def node_options(command: F) -> F:
     """Add what workers and validators share."""
     command = engine_choice(command)
     for option in (
+        click.option(
+            "--confirmations",
+            metavar="N|safe|finalized",
+            help="Blocks on top of an event before it is acted on. [default: 0]",
+        ),
         click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
         click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable."),
         click.option("--state-dir", type=FOLDER, help="Where the process keeps its state."),

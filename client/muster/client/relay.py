@@ -13,7 +13,7 @@ import click
 from pydantic import Field
 
 from muster.protocol.errors import ConfigError
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, joined, load_settings
 
 if TYPE_CHECKING:
     from muster.chain import Chain
@@ -67,7 +67,9 @@ def relay() -> None:
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with these settings.")
 @click.option("--run", type=int, help="Run to mirror.")
 @click.option("--upstream", multiple=True, help="URL of the origin or another relay; repeatable.")
-@click.option("--rpc", help="JSON-RPC endpoint of the chain.")
+@click.option(
+    "--rpc", metavar="URL", multiple=True, callback=joined, help="RPC endpoint; repeat to compare."
+)
 @click.option("--deployments", type=click.Path(path_type=Path), help="Folder of deployment files.")
 @click.option("--store", type=click.Path(path_type=Path), help="Folder for chunks and manifests.")
 @click.option("--keep", type=int, help="Newest versions that stay.")

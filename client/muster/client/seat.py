@@ -63,7 +63,7 @@ async def take_seat(
                 journal=settings.state_dir / TRANSACTIONS if sends else None,
             )
         )
-        view = await read_view(chain, HistoryView())
+        view = await read_view(chain, HistoryView(), confirmations=settings.confirmations)
         run = view.runs.get(settings.run)
         if run is None:
             raise ConfigError(

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from muster.protocol.ids import Address, RunId, to_address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings, urls_of
 
 
 def _urls(value: Any) -> Any:
     # The environment has no lists.
-    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+    return tuple(urls_of(value)) if isinstance(value, str) else value
 
 
 Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
@@ -28,7 +28,7 @@ class NodeSettings(Settings):
     orchestrator: str
     """URL of the run's orchestrator."""
     rpc: str = DEFAULT_RPC
-    """URL of an RPC endpoint of the chain."""
+    """URL of an RPC endpoint of the chain; several, between commas, are compared."""
     deployments: Path = DEPLOYMENTS
     """Folder with the contracts' addresses, one file per chain id."""
     state_dir: Path
@@ -37,6 +37,9 @@ class NodeSettings(Settings):
     """URLs of relays; empty for those the orchestrator names."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Seconds between looks at the chain."""
+    confirmations: Confirmations = 0
+    """Blocks on top of an event before it is acted on; or `safe` or `finalized`, where the chain
+    has such blocks."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """What runs the model; vllm has an environment of its own: docs/engines.md."""
     dtype: Literal["float32", "bfloat16"] = "float32"

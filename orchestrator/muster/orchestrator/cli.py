@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from muster.orchestrator.admin_cli import admin
+from muster.settings import joined
 
 
 @click.group()
@@ -21,7 +22,9 @@ orchestrator.add_command(admin)
 @orchestrator.command()
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--run", type=int, help="Run to serve.")
-@click.option("--rpc", metavar="URL", help="JSON-RPC endpoint of the chain.")
+@click.option(
+    "--rpc", metavar="URL", multiple=True, callback=joined, help="RPC endpoint; repeat to compare."
+)
 @click.option("--deployments", metavar="DIR", help="Folder of deployment files.")
 @click.option("--keystore", metavar="FILE", help="Keystore of the run's orchestrator account.")
 @click.option("--password-file", metavar="FILE", help="Its password; else MUSTER_PASSWORD.")
@@ -41,6 +44,7 @@ orchestrator.add_command(admin)
 @click.option("--call-timeout-s", type=int, help="When a silent validator is replaced.")
 @click.option("--commit-interval-s", type=float, help="Least time between two batches.")
 @click.option("--poll-s", type=float, help="Time between two reads of the chain.")
+@click.option("--confirmations", metavar="N|safe|finalized", help="Blocks on top of an event.")
 @click.option("--retry-after-s", type=float, help="What nodes wait when there is no work.")
 def run(config: Path | None, **flags: Any) -> None:
     """Serve one run until SIGTERM or SIGINT."""

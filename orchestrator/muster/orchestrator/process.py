@@ -33,7 +33,8 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
     async with await Chain.connect(
         settings.rpc, settings.deployments, key=key, journal=journal
     ) as chain:
-        view, reader, chain_clock = ChainView(), EventReader(chain), ChainClock()
+        view, chain_clock = ChainView(), ChainClock()
+        reader = EventReader(chain, confirmations=settings.confirmations)
         await _catch_up(view, reader)
         chain_clock.update(await chain.now())
         run = view.runs.get(RunId(settings.run))

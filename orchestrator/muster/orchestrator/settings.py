@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings
 
 
 class OrchestratorSettings(Settings):
@@ -68,6 +68,9 @@ class OrchestratorSettings(Settings):
     """Most submissions in a batch."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Time between two reads of the chain."""
+    confirmations: Confirmations = 0
+    """Blocks on top of an event before it is acted on; or `safe` or `finalized`, where the chain
+    has such blocks."""
     rate_per_signer: Annotated[float, Field(gt=0)] = 100.0
     """Signed requests per second of one signer, sustained; bursts may be twice that."""
     rate_per_host: Annotated[float, Field(gt=0)] = 1000.0

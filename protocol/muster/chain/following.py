@@ -12,6 +12,7 @@ from muster.chain.events import Event
 from muster.chain.reader import EventReader, Poll, Source
 from muster.chain.view import ChainView
 from muster.protocol.errors import ChainError
+from muster.settings import Confirmations
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +29,16 @@ async def follow(
     view: ChainView,
     *,
     poll_s: float,
-    confirmations: int = 0,
+    confirmations: Confirmations = 0,
     on_change: OnChange | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Keep the view current until cancelled; an empty view is filled first.
 
     A view that was read before is continued where it ends. It stays as many blocks behind the chain
-    as are to confirm what it has taken in. What `on_change` raises ends it.
+    as are to confirm what it has taken in, or at its finalized block. Looks every `poll_s` seconds,
+    and only once there is another block where the endpoint tells of them. What `on_change` raises
+    ends it.
     """
     reader = EventReader(chain, known=view.recent_blocks(), confirmations=confirmations)
     failures = 0
@@ -55,11 +58,12 @@ async def follow(
         if apply_poll(view, poll) and on_change is not None:
             await on_change(poll.events)
         await sleep(poll_s)
+        await chain.rpc.next_block()
 
 
-async def read_view(chain: Source, view: V) -> V:
+async def read_view(chain: Source, view: V, *, confirmations: Confirmations = 0) -> V:
     """Return a view after it took in everything that happened on chain so far."""
-    apply_poll(view, await EventReader(chain).poll())
+    apply_poll(view, await EventReader(chain, confirmations=confirmations).poll())
     return view
 
 

@@ -121,10 +121,13 @@ class _Prompt(PersistentConnectionProvider):
         super().__init__(*args, **kwargs)
         self._waiting: dict[Any, asyncio.Future[RPCResponse]] = {}
         self._is_lost = False
+        self._heads: Any = None
+        self.told_of_block = asyncio.Event()
+        """Set when the node tells of a block, or can tell no more."""
 
     async def connect(self) -> None:
         """Open the connection."""
-        self._is_lost = False
+        self._is_lost, self._heads = False, None
         await super().connect()
 
     async def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
@@ -140,6 +143,19 @@ class _Prompt(PersistentConnectionProvider):
         finally:
             del self._waiting[request["id"]]
 
+    async def subscribe_to_blocks(self) -> bool:
+        """Have the node tell of blocks on this connection; return whether it does.
+
+        Raises OSError when the connection is lost.
+        """
+        if self._is_lost:
+            raise ConnectionResetError
+        if self._heads is None:
+            answer = await self.make_request(RPCEndpoint("eth_subscribe"), ["newHeads"])
+            # Asked once: not every endpoint has subscriptions.
+            self._heads = answer.get("result", False)
+        return bool(self._heads)
+
     async def make_batch_request(self, requests: Requests) -> list[RPCResponse]:
         """Return the answers in order. Each is asked for by itself: over a socket none waits."""
         return list(await asyncio.gather(*(self.make_request(*request) for request in requests)))
@@ -152,15 +168,24 @@ class _Prompt(PersistentConnectionProvider):
             except Exception:
                 # Whatever ended the connection, no answer comes any more.
                 self._is_lost = True
+                self.told_of_block.set()
                 for future in self._waiting.values():
                     if not future.done():
                         future.set_exception(ConnectionResetError())
                 raise
+            if self._heads and _subscription(answer) == self._heads:
+                self.told_of_block.set()
+                continue
             waiting = self._waiting.get(answer.get("id")) if isinstance(answer, dict) else None
             if waiting is None:
                 return answer
             if not waiting.done():
                 waiting.set_result(answer)
+
+
+def _subscription(answer: Any) -> Any:
+    params = answer.get("params") if isinstance(answer, dict) else None
+    return params.get("subscription") if isinstance(params, dict) else None
 
 
 class SocketProvider(_Prompt, WebSocketProvider):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from muster.chain.quantities import from_hex
 from muster.chain.rpc import Call, Rpc
 from muster.protocol.errors import ChainInconsistent, ChainUnreachable, RpcError
+from muster.settings import urls_of
 
 if TYPE_CHECKING:
     from web3 import AsyncWeb3
@@ -111,6 +112,10 @@ class QuorumRpc(Rpc):
             await self._agreed(call, {each: outcomes[i] for each, outcomes in said.items()})
             for i, call in enumerate(calls)
         ]
+
+    async def next_block(self) -> None:
+        """Wait until the first of them tells of a block, see `Rpc.next_block`."""
+        await self._endpoints[0].rpc.next_block()
 
     # ---------------------------------------------------------------------- hear
 
@@ -215,7 +220,7 @@ def open_rpc(urls: str | Sequence[str], *, timeout_s: float = 10.0) -> Rpc:
 
     Raises ConfigError for what is no endpoint.
     """
-    listed = urls.replace(",", " ").split() if isinstance(urls, str) else list(urls)
+    listed = urls_of(urls) if isinstance(urls, str) else list(urls)
     rpcs = [Rpc(url, timeout_s=timeout_s) for url in dict.fromkeys(listed)]
     return rpcs[0] if len(rpcs) == 1 else QuorumRpc(rpcs)
 

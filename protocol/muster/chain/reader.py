@@ -31,6 +31,7 @@ from muster.protocol.errors import (
     WrongChain,
 )
 from muster.protocol.ids import Hash32
+from muster.settings import Confirmations
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +87,12 @@ class EventReader:
         *,
         from_block: int | None = None,
         known: Sequence[BlockId] = (),
-        confirmations: int = 0,
+        confirmations: Confirmations = 0,
     ) -> None:
         """Start at a block (default: the deployment's), or after blocks that were read before.
 
-        A block is read once so many are on top of it: what changes above is never noticed.
+        A block is read once so many are on top of it, or once it is finalized: what changes above
+        is never noticed.
         """
         contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
         self._rpc = chain.rpc
@@ -183,6 +185,8 @@ class EventReader:
 
     async def _head(self) -> str:
         """Return the block up to which is read: the newest, or one that is deep enough."""
+        if isinstance(self._confirmations, str):
+            return self._confirmations
         if not self._confirmations:
             return "latest"
         newest = from_hex(await self._rpc.call("eth_blockNumber"))

@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 
     from muster.chain.providers import Post
 
+logger = logging.getLogger(__name__)
+
 # They log whole URLs, with the keys in them.
 for _library in ("web3", "websockets"):
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 MAX_BATCH = 100
 """Requests in one HTTP call; endpoints refuse more."""
+LONGEST_SILENCE_S = 30.0
+"""So long a node is believed that tells of no block."""
 IS_RUNNING = "is the chain running, and is --rpc right?"
 _REVERT_CODE = 3
 
@@ -123,6 +127,22 @@ class Rpc:
             if limited and await patience.waits():
                 waiting = limited + waiting
         return [results[i] for i in range(len(calls))]
+
+    async def next_block(self) -> None:
+        """Wait until a block was told of since the last time; not where blocks are not told of.
+
+        Endpoints over HTTP tell nothing: who polls them must pause. Returns after half a minute and
+        on every trouble too, so that a silent endpoint delays, and hides nothing.
+        """
+        if not self._provider.has_persistent_connection:
+            return
+        try:
+            if await self._exchange(self._provider.subscribe_to_blocks):
+                async with asyncio.timeout(LONGEST_SILENCE_S):
+                    await self._provider.told_of_block.wait()
+        except (TimeoutError, ChainUnreachable) as error:
+            logger.debug("no block was told of", extra={"cause": str(error)})
+        self._provider.told_of_block.clear()
 
     async def _ask(self, calls: list[Call]) -> list[Any] | None:
         """Return the outcomes of one request; None when the endpoint takes no batch of its size."""

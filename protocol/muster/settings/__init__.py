@@ -8,11 +8,11 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster.protocol.errors import ConfigError
 
@@ -25,6 +25,20 @@ DEFAULT_RPC = "http://127.0.0.1:8545"
 """The endpoint of a chain on this machine."""
 SHARED = {"rpc": "MUSTER_RPC", "deployments": "MUSTER_DEPLOYMENTS"}
 """Variables that say every command where the chain is; a process's own come before them."""
+
+
+Confirmations = Annotated[int, Field(ge=0, le=1000)] | Literal["safe", "finalized"]
+"""Blocks on top of what is believed, or what the chain's own consensus says of it."""
+
+
+def urls_of(text: str) -> list[str]:
+    """Return the URLs between blanks or commas."""
+    return text.replace(",", " ").split()
+
+
+def joined(_context: object, _option: object, urls: Sequence[str]) -> str | None:
+    """Return an option's URLs as one setting: the callback of an option that may be repeated."""
+    return ",".join(urls) or None
 
 
 class Settings(BaseModel):

@@ -13,7 +13,7 @@ import click
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED, joined
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -34,7 +34,13 @@ def trainer() -> None:
 @click.option("--keystore", type=FILE, help="Keystore of the run's trainer account.")
 @click.option("--password-file", type=FILE, help="Its password; else MUSTER_PASSWORD.")
 @click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
-@click.option("--rpc", metavar="URL", help=f"RPC endpoint. [default: {DEFAULT_RPC}]")
+@click.option(
+    "--rpc",
+    metavar="URL",
+    multiple=True,
+    callback=joined,
+    help=f"RPC endpoint; repeat to compare. [default: {DEFAULT_RPC}]",
+)
 @click.option("--deployments", type=FOLDER, help="Folder with the contracts' addresses.")
 @click.option("--documents", type=FOLDER, help="Recipe by its hash; else it is downloaded.")
 @click.option("--model", type=FOLDER, help="Base model, when the store does not hold version 0.")
@@ -60,7 +66,7 @@ def trainer() -> None:
 @click.option("--metrics-port", type=int, help="Its port; without one there is none.")
 @click.option("--wandb-project", help="Log to this Weights & Biases project.")
 @click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
-@click.option("--confirmations", type=int, help="Blocks on top of an outcome before training.")
+@click.option("--confirmations", metavar="N|safe|finalized", help="Blocks on top before training.")
 @click.option("--publish-dtype", help="Published weights: float32 or bfloat16.")
 @click.option("--micro-batch-tokens", type=int, help="Tokens that are computed together.")
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
@@ -208,9 +214,11 @@ def run_base_model(
 @click.option(
     "--rpc",
     metavar="URL",
+    multiple=True,
+    callback=joined,
     envvar=SHARED["rpc"],
-    default=DEFAULT_RPC,
-    help="RPC endpoint; else MUSTER_RPC, else local.",
+    default=(DEFAULT_RPC,),
+    help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
 )
 @click.option(
     "--deployments",

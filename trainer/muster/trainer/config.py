@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings
 
 
 class TrainerSettings(Settings):
@@ -81,9 +81,9 @@ class TrainerSettings(Settings):
     """Weights & Biases project that figures are logged to; empty for none."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Seconds between looks at the chain."""
-    confirmations: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Blocks on top of an outcome before it is trained on: what a deeper reorganisation takes back
-    after that stops the trainer."""
+    confirmations: Confirmations = 0
+    """Blocks on top of an outcome before it is trained on; or `safe` or `finalized`, where the
+    chain has such blocks. What a deeper reorganisation takes back after that stops the trainer."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of published weights."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"

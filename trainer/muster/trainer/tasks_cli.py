@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED, joined
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -146,9 +146,11 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
 @click.option(
     "--rpc",
     metavar="URL",
+    multiple=True,
+    callback=joined,
     envvar=SHARED["rpc"],
-    default=DEFAULT_RPC,
-    help="RPC endpoint; else MUSTER_RPC, else local.",
+    default=(DEFAULT_RPC,),
+    help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
 )
 @click.option(
     "--deployments",

@@ -16,7 +16,7 @@ from muster.client.options import (
     RPC_VARIABLE,
 )
 from muster.protocol.errors import ConfigError
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, urls_of
 
 if TYPE_CHECKING:
     from muster.client.audit.history import History, Wanted
@@ -64,7 +64,7 @@ def wanted_of(options: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
         )
     deployments = options["deployments"] or environ.get(DEPLOYMENTS_VARIABLE)
     return Wanted(
-        rpcs=tuple(options["rpc"]) or (environ.get(RPC_VARIABLE) or DEFAULT_RPC,),
+        rpcs=tuple(options["rpc"] or urls_of(environ.get(RPC_VARIABLE) or DEFAULT_RPC)),
         deployments=Path(deployments or DEPLOYMENTS),
         dump=options["dump"],
         proof=Proof(options["prove"]),

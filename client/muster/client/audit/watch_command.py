@@ -11,6 +11,7 @@ import click
 
 from muster.client.audit.flags import PROOFS, wanted_of
 from muster.client.options import FOLDER, json_option
+from muster.settings import joined
 
 if TYPE_CHECKING:
     from muster.client.audit.watching import Seen
@@ -41,7 +42,13 @@ if TYPE_CHECKING:
     help="What the endpoint must prove by block hashes.",
 )
 @click.option("--deployments", type=FOLDER, help="Contracts' addresses; else MUSTER_DEPLOYMENTS.")
-@click.option("--rpc", metavar="URL", help="RPC endpoint; else MUSTER_RPC, else local.")
+@click.option(
+    "--rpc",
+    metavar="URL",
+    multiple=True,
+    callback=joined,
+    help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
+)
 @json_option
 def watch(run: int | None, once: bool, poll_s: float, as_json: bool, **options: Any) -> None:
     """Follow the chain: what happens, and what contradicts, as it appears.

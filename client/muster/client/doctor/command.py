@@ -171,6 +171,7 @@ async def _examine_network(
 ) -> AsyncIterator[Line]:
     from muster.client.doctor import network
     from muster.client.doctor.machine import examine_room
+    from muster.settings import urls_of
 
     assert asked.orchestrator is not None
     line, named = await network.examine_orchestrator(api, run, chain.domain("ContributionLedger"))
@@ -178,7 +179,7 @@ async def _examine_network(
     if line.state is State.FAIL:
         return
     relays = asked.relays or named
-    yield await network.examine_ports([asked.rpc, asked.orchestrator], relays)
+    yield await network.examine_ports([*urls_of(asked.rpc), asked.orchestrator], relays)
     yield await network.examine_clock(asked.orchestrator)
     if run.latest_version is None:
         yield skipped("network", "relays", "there is no policy to fetch yet")

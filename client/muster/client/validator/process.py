@@ -87,7 +87,11 @@ async def run_validator(
                 clock=place.clock,
             )
             following = follow(
-                seat.chain, seat.view, poll_s=settings.poll_s, on_change=loop.on_change
+                seat.chain,
+                seat.view,
+                poll_s=settings.poll_s,
+                confirmations=settings.confirmations,
+                on_change=loop.on_change,
             )
             duty = JuryDuty(await _jury_place(settings, account, seat, loop, votes))
             assert place.checking is not None  # just made

@@ -70,7 +70,11 @@ async def run_worker(
             )
             loop = loop_class(place)
             following = follow(
-                seat.chain, seat.view, poll_s=settings.poll_s, on_change=loop.on_change
+                seat.chain,
+                seat.view,
+                poll_s=settings.poll_s,
+                confirmations=settings.confirmations,
+                on_change=loop.on_change,
             )
             watching = [watch(loop, seat.chain)] if watch else []
             await run_together(loop.run(), following, *watching)
