@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 from orchestrator_network import NODES, OWNER, TRAINER, Network, eventually, open_network, running
-from rpc_proxy import (
+
+from muster.api import Lease
+from muster.chain import Anvil, Chain, ChainView, EventReader, apply_poll
+from muster.devnet.rpc_proxy import (
     RpcProxy,
     breaking_off,
     dropping,
@@ -22,9 +25,6 @@ from rpc_proxy import (
     sending,
     without_logs,
 )
-
-from muster.api import Lease
-from muster.chain import Anvil, Chain, ChainView, EventReader, apply_poll
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from chain_scenario import HONEST, ORCHESTRATOR, OWNER, Scenario, network, play
-from rpc_proxy import (
+
+from muster.chain import Chain, ChainView, EventReader, apply_poll
+from muster.devnet.rpc_proxy import (
     Answering,
     Failure,
     Lagging,
@@ -28,8 +30,6 @@ from rpc_proxy import (
     trickling,
     without_logs,
 )
-
-from muster.chain import Chain, ChainView, EventReader, apply_poll
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import (
     ChainError,

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from muster.api import OrchestratorApi
-from muster.chain import Chain, RunView, read_view
+from muster.chain import Chain, EventReader, RunView, find_run
 from muster.client.documents import await_orchestrator
 from muster.client.facts import HistoryView
 from muster.client.settings import NodeSettings
@@ -63,8 +63,9 @@ async def take_seat(
                 journal=settings.state_dir / TRANSACTIONS if sends else None,
             )
         )
-        view = await read_view(chain, HistoryView(), confirmations=settings.confirmations)
-        run = view.runs.get(settings.run)
+        view = HistoryView()
+        reader = EventReader(chain, confirmations=settings.confirmations)
+        run = await find_run(chain, reader, view, settings.run, pause_s=settings.poll_s)
         if run is None:
             raise ConfigError(
                 f"there is no run {settings.run} on chain {chain.chain_id}",

@@ -74,6 +74,8 @@ class DemoOptions:
     """Anvil's port, 0 for any free one."""
     keep: bool = False
     """Leave the network up at the end, until interrupted."""
+    rpc_faults: str | None = None
+    """What the chain's endpoint does wrong: one of `rpc_faults.PROFILES`."""
 
 
 @click.command()
@@ -94,6 +96,11 @@ class DemoOptions:
 )
 @click.option("--keep", is_flag=True, help="Leave the network up until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--rpc-faults",
+    type=click.Choice(["public"]),
+    help="Put what public RPC endpoints do in front of the chain.",
+)
 @click.option("--port", default=8545, show_default=True, help="Port of the chain's RPC endpoint.")
 @click.option(
     "--recipe",
@@ -160,10 +167,11 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     """Play the whole story and return the report, which is also written to `report.json`."""
     from rich.console import Console
 
-    from muster.devnet.display import Progress, show_report
+    from muster.devnet.display import Progress, show_faults, show_report
     from muster.devnet.facts import gather_facts
     from muster.devnet.keys import cast
     from muster.devnet.network import Network, NetworkOptions
+    from muster.devnet.rpc_faults import PROFILES
 
     began = time.monotonic()
     people = cast(options.seed, honest=options.honest, cheats=options.cheats)
@@ -176,6 +184,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
         steps=steps,
         seed=options.seed,
         rpc_port=options.port,
+        rpc_faults=PROFILES[options.rpc_faults] if options.rpc_faults else None,
     )
     names = {member.wallet.address: member.name for member in people.members}
     console = Console(stderr=as_json)
@@ -189,6 +198,8 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
             facts = await gather_facts(network, run_id, steps, began, returned_at)
         report = write_report(options.folder, facts)
         show_report(console, options.folder, facts, report)
+        if network.endpoint is not None:
+            show_faults(console, network.endpoint.played)
         if as_json:
             click.echo(json.dumps(report))
         if options.keep:

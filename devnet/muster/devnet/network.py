@@ -23,6 +23,8 @@ from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts, save_
 from muster.client.stake import add_stake, register_worker, take_from_faucet
 from muster.devnet.keys import Account, Cast, Member, Role
 from muster.devnet.processes import Child, Processes
+from muster.devnet.rpc_faults import Faults, PublicEndpoint, play
+from muster.devnet.rpc_proxy import RpcProxy
 from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
@@ -87,6 +89,8 @@ class NetworkOptions:
     """Training problems."""
     lease_s: int = LEASE_S
     """Seconds until a ticket is late."""
+    rpc_faults: Faults | None = None
+    """What the RPC endpoint does wrong; None for nothing."""
 
 
 class Network:
@@ -109,11 +113,25 @@ class Network:
                 **environment,
             },
         )
-        self._anvil = Anvil(port=options.rpc_port, log=self.folder / "logs" / "anvil.log")
+        log = self.folder / "logs" / "anvil.log"
+        if options.rpc_faults is None:
+            self._anvil = Anvil(port=options.rpc_port, log=log)
+        else:
+            self._anvil = Anvil(block_time_s=Anvil.STILL_S, log=log)
+        self._proxy: RpcProxy | None = None
+        self._weather: asyncio.Task[None] | None = None
+        self.endpoint: PublicEndpoint | None = None
+        """What the endpoint did wrong, where it does."""
         self._ports: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
         await self._anvil.__aenter__()
+        faults = self.options.rpc_faults
+        if faults is not None:
+            self.endpoint = PublicEndpoint(faults, self.options.seed)
+            self._proxy = RpcProxy(self._anvil.rpc_url, self.endpoint, port=self.options.rpc_port)
+            await self._proxy.__aenter__()
+            self._weather = asyncio.create_task(play(self._proxy, self.endpoint, faults))
         await self.processes.__aenter__()
         return self
 
@@ -124,12 +142,17 @@ class Network:
         traceback: TracebackType | None,
     ) -> None:
         await self.processes.__aexit__(kind, error, traceback)
+        if self._weather is not None:
+            self._weather.cancel()
+            await asyncio.wait([self._weather])
+        if self._proxy is not None:
+            await self._proxy.__aexit__(kind, error, traceback)
         await self._anvil.__aexit__(kind, error, traceback)
 
     @property
     def rpc(self) -> str:
         """The chain's endpoint."""
-        return self._anvil.rpc_url
+        return self._proxy.url if self._proxy else self._anvil.rpc_url
 
     @property
     def orchestrator_url(self) -> str:
@@ -275,7 +298,7 @@ class Network:
             ["--store", str(self._store), "--state-dir", str(self.trainer_state)],
             ["--eval-set", str(self.folder / "held-out.jsonl")],
             ["--eval-every", str(self.options.eval_every)],
-            ["--documents", str(self.folder / "documents"), "--poll-s", str(POLL_S)],
+            ["--documents", str(self.folder / "documents"), *self._pace_flags()],
             [*self._port_flags("origin"), *self._key_flags(self.cast.trainer)],
             with_model=True,
         )
@@ -288,7 +311,7 @@ class Network:
             ["--documents", str(self.folder / "documents"), "--files", str(self.folder / "files")],
             ["--database", str(self.database), "--origin", self._url("origin")],
             ["--relay", self._url("relay"), "--lease-s", str(self.options.lease_s)],
-            ["--commit-interval-s", "0.3", "--retry-after-s", "0.2", "--poll-s", str(POLL_S)],
+            ["--commit-interval-s", "0.3", "--retry-after-s", "0.2", *self._pace_flags()],
             ["--tokenizer", str(self.folder / "model" / "tokenizer.json")],
             self._key_flags(self.cast.orchestrator),
         )
@@ -330,8 +353,14 @@ class Network:
         state = self.folder / "state" / name
         return [
             *("--run", str(run_id), "--orchestrator", self.orchestrator_url),
-            *("--state-dir", str(state), "--poll-s", str(POLL_S)),
+            *("--state-dir", str(state), *self._pace_flags()),
         ]
+
+    def _pace_flags(self) -> list[str]:
+        faults = self.options.rpc_faults
+        deepest = faults.deepest if faults else 0
+        # What is taken back must not have been acted on.
+        return ["--poll-s", str(POLL_S), *(["--confirmations", str(deepest)] if deepest else [])]
 
 
 def _wallet(account: Account) -> Wallet:

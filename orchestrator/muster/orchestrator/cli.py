@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from muster.orchestrator.admin_cli import admin
-from muster.settings import joined
 
 
 @click.group()
@@ -23,7 +22,11 @@ orchestrator.add_command(admin)
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--run", type=int, help="Run to serve.")
 @click.option(
-    "--rpc", metavar="URL", multiple=True, callback=joined, help="RPC endpoint; repeat to compare."
+    "--rpc",
+    metavar="URL",
+    multiple=True,
+    callback=lambda _context, _option, urls: ",".join(urls) or None,
+    help="RPC endpoint; repeat to compare.",
 )
 @click.option("--deployments", metavar="DIR", help="Folder of deployment files.")
 @click.option("--keystore", metavar="FILE", help="Keystore of the run's orchestrator account.")

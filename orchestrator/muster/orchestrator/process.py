@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 
-from muster.chain import Chain, ChainView, EventReader, apply_poll
+from muster.chain import Chain, ChainView, EventReader, find_run
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.places import is_url
 from muster.orchestrator.server import serve_until_stopped
@@ -35,9 +35,10 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
     ) as chain:
         view, chain_clock = ChainView(), ChainClock()
         reader = EventReader(chain, confirmations=settings.confirmations)
-        await _catch_up(view, reader)
+        run_id = RunId(settings.run)
+        run = await find_run(chain, reader, view, run_id, pause_s=settings.poll_s)
+        logger.info("caught up with the chain", extra={"runs": len(view.runs)})
         chain_clock.update(await chain.now())
-        run = view.runs.get(RunId(settings.run))
         if run is None:
             raise ConfigError(
                 f"run {settings.run} does not exist on chain {chain.chain_id}",
@@ -65,10 +66,3 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
             await serve_until_stopped(services, reader, leadership)
         finally:
             await database.close()
-
-
-async def _catch_up(view: ChainView, reader: EventReader) -> None:
-    """Read the chain's events up to now."""
-    poll = await reader.poll()
-    apply_poll(view, poll)
-    logger.info("caught up with the chain", extra={"events": len(poll.events)})

@@ -14,7 +14,7 @@ from muster.chain.contracts import Receipt
 from muster.chain.deployer import DeployParameters, deploy_contracts
 from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
-from muster.chain.following import apply_poll, follow, read_view
+from muster.chain.following import apply_poll, find_run, follow, read_view
 from muster.chain.journal_store import JournalStore
 from muster.chain.reader import EventReader, Poll
 from muster.chain.send_journal import SendJournal
@@ -113,6 +113,7 @@ __all__ = [
     "apply_poll",
     "connect",
     "deploy_contracts",
+    "find_run",
     "follow",
     "load_deployment",
     "read_view",

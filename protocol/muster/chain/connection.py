@@ -25,6 +25,7 @@ from muster.chain.contracts import (
 )
 from muster.chain.deployment import Deployment, load_deployment
 from muster.chain.events import EventTable
+from muster.chain.granting import Patience
 from muster.chain.journal_store import JournalStore
 from muster.chain.log_store import log_file
 from muster.chain.quantities import LatestBlock, from_hex, garbled, member
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from web3.contract import AsyncContract
 
 logger = logging.getLogger(__name__)
+
+_NEW_FOR_S, _NEW_BLOCKS = 1.0, 64
+"""So long contracts are looked for again that were deployed so few blocks ago."""
 
 
 class Chain:
@@ -266,12 +270,21 @@ async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> 
             f"{rpc.masked_url} serves chain {chain_id}, the contracts are on {deployment.chain_id}",
             hint="check --rpc and --deployments",
         )
-    codes = await rpc.batch(
-        [("eth_getCode", [deployment.contracts[name], "latest"]) for name in CONTRACTS]
-    )
-    empty = [n for n, code in zip(CONTRACTS, codes, strict=True) if len(str(code or "")) <= 2]
-    if empty:
-        raise WrongChain(
-            f"there is no code at the recorded address of {', '.join(empty)}",
-            hint="the chain may have been restarted: deploy the contracts again",
+    patience = Patience(_NEW_FOR_S)
+    while True:
+        head, *codes = await rpc.batch(
+            [
+                ("eth_blockNumber", []),
+                *(("eth_getCode", [deployment.contracts[name], "latest"]) for name in CONTRACTS),
+            ]
         )
+        empty = [n for n, code in zip(CONTRACTS, codes, strict=True) if len(str(code or "")) <= 2]
+        if not empty:
+            return
+        # Of several nodes behind an address, one may not have the newest blocks yet.
+        is_new = from_hex(head) < deployment.deploy_block + _NEW_BLOCKS
+        if not is_new or not await patience.waits():
+            raise WrongChain(
+                f"there is no code at the recorded address of {', '.join(empty)}",
+                hint="the chain may have been restarted: deploy the contracts again",
+            )

@@ -6,16 +6,22 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from muster.chain.events import Event
 from muster.chain.reader import EventReader, Poll, Source
 from muster.chain.view import ChainView
 from muster.protocol.errors import ChainError
+from muster.protocol.ids import RunId
 from muster.settings import Confirmations
+
+if TYPE_CHECKING:
+    from muster.chain.connection import Chain
+    from muster.chain.view_parts import RunView
 
 logger = logging.getLogger(__name__)
 
+_TRIES = 3
 LONGEST_PAUSE_S = 15.0
 """Pause between tries once an outage lasts."""
 
@@ -61,10 +67,26 @@ async def follow(
         await chain.rpc.next_block()
 
 
-async def read_view(chain: Source, view: V, *, confirmations: Confirmations = 0) -> V:
+async def read_view(chain: Source, view: V) -> V:
     """Return a view after it took in everything that happened on chain so far."""
-    apply_poll(view, await EventReader(chain, confirmations=confirmations).poll())
+    apply_poll(view, await EventReader(chain).poll())
     return view
+
+
+async def find_run(
+    chain: Chain, reader: EventReader, view: ChainView, run_id: RunId, *, pause_s: float
+) -> RunView | None:
+    """Read a view until it has a run, whose creation may not be confirmed yet; None without one."""
+    tries = 0
+    while True:
+        apply_poll(view, await reader.poll())
+        run = view.runs.get(run_id)
+        # A node that lags behind may not know it either.
+        tries += await chain.runs.run_count() < run_id if run is None else 0
+        if run is not None or tries == _TRIES:
+            return run
+        logger.info("the run is not confirmed yet", extra={"run": run_id})
+        await asyncio.sleep(pause_s)
 
 
 def apply_poll(view: ChainView, poll: Poll) -> bool:

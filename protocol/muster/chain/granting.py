@@ -19,7 +19,13 @@ _RATE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _BATCH_STATUSES = frozenset({400, 403, 405, 413, 415, 422, 500, 501})
-_RATE_STATUSES = frozenset({429, 503})
+_PASSING_STATUSES = frozenset({408, 429, 502, 503, 504})
+
+
+class AnswerLost(ChainUnreachable):
+    """A connection ended before its answer did."""
+
+    may_pass, retry_after_s, is_for_size = True, 0.0, False
 
 
 class HttpRefusal(ChainUnreachable):
@@ -36,9 +42,9 @@ class HttpRefusal(ChainUnreachable):
             self.retry_after_s = 0.0
 
     @property
-    def is_for_rate(self) -> bool:
+    def may_pass(self) -> bool:
         """Whether the same may be granted a little later."""
-        return self.status in _RATE_STATUSES
+        return self.status in _PASSING_STATUSES
 
     @property
     def is_for_size(self) -> bool:

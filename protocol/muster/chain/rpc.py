@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from muster.chain.granting import HttpRefusal, Patience, Portion, is_for_rate
+from muster.chain.granting import AnswerLost, HttpRefusal, Patience, Portion, is_for_rate
 from muster.chain.quantities import from_hex as from_hex
 from muster.protocol.errors import ChainUnreachable, RpcError
 
@@ -109,8 +109,8 @@ class Rpc:
             asked = waiting[: self._portion.size]
             try:
                 outcomes = await self._ask([calls[i] for i in asked])
-            except HttpRefusal as refusal:
-                if refusal.is_for_rate and await patience.waits(refusal.retry_after_s):
+            except (HttpRefusal, AnswerLost) as refusal:
+                if refusal.may_pass and await patience.waits(refusal.retry_after_s):
                     continue
                 if refusal.is_for_size and len(asked) > 1:
                     self._portion.refused(len(asked))
@@ -177,7 +177,12 @@ class Rpc:
 
     async def _exchange(self, send: Callable[[], Awaitable[Any]]) -> Any:
         """Return an answer's JSON; what the connection fails with becomes ChainUnreachable."""
-        from aiohttp import ClientError
+        from aiohttp import (
+            ClientConnectorError,
+            ClientError,
+            ClientPayloadError,
+            ServerDisconnectedError,
+        )
         from web3.exceptions import Web3Exception
         from websockets import WebSocketException
 
@@ -194,8 +199,10 @@ class Rpc:
             raise self._garbled("not JSON") from error
         except (ClientError, OSError, ValueError, Web3Exception, WebSocketException) as e:
             await self._drop()
+            is_lost = isinstance(e, ServerDisconnectedError | ClientPayloadError | ConnectionError)
+            is_refused = isinstance(e, ClientConnectorError | ConnectionRefusedError)
             # The library's message can contain the URL with its secrets.
-            raise ChainUnreachable(
+            raise (AnswerLost if is_lost and not is_refused else ChainUnreachable)(
                 f"{self.masked_url} does not answer: {type(e).__name__}", hint=IS_RUNNING
             ) from None
 

@@ -10,8 +10,9 @@
         await reader.poll()
 
 A `Lie` changes the parameters of single calls, or their results; a `Failure` stands in the place of
-an HTTP answer. Both can be limited to some methods and to a number of times. `proxy.asked` counts
-the calls by method, `proxy.http_requests` the HTTP requests, broken ones too.
+an HTTP answer. Both can be limited to some methods and to a number of times. `Weather` decides
+about each request for itself. `proxy.asked` counts the calls by method, `proxy.http_requests` the
+HTTP requests, broken ones too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import aiohttp
 from aiohttp import web
@@ -49,6 +50,20 @@ class Lie:
         """Return what the client is answered."""
         return result
 
+    def refuse(self, method: str, params: list[Any], result: Any) -> str | None:  # noqa: ARG002
+        """Return the message of an error that takes the result's place, if one does."""
+        return None
+
+
+class Weather(Protocol):
+    """What an endpoint does of itself."""
+
+    def failure(self, calls: Sequence[Mapping[str, Any]]) -> Failure | None:
+        """Return what happens to an HTTP request, if anything does."""
+
+    def lies(self, head: int) -> list[Lie]:
+        """Return what is told to one, by an endpoint whose chain has so many blocks."""
+
 
 @dataclass
 class Answering(Lie):
@@ -59,6 +74,7 @@ class Answering(Lie):
     times: int | None = None
 
     def answer(self, method: str, params: list[Any], result: Any) -> Any:
+        """Return the result as it is changed."""
         if (self.methods and method not in self.methods) or self.times == 0:
             return result
         if self.times is not None:
@@ -73,6 +89,7 @@ class Lagging(Lie):
     head: int
 
     def ask(self, method: str, params: list[Any]) -> list[Any]:
+        """Return the parameters with the newest block that it knows."""
         if method == "eth_getLogs":
             query = dict(params[0])
             query["toBlock"] = hex(min(self.head, int(query["toBlock"], 16)))
@@ -81,6 +98,7 @@ class Lagging(Lie):
         return [hex(self.head) if p in ("latest", "pending") else p for p in params]
 
     def answer(self, method: str, params: list[Any], result: Any) -> Any:  # noqa: ARG002
+        """Return None for what is in a block that it does not know."""
         if method == "eth_blockNumber":
             return hex(self.head)
         number = isinstance(result, dict) and result.get("blockNumber", result.get("number"))
@@ -104,8 +122,12 @@ class _Rule:
 class RpcProxy:
     """Serves on a loopback port of its own and passes on to `upstream`."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, weather: Weather | None = None, *, port: int = 0) -> None:
+        """Port 0 takes any free one."""
         self._upstream = upstream
+        self._weather = weather
+        self._port = port
+        self._sent: dict[str, str] = {}
         self._lies: list[Lie] = []
         self._rules: list[_Rule] = []
         self._interruption: tuple[int, Interruption, asyncio.Future[None]] | None = None
@@ -123,7 +145,7 @@ class RpcProxy:
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
@@ -180,29 +202,75 @@ class RpcProxy:
         for rule in self._rules:
             if rule.applies_to([call["method"] for call in calls]):
                 return await rule.failure(request)
+        if self._weather is not None and (failure := self._weather.failure(calls)):
+            return await failure(request)
         async with self._passing:
             answers = await self._pass_on(calls)
         return web.json_response(answers if isinstance(asked, list) else answers[0])
 
     async def _pass_on(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        lies = list(self._lies)
+        if self._weather is not None:
+            lies += self._weather.lies(int(await self._ask("eth_blockNumber"), 16))
         sent = []
         for call in calls:
-            params = call["params"]
-            for lie in self._lies:
+            params = call.get("params", [])
+            for lie in lies:
                 params = lie.ask(call["method"], params)
             sent.append({**call, "params": params})
         async with self._session.post(self._upstream, json=sent) as response:
             answers = await response.json(content_type=None)
         by_id = {answer["id"]: answer for answer in answers}
-        return [self._changed(call, by_id[call["id"]]) for call in calls]
+        for call in calls:
+            if call["method"] == "eth_sendRawTransaction" and "result" in by_id[call["id"]]:
+                self._sent[by_id[call["id"]]["result"]] = call["params"][0]
+        return [_changed(lies, call, by_id[call["id"]]) for call in calls]
 
-    def _changed(self, call: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        if "result" not in answer:
-            return answer
-        result = answer["result"]
-        for lie in self._lies:
-            result = lie.answer(call["method"], call["params"], result)
-        return {**answer, "result": result}
+    async def _ask(self, method: str, *params: Any) -> Any:
+        """Return what the chain itself answers, None for an error."""
+        asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        async with self._session.post(self._upstream, json=asked) as response:
+            answer = await response.json(content_type=None)
+        return answer.get("result")
+
+    async def mine(self, *, base_fee_factor: float = 1.0) -> None:
+        """Mine a block, before which the base fee rises."""
+        async with self._passing:
+            if base_fee_factor != 1.0:
+                block = await self._ask("eth_getBlockByNumber", "latest", False)
+                fee = int(int(block["baseFeePerGas"], 16) * base_fee_factor)
+                await self._ask("anvil_setNextBlockBaseFeePerGas", hex(fee))
+            await self._ask("evm_mine")
+
+    async def reorganise(self, depth: int) -> None:
+        """Replace the newest blocks by others with the same transactions, in the same order.
+
+        The chain must mine only when it is told to or gets a transaction, see `Anvil.STILL_S`.
+        """
+        async with self._passing:
+            head = int(await self._ask("eth_blockNumber"), 16)
+            hashes: list[str] = []
+            for number in range(max(1, head - depth + 1), head + 1):
+                block = await self._ask("eth_getBlockByNumber", hex(number), False)
+                hashes += block["transactions"]
+            await self._ask("anvil_reorg", depth, [])
+            for tx_hash in hashes:
+                await self._ask("eth_sendRawTransaction", self._sent[tx_hash])
+
+
+def _changed(
+    lies: Sequence[Lie], call: Mapping[str, Any], answer: dict[str, Any]
+) -> dict[str, Any]:
+    if "result" not in answer:
+        return answer
+    method, params, result = call["method"], call.get("params", []), answer["result"]
+    for lie in lies:
+        message = lie.refuse(method, params, result)
+        if message is not None:
+            error = {"code": -32005, "message": message}
+            return {"jsonrpc": "2.0", "id": answer["id"], "error": error}
+        result = lie.answer(method, params, result)
+    return {**answer, "result": result}
 
 
 # ------------------------------------------------------------------------------ lies
