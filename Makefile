@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast simulator tasks toploc trainer worker
+BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast simulator sync tasks toploc trainer worker
 
 .PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -127,6 +127,10 @@ bench-calibration: setup
 
 bench-forgers: setup
 	$(BIN)/python benchmarks/forgers.py
+
+# Some minutes: a million events, read through an endpoint that fails.
+bench-sync: setup
+	$(BIN)/python benchmarks/sync.py $(ARGS)
 
 # Half an hour of one core; goes on with what runs/redteam/trials.jsonl holds.
 bench-redteam: setup
