@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast simulator sync tasks toploc trainer worker
+BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast rpc-faults simulator sync tasks toploc trainer worker
 
 .PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -127,6 +127,10 @@ bench-calibration: setup
 
 bench-forgers: setup
 	$(BIN)/python benchmarks/forgers.py
+
+# Some minutes: each fault of an RPC endpoint for ten seconds.
+bench-rpc-faults: setup
+	$(BIN)/python benchmarks/rpc_faults.py $(ARGS)
 
 # Some minutes: a million events, read through an endpoint that fails.
 bench-sync: setup

@@ -66,7 +66,7 @@ class Faults:
     most_lag: int = 3
     """By so many blocks at most."""
     logless: float = 0.02
-    """Answered without the logs of the newest block."""
+    """Answered without the logs of the newest block that is asked for."""
     pending: float = 0.3
     """Answered by a node that knows no pending transactions."""
     most_blocks: int = 500
@@ -118,7 +118,7 @@ class PublicEndpoint:
             self.played["answered by a node behind"] += 1
             lies.append(Lagging(max(0, head - chance.randint(1, faults.most_lag))))
         if chance.random() < faults.logless:
-            lies.append(_Logless(head, self.played))
+            lies.append(_Logless(self.played))
         if chance.random() < faults.pending:
             lies.append(_Poolless(self.played))
         return lies
@@ -127,9 +127,8 @@ class PublicEndpoint:
         self.played[name] += 1
         return failure
 
-    async def _late(self, _request: web.Request) -> web.StreamResponse:
+    async def _late(self, _request: web.Request) -> None:
         await asyncio.sleep(self._faults.late_s)
-        return web.Response(status=504, text="upstream timed out")
 
 
 async def play(proxy: RpcProxy, endpoint: PublicEndpoint, faults: Faults) -> None:
@@ -172,14 +171,13 @@ class _Limits(Lie):
 
 
 class _Logless(Lie):
-    def __init__(self, head: int, played: Counter[str]) -> None:
-        self._head = hex(head)
+    def __init__(self, played: Counter[str]) -> None:
         self._played = played
 
-    def answer(self, method: str, params: list[Any], result: Any) -> Any:  # noqa: ARG002
+    def answer(self, method: str, params: list[Any], result: Any) -> Any:
         if method != "eth_getLogs":
             return result
-        told = [log for log in result if log["blockNumber"] != self._head]
+        told = [log for log in result if log["blockNumber"] != params[0]["toBlock"]]
         self._played["answered without the newest logs"] += len(told) < len(result)
         return told
 

@@ -30,8 +30,8 @@ from aiohttp import web
 
 from muster.chain.abi import contract_abi
 
-Failure = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""Answers an HTTP request instead of the chain."""
+Failure = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+"""Answers an HTTP request instead of the chain; None lets the chain answer after all."""
 Change = Callable[[str, list[Any], Any], Any]
 """Returns what is answered to a method with these parameters, given the true result."""
 
@@ -201,9 +201,16 @@ class RpcProxy:
         self.asked.update(call["method"] for call in calls)
         for rule in self._rules:
             if rule.applies_to([call["method"] for call in calls]):
-                return await rule.failure(request)
-        if self._weather is not None and (failure := self._weather.failure(calls)):
-            return await failure(request)
+                failure: Failure | None = rule.failure
+                break
+        else:
+            failure = self._weather.failure(calls) if self._weather is not None else None
+        failed = None if failure is None else await failure(request)
+        return failed if failed is not None else await self._true(asked)
+
+    async def _true(self, asked: Any) -> web.StreamResponse:
+        """Return what the chain answers, but for lies."""
+        calls = asked if isinstance(asked, list) else [asked]
         async with self._passing:
             answers = await self._pass_on(calls)
         return web.json_response(answers if isinstance(asked, list) else answers[0])

@@ -33,8 +33,8 @@ LEFT_FOR_S = 600.0
 """So long an endpoint that contradicted the others is not asked."""
 _ASIDE_S = 5.0, 120.0
 """So long one that did not answer is not asked, at first and at most."""
-_GRACE_S = 1.0
-"""So long the slower ones are waited for once most have answered."""
+_GRACE_S = 2.0
+"""So long the slower ones are waited for when enough have answered."""
 _TAGS = frozenset({"latest", "pending", "safe", "finalized"})
 _ANY = frozenset(
     {
@@ -128,7 +128,7 @@ class QuorumRpc(Rpc):
         tasks = {each: asyncio.ensure_future(each.rpc.try_batch(calls)) for each in asked}
         try:
             done, _ = await asyncio.wait(tasks.values(), timeout=_GRACE_S)
-            if sum(task.exception() is None for task in done) < self._most:
+            if sum(task.exception() is None for task in done) < self._enough:
                 await asyncio.wait(tasks.values())
         finally:
             for task in tasks.values():

@@ -213,10 +213,11 @@ class Flaky:
 @pytest.mark.parametrize(
     "error", [aiohttp.ServerDisconnectedError(), ConnectionResetError(), BrokenPipeError()]
 )
-async def test_closed_connection_is_opened_again_once(error: Exception) -> None:
-    assert await Rpc("http://node", post=Flaky(error)).call("eth_x", 1) == [1]
+async def test_lost_answer_is_asked_for_again_for_a_while(error: Exception) -> None:
+    for lost in (1, 4):
+        assert await Rpc("http://node", post=Flaky(*[error] * lost)).call("eth_x", 1) == [1]
     with pytest.raises(ChainUnreachable):
-        await Rpc("http://node", post=Flaky(error, error)).call("eth_x", 1)
+        await Rpc("http://node", timeout_s=0.1, post=Flaky(*[error] * 50)).call("eth_x", 1)
 
 
 @pytest.mark.parametrize(
