@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from muster.chain.outgoing import MIN_BUMP, Fees, Refusal, Signed, Unsigned, refusal_of
@@ -18,7 +20,13 @@ from muster.chain.quantities import from_hex, garbled, hash_from_hex, member
 from muster.chain.rpc import Call, Rpc
 from muster.chain.send_journal import Action, ActionState, Place, SendJournal
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ChainError, ChainUnreachable, RpcError, TransactionLost
+from muster.protocol.errors import (
+    ChainError,
+    ChainUnreachable,
+    ConfigError,
+    RpcError,
+    TransactionLost,
+)
 from muster.protocol.ids import Address
 
 logger = logging.getLogger(__name__)
@@ -32,6 +40,24 @@ MARKET: list[Call] = [
 ]
 """What `market_fees` takes the answers to."""
 _DEFAULT_TIP_WEI = 10**9
+HIGHEST_FEE = "MUSTER_MAX_FEE_GWEI"
+
+
+def highest_fee(environ: Mapping[str, str] = os.environ) -> int:
+    """Return what a gas unit may cost, wei: MUSTER_MAX_FEE_GWEI, or 1,000 gwei.
+
+    Raises ConfigError for what is no such price.
+    """
+    text = environ.get(HIGHEST_FEE, "1000")
+    try:
+        gwei = Decimal(text)
+        if 0 < gwei <= 10**6:
+            return int(gwei * 10**9)
+    except InvalidOperation:
+        pass
+    raise ConfigError(
+        f"{HIGHEST_FEE} is {text!r}", hint="a price per gas in gwei, above 0 and at most 1000000"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +74,7 @@ class SendPolicy:
     """A transaction not mined after this time is sent again with higher fees."""
     bump_factor: float = 1.25
     """By how much at least; nodes demand 1.1."""
-    highest_fee_wei: int = 10**12
+    highest_fee_wei: int = field(default_factory=lambda: highest_fee())
     """What is paid per gas at most, however long it takes."""
     give_up_after_s: float = 120.0
     """A transaction not mined after this time is reported lost; it stays in the journal."""
@@ -266,7 +292,8 @@ class Watcher:
         wanted = newest.fees.times(policy.bump_factor).at_least(market)
         fees = wanted.at_most(policy.highest_fee_wei)
         if fees.max_wei < newest.fees.max_wei * MIN_BUMP:
-            logger.warning("a transaction pays the most it may", extra=about(watch.action))
+            extra = about(watch.action) | {"most": f"{policy.highest_fee_wei} wei per gas"}
+            logger.warning("a transaction pays the most it may", extra=extra)
             await self._send_again(watch.action)
             return
         dearer = replace(newest, fees=fees).signed(self._key)

@@ -9,9 +9,11 @@ from hexbytes import HexBytes
 from sender_fakes import REVERT, TO, Pool
 
 from muster.chain import SendJournal
+from muster.chain.watching import highest_fee
 from muster.protocol.errors import (
     ChainError,
     ChainUnreachable,
+    ConfigError,
     ContractRevert,
     RpcError,
     StorageError,
@@ -335,3 +337,16 @@ async def test_closed_sender_sends_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         await sender.send(TO, b"")
     assert pool.sent == []
+
+
+@pytest.mark.parametrize(
+    ("said", "wei"), [(None, 10**12), ("1000", 10**12), ("0.5", 5 * 10**8), ("30", 3 * 10**10)]
+)
+def test_highest_fee_is_what_the_environment_says(said: str | None, wei: int) -> None:
+    assert highest_fee({} if said is None else {"MUSTER_MAX_FEE_GWEI": said}) == wei
+
+
+@pytest.mark.parametrize("said", ["", "0", "-1", "nan", "inf", "1000001", "30 gwei"])
+def test_highest_fee_that_is_no_price_is_refused(said: str) -> None:
+    with pytest.raises(ConfigError, match=f"MUSTER_MAX_FEE_GWEI is '{said}'"):
+        highest_fee({"MUSTER_MAX_FEE_GWEI": said})
