@@ -69,11 +69,12 @@ NO_RUN = RunId(0)
 SALT, RESULT = keccak(b"salt"), keccak(b"result")
 
 
-def _key(name: str) -> bytes:
+def key_of(name: str) -> bytes:
+    """Return a person's private key."""
     return keccak(b"gas: " + name.encode())
 
 
-VALIDATORS = sorted((f"validator {i}" for i in range(5)), key=lambda name: address_of(_key(name)))
+VALIDATORS = sorted((f"validator {i}" for i in range(5)), key=lambda name: address_of(key_of(name)))
 """Ascending by address, as their signatures must be."""
 ALICE, BOB, CAROL = "alice", "bob", "carol"
 PEOPLE = ("owner", "orchestrator", "trainer", "challenger", *VALIDATORS, ALICE, BOB, CAROL)
@@ -99,7 +100,7 @@ class Network:
 
     def address(self, name: str) -> Address:
         """Return a person's, or a contract's, address."""
-        return self.deployment.contracts.get(name) or address_of(_key(name))
+        return self.deployment.contracts.get(name) or address_of(key_of(name))
 
     def note(self, operation: str, receipt: Receipt) -> Receipt:
         """Keep what an operation cost."""
@@ -157,7 +158,7 @@ class Network:
         parties = address_bytes(address), address_bytes(self.address("StakeVault"))
         hashed = struct_hash(PERMIT, *parties, wei, await token.nonces(address), FOREVER)
         separator = await token.domain_separator()
-        signature = sign(keccak(b"\x19\x01" + separator + hashed), _key(owner))
+        signature = sign(keccak(b"\x19\x01" + separator + hashed), key_of(owner))
         return signature[64], Hash32(signature[:32]), Hash32(signature[32:64])
 
     async def _create_run(self) -> None:
@@ -188,7 +189,7 @@ class Network:
 
     def sign(self, contract: str, struct: Hash32, signer: str) -> bytes:
         """Return a signature of typed data."""
-        return sign(digest(self.of("owner").domain(contract), struct), _key(signer))
+        return sign(digest(self.of("owner").domain(contract), struct), key_of(signer))
 
     def works(self, worker: str, count: int) -> list[Submission]:
         """Return submissions for slots that nothing was submitted for before."""
@@ -223,7 +224,7 @@ class Network:
             work.worker: (await chain.workers.worker_of(work.worker)).worker_id for work in works
         }
         records = [
-            _record(work, numbers[work.worker], fraud=place in frauds)
+            record_of(work, numbers[work.worker], fraud=place in frauds)
             for place, work in enumerate(works)
         ]
         packed = pack_records(records)
@@ -347,7 +348,8 @@ class Network:
         self.note("withdraw", await vault.withdraw())
 
 
-def _record(work: Submission, number: int, *, fraud: bool) -> OutcomeRecord:
+def record_of(work: Submission, number: int, *, fraud: bool) -> OutcomeRecord:
+    """Return the outcome of a submission by the worker of a number."""
     return OutcomeRecord(
         worker_id=number,
         step=work.step,
@@ -384,7 +386,7 @@ async def opened() -> AsyncIterator[Network]:
         network = Network(deployment, {})
         for name in PEOPLE:
             await anvil.set_balance(network.address(name), 10**24)
-            chain = await Chain.connect(anvil.rpc_url, deployment, key=_key(name))
+            chain = await Chain.connect(anvil.rpc_url, deployment, key=key_of(name))
             network.chains[name] = await stack.enter_async_context(chain)
         await network.open()
         yield network
