@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from click.testing import CliRunner, Result
 from muster.devnet import chain_costs
 from muster.devnet.chain_costs import Assumptions, kinds_of, read_measured
 from muster.devnet.economics import economics
+from muster.protocol.chain_fees import ChainKind
 from muster.protocol.errors import ConfigError
 
 BASE = ("--chain", "base", "--fee", "gas_price=0.005", "--fee", "base_fee=1")
@@ -131,6 +134,22 @@ def test_amounts_are_in_dollars_when_the_coin_has_a_price() -> None:
     assert "3 x fees" in dear
     dearer = ask(*words, "--assume", "coin_usd=2000000000").stdout
     assert "$2,000.00" in dearer
+
+
+def test_the_commands_of_the_documentation_answer() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "economics.md").read_text()
+    lines = re.findall(r"^muster economics (--chain .*)$", page, re.M)
+    assert {line.split()[1] for line in lines} == set(ChainKind)
+    for line in lines:
+        assert ask(*shlex.split(line)).exit_code == 0
+
+
+def test_the_documentations_figures_are_the_committed_ones() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "economics.md").read_text()
+    for size in (1, 16):
+        found = answer(*OWN, "--assume", f"submissions_per_batch={size}")
+        gas = f"{found['gas'] / 10**6:,.0f} million"
+        assert f"| {size} | {gas} | {found['gas'] / found['rollouts']:.0f} |" in page
 
 
 @pytest.mark.parametrize(
