@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-BENCHES := adapter asynchrony audit calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume shardcast rpc-faults simulator sync tasks toploc trainer worker
+BENCHES := adapter asynchrony audit blobs calibration dashboard delta diloco forgers gas history index inference orchestrator redteam resume rpc-faults shardcast simulator sync tasks toploc trainer worker
 
 .PHONY: setup vllm lock check fmt test test-vllm test-all audit coverage-contracts mutate-contracts demo example-length example-calculator docs bench $(BENCHES:%=bench-%) clean
 
@@ -111,6 +111,9 @@ bench: $(BENCHES:%=bench-%)
 
 bench-gas: setup
 	$(BIN)/python benchmarks/gas.py
+
+bench-blobs: setup
+	$(BIN)/python benchmarks/blobs.py
 
 bench-adapter: setup
 	$(BIN)/python benchmarks/adapter.py

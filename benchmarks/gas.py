@@ -7,13 +7,17 @@ base cost and calldata included, so what it takes to have every verdict on the c
 The reference's figures were measured in the same way on its own contracts, by one submission at a
 time, because it has no batches and records rejections only. Gas is exact: one run is enough.
 
+Beside its gas every transaction has the sizes that fees for data go by, for `muster economics
+--chain`: bytes of calldata that are zero and that are not, and the length of the signed transaction
+under FastLZ (OP stack) and under Brotli at level 1 (Nitro; of Arrow's Brotli, Nitro has its own).
+
 Writes results/gas.json.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gas_network import measure
 from report import machine, print_table, write
@@ -55,6 +59,16 @@ OPERATIONS = (
     Operation("recover_one", "free what was set aside for a rejected leaf"),
     Operation("request_unbond", "request to unbond", 75_000, 169_732),
     Operation("withdraw", "withdraw", 60_000, 54_925),
+    Operation("create_run", "create a run with 5 validators"),
+    Operation("approve", "let the escrow take tokens"),
+    Operation("fund", "fund a run"),
+    Operation("deposit", "stake without registering, as validators do"),
+    Operation("publish_checkpoint", "publish a policy version"),
+    Operation("record_beacon", "record a version's beacon"),
+    Operation("post_outcomes_16", "outcomes of 16 submissions, 3 signatures"),
+    Operation("post_outcomes_256", "outcomes of 256 submissions, 3 signatures"),
+    Operation("claim_16", "claim 16 leaves of one batch"),
+    Operation("claim_16_batches", "claim 16 leaves of 16 batches"),
 )
 METRICS = ("per_rollout_1024", "onboard", "execute_fraud")
 """The ids of the design."""
@@ -62,7 +76,7 @@ METRICS = ("per_rollout_1024", "onboard", "execute_fraud")
 
 def main() -> None:
     """Measure, print the table and write the result."""
-    gas = asyncio.run(measure())
+    gas, taken = asyncio.run(measure())
     rows = [
         [
             operation.what,
@@ -82,8 +96,24 @@ def main() -> None:
             "goal": operation.goal,
             "reference": operation.reference,
         }
+        | (asdict(taken[operation.name]) if operation.name in taken else {})
         for operation in OPERATIONS
     }
+    print_table(
+        "sizes in bytes",
+        ["operation", "calldata", "zero", "FastLZ", "Brotli"],
+        [
+            [
+                operation.what,
+                f"{size.zero_bytes + size.nonzero_bytes:,}",
+                f"{size.zero_bytes:,}",
+                f"{size.fastlz_bytes:,}",
+                f"{size.brotli_bytes:,}",
+            ]
+            for operation in OPERATIONS
+            if (size := taken.get(operation.name))
+        ],
+    )
     write("gas", {name: gas[name] for name in METRICS}, detail, measured_on=machine())
 
 

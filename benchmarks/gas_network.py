@@ -1,14 +1,17 @@
 """A network on a real Anvil whose every operation is a transaction of `muster.chain`'s clients.
 
-`measure` returns the gas that each operation took, calldata and the 21,000 of a transaction
-included, on a network that is in use already. The operations are those of contracts/test/Gas.t.sol.
+`measure` returns what each operation took: its gas, calldata and the 21,000 of a transaction
+included, and the sizes that fees for data go by. The network is in use already. The operations are
+those of contracts/test/Gas.t.sol, and what else a run sends.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+
+import pyarrow
 
 from muster.chain import (
     Anvil,
@@ -23,7 +26,9 @@ from muster.chain import (
     apply_poll,
     deploy_contracts,
 )
+from muster.chain.outgoing import Unsigned
 from muster.chain.view_parts import BatchView
+from muster.protocol.chain_fees import Footprint, fastlz_length
 from muster.protocol.eip712 import address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
@@ -58,15 +63,18 @@ PARAMETERS = DeployParameters(
 )
 PERMIT = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
 FOREVER = 2**40
+BROTLI_LEVEL = 1
+"""Nitro's since ArbOS 20 (arbos/arbosState/arbosstate.go)."""
 NO_RUN = RunId(0)
 SALT, RESULT = keccak(b"salt"), keccak(b"result")
 
 
-def _key(name: str) -> bytes:
+def key_of(name: str) -> bytes:
+    """Return a person's private key."""
     return keccak(b"gas: " + name.encode())
 
 
-VALIDATORS = sorted((f"validator {i}" for i in range(5)), key=lambda name: address_of(_key(name)))
+VALIDATORS = sorted((f"validator {i}" for i in range(5)), key=lambda name: address_of(key_of(name)))
 """Ascending by address, as their signatures must be."""
 ALICE, BOB, CAROL = "alice", "bob", "carol"
 PEOPLE = ("owner", "orchestrator", "trainer", "challenger", *VALIDATORS, ALICE, BOB, CAROL)
@@ -80,6 +88,8 @@ class Network:
     chains: dict[str, Chain]
     run: RunId = NO_RUN
     gas: dict[str, int] = field(default_factory=dict)
+    transactions: dict[str, str] = field(default_factory=dict)
+    """The hash of each operation's transaction."""
     _view: ChainView = field(default_factory=ChainView)
     _reader: EventReader | None = None
     _next_index: int = 0
@@ -90,12 +100,19 @@ class Network:
 
     def address(self, name: str) -> Address:
         """Return a person's, or a contract's, address."""
-        return self.deployment.contracts.get(name) or address_of(_key(name))
+        return self.deployment.contracts.get(name) or address_of(key_of(name))
 
     def note(self, operation: str, receipt: Receipt) -> Receipt:
         """Keep what an operation cost."""
         self.gas[operation] = receipt.gas_used
+        self.transactions[operation] = receipt.tx_hash
         return receipt
+
+    async def footprint(self, operation: str) -> Footprint:
+        """Return the gas and the sizes of an operation's transaction."""
+        sent = self.transactions[operation]
+        raw = await self.of("owner").rpc.call("eth_getRawTransactionByHash", sent)
+        return footprint_of(bytes.fromhex(raw[2:]), self.gas[operation])
 
     async def pass_time(self, seconds: int) -> None:
         """Mine a block so much later."""
@@ -141,7 +158,7 @@ class Network:
         parties = address_bytes(address), address_bytes(self.address("StakeVault"))
         hashed = struct_hash(PERMIT, *parties, wei, await token.nonces(address), FOREVER)
         separator = await token.domain_separator()
-        signature = sign(keccak(b"\x19\x01" + separator + hashed), _key(owner))
+        signature = sign(keccak(b"\x19\x01" + separator + hashed), key_of(owner))
         return signature[64], Hash32(signature[:32]), Hash32(signature[32:64])
 
     async def _create_run(self) -> None:
@@ -153,9 +170,11 @@ class Network:
             terms=RunTerms(TOKEN // 10**6, 100_000, 500_000, 2),
             validators=tuple(self.address(name) for name in VALIDATORS),
         )
-        self.run, _ = await owner.runs.create_run(config)
-        await owner.token.approve(self.address("RewardEscrow"), 1000 * TOKEN)
-        await owner.escrow.fund(self.run, 1000 * TOKEN)
+        self.run, created = await owner.runs.create_run(config)
+        self.note("create_run", created)
+        approved = await owner.token.approve(self.address("RewardEscrow"), 1000 * TOKEN)
+        self.note("approve", approved)
+        self.note("fund", await owner.escrow.fund(self.run, 1000 * TOKEN))
 
     async def _settle_one_of_each(self) -> None:
         works = self.works(BOB, 2)
@@ -170,7 +189,7 @@ class Network:
 
     def sign(self, contract: str, struct: Hash32, signer: str) -> bytes:
         """Return a signature of typed data."""
-        return sign(digest(self.of("owner").domain(contract), struct), _key(signer))
+        return sign(digest(self.of("owner").domain(contract), struct), key_of(signer))
 
     def works(self, worker: str, count: int) -> list[Submission]:
         """Return submissions for slots that nothing was submitted for before."""
@@ -205,7 +224,7 @@ class Network:
             work.worker: (await chain.workers.worker_of(work.worker)).worker_id for work in works
         }
         records = [
-            _record(work, numbers[work.worker], fraud=place in frauds)
+            record_of(work, numbers[work.worker], fraud=place in frauds)
             for place, work in enumerate(works)
         ]
         packed = pack_records(records)
@@ -241,7 +260,9 @@ class Network:
         for count in (1, 16, BATCH, 256):
             await self._measure_batch(count)
         await self._measure_direct()
+        await self._measure_checkpoints()
         await self._measure_claims()
+        await self._measure_claims_of_batches()
         await self._measure_case()
         await self._measure_fraud()
         await self._measure_stake()
@@ -261,6 +282,21 @@ class Network:
         signature = self.sign("ContributionLedger", work.struct_hash(), "node of carol")
         _, receipt = await self.of(CAROL).ledger.submit_direct(work, signature)
         self.note("submit_direct", receipt)
+
+    async def _measure_checkpoints(self) -> None:
+        runs = self.of("trainer").runs
+        for version in (0, 1):
+            root = Hash32(keccak(b"policy %d" % version))
+            published = await runs.publish_checkpoint(self.run, PolicyVersion(version), root)
+        self.note("publish_checkpoint", published)
+        await self.of("owner").rpc.call("evm_mine")
+        self.note("record_beacon", await runs.record_beacon(self.run, PolicyVersion(1)))
+
+    async def _measure_claims_of_batches(self) -> None:
+        batches = [await self.judge(self.works(ALICE, 1)) for _ in range(16)]
+        await self.pass_time(PARAMETERS.challenge_window_s)
+        claims = [batch.claim([0]) for batch in batches]
+        self.note("claim_16_batches", await self.of(ALICE).escrow.claim(claims))
 
     async def _measure_claims(self) -> None:
         works = self.works(ALICE, BATCH)
@@ -305,12 +341,15 @@ class Network:
 
     async def _measure_stake(self) -> None:
         vault = self.of(VALIDATORS[0]).vault
+        permit = await self._permit(VALIDATORS[0], TOKEN)
+        self.note("deposit", await vault.deposit_with_permit(TOKEN, FOREVER, *permit))
         self.note("request_unbond", await vault.request_unbond(TOKEN))
         await self.pass_time(PARAMETERS.unbonding_s)
         self.note("withdraw", await vault.withdraw())
 
 
-def _record(work: Submission, number: int, *, fraud: bool) -> OutcomeRecord:
+def record_of(work: Submission, number: int, *, fraud: bool) -> OutcomeRecord:
+    """Return the outcome of a submission by the worker of a number."""
     return OutcomeRecord(
         worker_id=number,
         step=work.step,
@@ -324,16 +363,37 @@ def _record(work: Submission, number: int, *, fraud: bool) -> OutcomeRecord:
     )
 
 
-async def measure() -> dict[str, int]:
-    """Return the gas of every operation, on a chain of its own."""
+def footprint_of(raw: bytes, gas: int) -> Footprint:
+    """Return what a signed transaction takes."""
+    calldata = Unsigned.from_raw(raw).data
+    zeros = calldata.count(0)
+    brotli = pyarrow.Codec("brotli", compression_level=BROTLI_LEVEL)
+    return Footprint(
+        gas=gas,
+        zero_bytes=zeros,
+        nonzero_bytes=len(calldata) - zeros,
+        fastlz_bytes=fastlz_length(raw),
+        brotli_bytes=len(brotli.compress(raw, asbytes=True)),
+    )
+
+
+@contextlib.asynccontextmanager
+async def opened() -> AsyncIterator[Network]:
+    """Yield a network that is in use, on a chain of its own."""
     async with contextlib.AsyncExitStack() as stack:
         anvil = await stack.enter_async_context(Anvil(block_time_s=DAY))
         deployment = await deploy_contracts(anvil.rpc_url, Anvil.key(0), PARAMETERS)
         network = Network(deployment, {})
         for name in PEOPLE:
             await anvil.set_balance(network.address(name), 10**24)
-            chain = await Chain.connect(anvil.rpc_url, deployment, key=_key(name))
+            chain = await Chain.connect(anvil.rpc_url, deployment, key=key_of(name))
             network.chains[name] = await stack.enter_async_context(chain)
         await network.open()
+        yield network
+
+
+async def measure() -> tuple[dict[str, int], dict[str, Footprint]]:
+    """Return the gas of every operation, and what each transaction took, on a chain of its own."""
+    async with opened() as network:
         await network.measure()
-        return network.gas
+        return network.gas, {name: await network.footprint(name) for name in network.transactions}

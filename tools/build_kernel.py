@@ -29,6 +29,7 @@ FOLDERS = {TOPLOC: "TOPLOC proofs", SHARDCAST: "weight deltas", TASKS: "hashes o
 """What is computed in Python where a folder's library is missing."""
 DATA = {
     "configs": "muster/settings/presets",
+    "benchmarks/results/gas.json": "muster/devnet/gas.json",
     "benchmarks/results/redteam.json": "muster/devnet/redteam.json",
 }
 """Where a wheel has what a checkout has elsewhere; an editable installation would copy it."""

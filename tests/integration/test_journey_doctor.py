@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import fee_oracles
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -162,6 +163,24 @@ async def test_a_newcomer_is_told_what_to_send_and_stake(asked: Examination) -> 
     assert "stakes 100 tokens" in find(lines, "tokens").advice
     assert "muster stake" in find(lines, "registration").advice
     assert is_fit(lines)
+
+
+@pytest.mark.parametrize("fake", [fee_oracles.OP_STACK, fee_oracles.ARBITRUM])
+async def test_gas_money_for_an_l2_includes_its_data(
+    asked: Examination, network: Network, fake: tuple[str, bytes]
+) -> None:
+    address, code = fake
+    worker = to_address(b"\x08" * 20)
+    await network.anvil.set_balance(worker, fee_oracles.COIN // 10)
+    mine = replace(asked, worker=worker, orchestrator=None)
+    plain = find(await look(mine), "gas")
+    assert plain.state is State.OK
+    assert "L1" not in plain.figure
+    async with fee_oracles.placed(network.owner, code, address):
+        found = find(await look(mine), "gas")
+    assert found.state is State.WARN
+    assert "of it for data on its L1" in found.figure
+    assert "before staking" in found.advice
 
 
 async def test_a_jailed_worker_is_unfit_and_told_the_way_back(

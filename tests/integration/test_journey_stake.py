@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import fee_oracles
 import pytest
 import pytest_asyncio
 from chain_scenario import (
@@ -21,13 +23,17 @@ from chain_scenario import (
 from journey_stage import Stage, hint, open_stage, undone
 
 from muster.chain import RunTerms, WorkerStatus
-from muster.protocol.encoding import keccak
+from muster.client.preflight import DATA_BYTES, gas_money
+from muster.devnet.chain_costs import RESULTS, read_measured
+from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, NotYet
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Verdict
 from muster.wallet import keystore_address
 
 STRANGER = Person(keccak(b"a stranger"))
+ENVELOPE_BYTES = 120
+"""Of a signed transaction beside its calldata."""
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -298,3 +304,73 @@ async def test_an_unknown_run_is_refused_with_the_number_there_are(stage: Stage)
     error = await stage.error("runs", "show", "2")
     assert "there is no run 2, there are 1" in str(error)
     assert "muster runs list" in hint(error)
+
+
+# Money for what an L2 posts on its L1
+
+
+@pytest.mark.parametrize(
+    ("fake", "data"),
+    [
+        (fee_oracles.OP_STACK, "1.5"),
+        (fee_oracles.BEFORE_ISTHMUS, "1"),
+        (fee_oracles.ARBITRUM, "1.1"),
+    ],
+    ids=["op stack", "before isthmus", "arbitrum"],
+)
+async def test_an_l2s_data_fee_is_part_of_the_gas_money(
+    stage: Stage, fake: tuple[str, bytes], data: str
+) -> None:
+    address, code = fake
+    rpc = stage.scenario.rpc
+    key = stage.keep("stranger", STRANGER)
+    words = ("stake", "--keystore", key, "--amount", "1", "--yes")
+    await rpc.call("anvil_setNextBlockBaseFeePerGas", "0x0")
+    await rpc.call("evm_mine")
+    # Anvil offers a tip of a gwei: what a gas costs.
+    assert int(await rpc.call("eth_gasPrice"), 16) == 10**9
+    await rpc.call("anvil_setBalance", STRANGER.address, hex(10**18))
+    await rpc.call("anvil_setCode", address, hex0x(code))
+    error = await stage.error(*words)
+    assert f"{float(data) + 0.0003:g}, {data} of it for data on its L1 for gas" in str(error)
+    assert "muster devnet fund" in hint(error)
+    await rpc.call("anvil_setBalance", STRANGER.address, hex(2 * 10**18))
+    assert "holds 0 tokens" in str(await stage.error(*words))
+
+
+@pytest.mark.parametrize("fake", fee_oracles.OTHERS)
+async def test_what_is_no_fee_oracle_changes_nothing(stage: Stage, fake: tuple[str, bytes]) -> None:
+    address, code = fake
+    chain = stage.scenario.of(OWNER)
+    before = await gas_money(chain, "stake")
+    assert before.data_wei == 0
+    await chain.rpc.call("anvil_setCode", address, hex0x(code))
+    assert await gas_money(chain, "stake") == before
+
+
+async def test_the_data_fee_is_asked_for_in_the_same_request(stage: Stage) -> None:
+    chain, asked = stage.scenario.of(OWNER), []
+    batch = chain.rpc.try_batch
+
+    async def counting(calls: Any) -> list[Any]:
+        asked.append([method for method, _ in calls])
+        return await batch(calls)
+
+    chain.rpc.try_batch = counting  # type: ignore[method-assign]
+    await gas_money(chain, "dispute")
+    assert asked == [["eth_gasPrice", "eth_call", "eth_call", "eth_call"]]
+
+
+async def test_no_command_signs_more_than_its_data_fee_is_for() -> None:
+    sizes = {
+        name: taken.zero_bytes + taken.nonzero_bytes + ENVELOPE_BYTES
+        for name, taken in read_measured(RESULTS).footprints.items()
+    }
+    signed = {
+        "stake": ["onboard"],
+        "unstake": ["request_unbond", "withdraw"],
+        "vote": ["commit_vote", "reveal_vote"],
+        "dispute": ["approve", "challenge", "draw_jury", "close_case"],
+    }
+    for command, operations in signed.items():
+        assert sum(sizes[each] for each in operations) <= DATA_BYTES[command]

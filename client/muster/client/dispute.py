@@ -117,9 +117,10 @@ async def make_offer(
 
     Without a claim it is the opposite of what is recorded.
     """
-    from muster.client.preflight import GAS, gas_price, require_gas
+    from muster.client.preflight import gas_money, require_gas
 
     court = chain.deployment.contracts["DisputeCourt"]
+    gas = await gas_money(chain, "dispute")
     standing = await explained(chain.ledger.standing_of(proof))
     offer = Offer(
         standing=standing,
@@ -127,10 +128,10 @@ async def make_offer(
         terms=await chain.court.terms(),
         balance_wei=await chain.token.balance_of(challenger),
         allowance_wei=await chain.token.allowance(challenger, court),
-        gas_wei=GAS["dispute"] * await gas_price(chain),
+        gas_wei=gas.wei,
     )
     offer.require(await chain.now())
-    await require_gas(chain, challenger, "dispute")
+    await require_gas(chain, challenger, "dispute", gas)
     return offer
 
 

@@ -114,7 +114,7 @@ async def ask_money(
 ) -> Money:
     """Return what the contracts say about an outcome and its slot."""
     from muster.client.case_proofs import prove_outcome
-    from muster.client.preflight import GAS, gas_price
+    from muster.client.preflight import gas_money
 
     batch, now = place.batch, await chain.now()
     due_at = batch.committed_at + await chain.ledger.outcome_deadline()
@@ -130,7 +130,7 @@ async def ask_money(
         record = standing.outcome
         worker = await chain.workers.worker_by_id(record.worker_id)
         is_paid = await chain.escrow.is_paid(batch.run_id, worker, record.step, record.index)
-    gas_wei = GAS["dispute"] * await gas_price(chain)
+    gas_wei = (await gas_money(chain, "dispute")).wei
     return Money(standing, is_paid, now, due_at, await chain.court.terms(), gas_wei)
 
 

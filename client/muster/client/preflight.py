@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+from eth_abi.abi import encode
+
 from muster.chain import ZERO_ADDRESS, Chain, ChainView, RunView, WorkerAccount, WorkerStatus
 from muster.chain.quantities import from_hex
 from muster.client.quantities import format_coins
-from muster.protocol.errors import ConfigError
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ConfigError, RpcError
 from muster.protocol.ids import Address, RunId
 
 GAS = {
@@ -17,11 +23,90 @@ GAS = {
     "dispute": 500_000,
 }
 """What each command may use: measured with room to spare (`make bench-gas`)."""
+DATA_BYTES = {
+    "stake": 600,
+    "unstake": 400,
+    "rejoin": 200,
+    "rotate": 600,
+    "vote": 600,
+    "dispute": 3000,
+}
+"""What each command may sign, in bytes; measured there, too."""
+
+OP_ORACLE = "0x420000000000000000000000000000000000000F"
+"""GasPriceOracle of every OP stack chain; elsewhere there is nothing at this address."""
+NODE_INTERFACE = "0x00000000000000000000000000000000000000C8"
+"""NodeInterface, which every Arbitrum node answers for; elsewhere there is nothing."""
+NITRO_MARGIN = 1.1
+"""On the estimate, by the advice of NodeInterface's documentation."""
 
 
-async def gas_price(chain: Chain) -> int:
-    """Return what a unit of gas costs now, in wei of the chain's coin."""
-    return from_hex(await chain.rpc.call("eth_gasPrice"))
+@dataclass(frozen=True, slots=True)
+class GasMoney:
+    """What a command may take of the chain's coin."""
+
+    execution_wei: int
+    """For gas."""
+    data_wei: int = 0
+    """For what the chain has to post on its L1."""
+
+    @property
+    def wei(self) -> int:
+        """Both."""
+        return self.execution_wei + self.data_wei
+
+    def __str__(self) -> str:
+        """Return the amount in coins, and what of it is for data."""
+        data = f", {format_coins(self.data_wei)} of it for data on its L1" if self.data_wei else ""
+        return format_coins(self.wei) + data
+
+
+async def gas_money(chain: Chain, command: str) -> GasMoney:
+    """Return what a command may cost now, the fee for its data on an L1 included where one is due.
+
+    An OP stack chain says it (`GasPriceOracle.getL1Fee`, `getOperatorFee`), an Arbitrum chain as
+    well (`NodeInterface.gasEstimateL1Component`). Data of the command's size is asked about that
+    does not compress, so the answer is an upper bound. Whatever another chain has at those
+    addresses is no answer of theirs, and nothing is added.
+    """
+    gas, data = GAS[command], _incompressible(DATA_BYTES[command])
+    price, l1_fee, operator_fee, nitro = await chain.rpc.try_batch(
+        [
+            ("eth_gasPrice", []),
+            _call(OP_ORACLE, "getL1Fee(bytes)", ["bytes"], [data]),
+            _call(OP_ORACLE, "getOperatorFee(uint256)", ["uint256"], [gas]),
+            _call(
+                NODE_INTERFACE,
+                "gasEstimateL1Component(address,bool,bytes)",
+                ["address", "bool", "bytes"],
+                [chain.deployment.contracts["WorkerRegistry"], False, data],
+            ),
+        ]
+    )
+    if isinstance(price, RpcError):
+        raise price
+    wei = from_hex(price)
+    op_fee = _word(l1_fee, words=1)
+    # Chains before Isthmus have no operator fee, and no function to ask.
+    op_fee += _word(operator_fee, words=1) if op_fee else 0
+    nitro_fee = int(_word(nitro, words=3) * wei * NITRO_MARGIN)
+    return GasMoney(gas * wei, op_fee + nitro_fee)
+
+
+def _call(to: str, signature: str, types: list[str], values: list[Any]) -> tuple[str, list[Any]]:
+    data = keccak(signature.encode())[:4] + encode(types, values)
+    return "eth_call", [{"to": to, "data": hex0x(data)}, "latest"]
+
+
+def _word(answer: object, *, words: int) -> int:
+    """Return the first of so many 32-byte words; 0 for an error and for any other answer."""
+    if not isinstance(answer, str) or len(answer) != 2 + 64 * words:
+        return 0
+    return from_hex(answer[:66])
+
+
+def _incompressible(size: int) -> bytes:
+    return b"".join(keccak(b"data %d" % n) for n in range(size // 32 + 1))[:size]
 
 
 async def coins_of(chain: Chain, account: Address) -> int:
@@ -29,14 +114,16 @@ async def coins_of(chain: Chain, account: Address) -> int:
     return from_hex(await chain.rpc.call("eth_getBalance", account, "latest"))
 
 
-async def require_gas(chain: Chain, account: Address, command: str) -> None:
-    """Raise ConfigError when an account cannot pay for the gas of a command."""
-    needed = GAS[command] * await gas_price(chain)
+async def require_gas(
+    chain: Chain, account: Address, command: str, needed: GasMoney | None = None
+) -> None:
+    """Raise ConfigError when an account cannot pay for a command; `needed` if it is known."""
+    needed = needed or await gas_money(chain, command)
     held = await coins_of(chain, account)
-    if held < needed:
+    if held < needed.wei:
         raise ConfigError(
             f"{account} holds {format_coins(held)} of the chain's coin, muster {command} may take "
-            f"{format_coins(needed)} for gas",
+            f"{needed} for gas",
             hint="send it some; on a development chain: muster devnet fund KEYSTORE",
         )
 

@@ -108,7 +108,7 @@ def _read(path: Path) -> Detection:
         )
         if not all(0 <= each.caught <= each.trials > 0 for each in attacks):
             raise ValueError("an attack was caught more often than tried, or never tried")
-        commit = f"commit {document['commit']}" if "commit" in document else _commit_of(path)
+        commit = f"commit {document['commit']}" if "commit" in document else commit_of(path)
         source = f"{path}, {document['date']}, {commit}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -118,7 +118,7 @@ def _read(path: Path) -> Detection:
     return Detection(source, attacks)
 
 
-def _commit_of(path: Path) -> str:
+def commit_of(path: Path) -> str:
     """Return the commit that last changed a file which names none, in words."""
     asked = ["git", "-C", str(path.resolve().parent), "log", "-1", "--format=%h", "--", path.name]
     try:

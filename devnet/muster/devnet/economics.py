@@ -1,6 +1,7 @@
 """`muster economics`: what every adversary of a run can expect, and the stake that deters it.
 
-Of a run on chain, or of parameters before there is one. The arithmetic is `muster.protocol`'s.
+Of a run on chain, or of parameters before there is one. The arithmetic is `muster.protocol`'s. What
+a run's transactions cost (--chain) is in `muster.devnet.chain_costs`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import click
 from muster.client.options import FILE, FOLDER, chain_options, endpoint, json_option
 from muster.client.printing import print_facts, print_json, print_table
 from muster.client.quantities import format_share, format_tokens, parse_tokens
+from muster.devnet.chain_costs import chain_cost_options, print_chain_costs
 from muster.protocol.errors import ConfigError
 from muster.settings.presets import RECIPE
 
@@ -52,22 +54,30 @@ SHARE = click.FloatRange(0, 1)
 @click.option("--trap-rate", type=SHARE, help="Traps among a validator's work.")
 @click.option("--recheck-rate", type=SHARE, help="Accepted work checked again.")
 @click.option("--colluding", type=SHARE, help="Of the judges' stake.")
-@click.option("--detection", type=SHARE, help="What exact checks notice; else as measured.")
-@click.option("--redteam", type=FILE, help="The red team's figures; else this checkout's.")
+@click.option("--detection", type=SHARE, help="Of exact checks.")
+@click.option("--redteam", type=FILE, help="Figures; else this checkout's.")
 @click.option("--all", "everything", is_flag=True, help="Every cheat that was measured.")
+@chain_cost_options
 @json_option
 @chain_options
 def economics(as_json: bool, everything: bool, **options: Any) -> None:
-    """Print what cheating is worth, the least safe stake and the cap on units in flight.
+    """Print what cheating is worth and the least safe stake. With --chain (base, arbitrum,
+    ethereum, own): what a run's transactions cost.
 
     \b
     Examples:
       muster economics --run 1 --documents documents
       muster economics --recipe demo --calibration calibration.json --audit-rate 0.1
+      muster economics --chain arbitrum --fee gas_price=0.01 --fee data_price=0.1
     """
     from muster.devnet.detection import detection_of
     from muster.trainer.economics import cheats_of
 
+    if options["chain"]:
+        print_chain_costs(options, as_json=as_json)
+        return
+    if options["fee"] or options["assume"]:
+        raise ConfigError("fees of which chain?", hint="say it with --chain")
     detection = detection_of(options["redteam"], options["detection"])
     recipe, calibration, run, fixed = _subject(options)
     terms, bench = _terms(recipe, calibration, run, fixed, options)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from muster.chain import ZERO_ADDRESS, Chain, RunView, WorkerStatus
 from muster.client.doctor.lines import Line, State
-from muster.client.preflight import GAS, coins_of, gas_price
+from muster.client.preflight import coins_of, gas_money
 from muster.client.quantities import (
     format_coins,
     format_duration,
@@ -94,10 +94,10 @@ async def examine_worker(chain: Chain, worker: Address) -> AsyncIterator[Line]:
 
 
 async def _gas(chain: Chain, worker: Address) -> Line:
-    needed = GAS["stake"] * await gas_price(chain)
+    needed = await gas_money(chain, "stake")
     held = await coins_of(chain, worker)
-    figure = f"{format_coins(held)} coins for gas, a stake takes about {format_coins(needed)}"
-    if held < needed:
+    figure = f"{format_coins(held)} coins for gas, a stake takes about {needed}"
+    if held < needed.wei:
         return Line("worker", "gas", State.WARN, figure, f"send {worker} some before staking")
     return Line("worker", "gas", State.OK, figure)
 

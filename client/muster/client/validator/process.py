@@ -16,7 +16,7 @@ from muster.client.documents import (
     fetch_recipe,
     fetch_task_set,
 )
-from muster.client.preflight import GAS, coins_of, gas_price
+from muster.client.preflight import coins_of, gas_money
 from muster.client.quantities import format_coins, format_tokens
 from muster.client.requirements import require_fit
 from muster.client.seat import EngineFactory, Seat, load_engine, make_engine, take_seat
@@ -123,11 +123,11 @@ async def read_windows(chain: Chain) -> Windows:
 
 async def warn_of_little(chain: Chain, account: Address) -> None:
     """Say what a validator will lack: gas to vote on juries, or the stake that its seat needs."""
-    held, needed = await coins_of(chain, account), GAS["vote"] * await gas_price(chain)
-    if held < needed:
+    held, needed = await coins_of(chain, account), await gas_money(chain, "vote")
+    if held < needed.wei:
         logger.warning(
             "too little gas money to vote on a jury, absent jurors are slashed",
-            extra={"holds": format_coins(held), "a_vote_takes": format_coins(needed)},
+            extra={"holds": format_coins(held), "a_vote_takes": str(needed)},
         )
     staked = await chain.vault.active_stake(account)
     required = await chain.runs.required_validator_stake()
