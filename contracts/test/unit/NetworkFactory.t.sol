@@ -26,8 +26,7 @@ contract Child {
 }
 
 contract NetworkFactoryTest is Test {
-    /// @dev The deterministic deployment proxy, which chains have at this address.
-    address private constant PROXY = 0x4e59b44847b379578588920cA78FbF26c0B4956C;
+    /// @dev What the deterministic deployment proxy is on every chain.
     bytes private constant PROXY_CODE =
         hex"7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffe03601600081602082378035828234f58015156039578182fd5b8082525050506014600cf3";
 
@@ -116,18 +115,18 @@ contract NetworkFactoryTest is Test {
     // --------------------------------------------------------------- construction
 
     function testFuzz_constructor_isTheSameWhoeverCallsTheProxy(address caller, bytes32 salt) public {
-        vm.etch(PROXY, PROXY_CODE);
+        vm.etch(CREATE2_FACTORY, PROXY_CODE);
         vm.roll(77);
         bytes memory code = bytes.concat(type(NetworkFactory).creationCode, abi.encode(account));
         vm.prank(caller);
-        (bool succeeded, bytes memory returned) = PROXY.call(bytes.concat(salt, code));
+        (bool succeeded, bytes memory returned) = CREATE2_FACTORY.call(bytes.concat(salt, code));
         assertTrue(succeeded, "made");
         NetworkFactory made = NetworkFactory(address(bytes20(returned)));
-        assertEq(address(made), vm.computeCreate2Address(salt, keccak256(code), PROXY), "address");
+        assertEq(address(made), vm.computeCreate2Address(salt, keccak256(code), CREATE2_FACTORY), "address");
         assertEq(made.account(), account, "account");
         assertEq(made.startBlock(), 77, "block");
         vm.prank(stranger);
-        (succeeded,) = PROXY.call(bytes.concat(salt, code));
+        (succeeded,) = CREATE2_FACTORY.call(bytes.concat(salt, code));
         assertFalse(succeeded, "a second one at the same address");
     }
 }
