@@ -84,7 +84,7 @@ async def send_plan(
         at = plan.addresses.get(name, plan.factory)
         gas_used = None
         if place >= count:
-            to, data = _call_of(plan, name)
+            to, data = call_of(plan, name)
             receipt = await sender.send(to, data, label=f"{hex0x(plan.salt)}:{name}")
             gas_used = from_hex(receipt["gasUsed"])
         report(Stage(name, at, gas_used))
@@ -113,11 +113,16 @@ async def require_proxy(rpc: Rpc) -> None:
         )
 
 
+async def start_block(rpc: Rpc, plan: Plan) -> int:
+    """Return the block in which the factory was made; 0 where there is none."""
+    data = contract_abi(FACTORY).functions["startBlock"].encode(())
+    answer = await rpc.call("eth_call", {"to": plan.factory, "data": hex0x(data)}, "latest")
+    return from_hex(answer) if answer != "0x" else 0
+
+
 async def require_as_planned(rpc: Rpc, plan: Plan, chain_id: int) -> int:
     """Return the factory's block; raises ChainError when other code than planned is on chain."""
-    start = contract_abi(FACTORY).functions["startBlock"].encode(())
-    answer = await rpc.call("eth_call", {"to": plan.factory, "data": hex0x(start)}, "latest")
-    block = from_hex(answer)
+    block = await start_block(rpc, plan)
     codes = {plan.factory: plan.factory_on_chain(block), **plan.codes_on(chain_id)}
     found = await rpc.batch([("eth_getCode", [at, "latest"]) for at in codes])
     for (at, code), on_chain in zip(codes.items(), found, strict=True):
@@ -129,7 +134,8 @@ async def require_as_planned(rpc: Rpc, plan: Plan, chain_id: int) -> int:
     return block
 
 
-def _call_of(plan: Plan, name: str) -> tuple[Address, bytes]:
+def call_of(plan: Plan, name: str) -> tuple[Address, bytes]:
+    """Return whom a step's transaction calls, and with what."""
     if name == FACTORY:
         return PROXY, plan.factory_call
     return plan.factory, plan.creation_call(name)
