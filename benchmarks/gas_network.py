@@ -18,16 +18,15 @@ from muster.chain import (
     Chain,
     ChainView,
     Deployment,
-    DeployParameters,
     EventReader,
     Receipt,
     RunConfig,
     RunTerms,
     apply_poll,
-    deploy_contracts,
 )
 from muster.chain.outgoing import Unsigned
 from muster.chain.view_parts import BatchView
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.chain_fees import Footprint, fastlz_length
 from muster.protocol.eip712 import address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak

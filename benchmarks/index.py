@@ -28,17 +28,10 @@ from typing import Any
 import psutil
 from report import machine, print_table, write
 
-from muster.chain import (
-    Anvil,
-    Chain,
-    ChainView,
-    DeployParameters,
-    EventReader,
-    apply_poll,
-    deploy_contracts,
-)
+from muster.chain import Anvil, Chain, ChainView, EventReader, apply_poll
 from muster.chain.abi import contract_abi
 from muster.chain.rpc import Rpc, from_hex
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, to_address

@@ -37,7 +37,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from postgres_server import PostgresServer
 
-from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts
+from muster.chain import Anvil, Chain
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.messages import Ticket
 
 LIMIT_MS = 100.0

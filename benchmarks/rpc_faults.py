@@ -28,12 +28,11 @@ from muster.chain import (
     Chain,
     ChainView,
     Deployment,
-    DeployParameters,
     Event,
-    deploy_contracts,
     follow,
 )
 from muster.client.stake import take_from_faucet
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.rpc_faults import RATE_WORDS, Faults, PublicEndpoint, play
 from muster.devnet.rpc_proxy import (
     Failure,

@@ -32,11 +32,10 @@ from muster.chain import (
     Anvil,
     Chain,
     ChainView,
-    DeployParameters,
     EventReader,
-    deploy_contracts,
     save_deployment,
 )
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.rpc_faults import PROFILES, PublicEndpoint
 from muster.devnet.rpc_proxy import RpcProxy
 from muster.protocol.errors import ChainError

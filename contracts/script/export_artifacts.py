@@ -1,10 +1,10 @@
 """Writes ABI and creation bytecode of the deployed contracts to where Python reads them.
 
-    export_artifacts.py          build, then write protocol/muster/chain/artifacts/<Contract>.json
-    export_artifacts.py --check  build, then fail when the committed artifacts differ
+    export_artifacts.py          compile, then write protocol/muster/chain/artifacts/<Contract>.json
+    export_artifacts.py --check  compile, then fail when the committed artifacts differ
 
-Running Muster needs the artifacts only, never a compiler. The build leaves out metadata, so the
-same source gives the same bytes everywhere.
+Running Muster needs the artifacts only, never a compiler. They are made of the document that
+explorers are given, and leave out metadata: the same source gives the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from muster.client.contracts.sources import standard_json
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "protocol" / "muster" / "chain" / "artifacts"
@@ -27,8 +29,9 @@ CONTRACTS = (
     "DisputeCourt",
     "FaultCourt",
     "RewardEscrow",
+    "NetworkFactory",
 )
-FORGE_TIMEOUT_S = 600
+SOLC_TIMEOUT_S = 600
 
 
 def main() -> int:
@@ -36,8 +39,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="export contract artifacts for Python")
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     check = parser.parse_args().check
-    build()
-    documents = {ARTIFACTS / f"{name}.json": render(name) for name in CONTRACTS}
+    output = compiled()
+    documents = {ARTIFACTS / f"{name}.json": render(output, name) for name in CONTRACTS}
     if check:
         return report_stale(documents)
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
@@ -47,24 +50,64 @@ def main() -> int:
     return 0
 
 
-def build() -> None:
-    """Compile the contracts; exits with forge's message when that fails."""
-    forge = ROOT / "tools" / "forge"
-    command = [str(forge), "build", "contracts/src", "--root", str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=FORGE_TIMEOUT_S)
+def compiled() -> dict[str, Any]:
+    """Return what solc makes of the sources; exits with its message when that fails."""
+    document = standard_json(CONTRACTS, ROOT)
+    # The syntax trees name the immutables that the bytecode has places for.
+    document["settings"]["outputSelection"]["*"][""] = ["ast"]
+    done = subprocess.run(
+        [str(ROOT / "tools" / "solc"), "--standard-json"],
+        input=json.dumps(document),
+        capture_output=True,
+        text=True,
+        timeout=SOLC_TIMEOUT_S,
+    )
     if done.returncode:
-        sys.exit(f"error: forge build failed\n{done.stdout}{done.stderr}")
+        sys.exit(f"error: solc failed\n{done.stderr}")
+    output: dict[str, Any] = json.loads(done.stdout)
+    if errors := [e["formattedMessage"] for e in output.get("errors", ())]:
+        sys.exit("error: the contracts do not compile\n" + "\n".join(errors))
+    return output
 
 
-def render(contract: str) -> str:
+def render(output: dict[str, Any], contract: str) -> str:
     """Return the artifact of one contract: sorted keys, so equal content is equal text."""
-    built = json.loads((ROOT / "out" / f"{contract}.sol" / f"{contract}.json").read_text())
+    built = output["contracts"][f"contracts/src/{contract}.sol"][contract]
+    code, runtime = built["evm"]["bytecode"]["object"], built["evm"]["deployedBytecode"]
+    # Creation code ends with what it returns, the immutables still zero.
+    assert code.endswith(runtime["object"])
     artifact = {
         "contract": contract,
         "abi": sorted(built["abi"], key=abi_order),
-        "bytecode": built["bytecode"]["object"],
+        "bytecode": f"0x{code}",
+        "runtime_offset": (len(code) - len(runtime["object"])) // 2,
+        "immutables": immutables(runtime["immutableReferences"], names_of(output)),
     }
     return json.dumps(artifact, indent=1, sort_keys=True) + "\n"
+
+
+def immutables(
+    references: dict[str, list[dict[str, int]]], names: dict[int, str]
+) -> dict[str, list[int]]:
+    """Return at which bytes of the runtime code each immutable is put, a word at a time."""
+    found: dict[str, list[int]] = {}
+    for identifier, places in references.items():
+        assert all(place["length"] == 32 for place in places)
+        name = names[int(identifier)]
+        assert name not in found, f"two immutables are called {name}"
+        found[name] = sorted(place["start"] for place in places)
+    return found
+
+
+def names_of(output: dict[str, Any]) -> dict[int, str]:
+    """Return the names of all contracts' variables by their number in the syntax tree."""
+    return {
+        member["id"]: member["name"]
+        for source in output["sources"].values()
+        for part in source["ast"]["nodes"]
+        for member in part.get("nodes", ())
+        if member["nodeType"] == "VariableDeclaration"
+    }
 
 
 def abi_order(entry: dict[str, Any]) -> tuple[str, str, str]:

@@ -15,9 +15,9 @@ contract MusterToken is ERC20Permit, IMusterToken {
     /// @notice Token wei that one faucet call may mint.
     uint256 public constant FAUCET_CAP = 1_000_000 ether;
 
-    /// @param initialSupply Token wei minted to the deployer. Nothing else is ever minted but by the faucet.
-    constructor(uint256 initialSupply) ERC20("Muster", "MUSTER") ERC20Permit("Muster") {
-        _mint(msg.sender, initialSupply);
+    /// @param initialSupply Token wei minted to `owner`. Nothing else is ever minted but by the faucet.
+    constructor(uint256 initialSupply, address owner) ERC20("Muster", "MUSTER") ERC20Permit("Muster") {
+        _mint(owner, initialSupply);
     }
 
     /// @inheritdoc IMusterToken

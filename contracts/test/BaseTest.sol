@@ -127,7 +127,7 @@ abstract contract BaseTest is Test {
         DisputeCourt court_ = DisputeCourt(vm.computeCreateAddress(deployer, nonce + 4));
         address ledger_ = vm.computeCreateAddress(deployer, nonce + 3);
         vm.startPrank(deployer);
-        token = new MusterToken(SUPPLY);
+        token = new MusterToken(SUPPLY, deployer);
         workers = new WorkerRegistry(
             token, vault_, ledger_, address(court_), faults_, REQUIRED_STAKE, ACTIVATION_DELAY, JAIL_TIME
         );

@@ -6,6 +6,7 @@ import {MerkleProof} from "@openzeppelin/contracts/utils/cryptography/MerkleProo
 
 import {ContributionLedger} from "../src/ContributionLedger.sol";
 import {MusterToken} from "../src/MusterToken.sol";
+import {NetworkFactory} from "../src/NetworkFactory.sol";
 import {WorkerRegistry} from "../src/WorkerRegistry.sol";
 import {IContributionLedger} from "../src/interfaces/IContributionLedger.sol";
 import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
@@ -20,11 +21,16 @@ import {MultiProofs} from "./unit/MultiProof.t.sol";
 contract ConformanceTest is BaseTest {
     using OutcomeRecordLib for IContributionLedger.Outcome;
 
+    /// @dev What the deterministic deployment proxy is on every chain.
+    bytes private constant PROXY_CODE =
+        hex"7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffe03601600081602082378035828234f58015156039578182fd5b8082525050506014600cf3";
+
     string private _seeds;
     string private _eip712;
     string private _batch;
     string private _jury;
     string private _merkle;
+    string private _deployment;
 
     function setUp() public override {
         super.setUp();
@@ -33,6 +39,7 @@ contract ConformanceTest is BaseTest {
         _batch = vm.readFile("tests/conformance/vectors/batch.json");
         _jury = vm.readFile("tests/conformance/vectors/jury.json");
         _merkle = vm.readFile("tests/conformance/vectors/merkle.json");
+        _deployment = vm.readFile("tests/conformance/vectors/deployment.json");
         vm.chainId(vm.parseJsonUint(_eip712, ".chain_id"));
     }
 
@@ -415,6 +422,24 @@ contract ConformanceTest is BaseTest {
                 assertTrue(valid, "valid");
                 assertEq(root, expected, "root");
             }
+        }
+    }
+
+    // --------------------------------------------------------------- deployment
+
+    function test_deployment() public {
+        address account = vm.parseJsonAddress(_deployment, ".account");
+        bytes memory code = bytes.concat(type(NetworkFactory).creationCode, abi.encode(account));
+        vm.etch(CREATE2_FACTORY, PROXY_CODE);
+        (bool made,) = CREATE2_FACTORY.call(bytes.concat(vm.parseJsonBytes32(_deployment, ".salt"), code));
+        assertTrue(made, "the proxy makes the factory");
+        NetworkFactory factory = NetworkFactory(vm.parseJsonAddress(_deployment, ".factory"));
+        address[] memory created = vm.parseJsonAddressArray(_deployment, ".created");
+        assertEq(created.length, 8, "every contract");
+        for (uint256 i = 0; i < created.length; ++i) {
+            vm.prank(account);
+            factory.create(created[i], bytes.concat(type(MusterToken).creationCode, abi.encode(i, account)));
+            assertEq(MusterToken(created[i]).totalSupply(), i, "arguments");
         }
     }
 

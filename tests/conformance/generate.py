@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from muster.chain.structs import Batch
+from muster.deploy.plan import created_addresses, factory_address
 from muster.inference.sampling import token_hashes
 from muster.protocol.checking import (
     Checking,
@@ -87,6 +88,14 @@ VALIDATORS = sorted((key("validator 0"), key("validator 1")), key=lambda k: addr
 BEACON = keccak(b"beacon")
 
 
+def deployment() -> dict[str, Any]:
+    """Return where a factory is made, and where it makes the contracts."""
+    account, salt = address_of(key("deployer")), keccak(b"a network")
+    factory = factory_address(salt, account)
+    created = list(created_addresses(factory).values())
+    return {"account": account, "salt": hex0x(salt), "factory": factory, "created": created}
+
+
 def documents() -> dict[str, Any]:
     """Return every vector file's content by name."""
     return {
@@ -98,6 +107,7 @@ def documents() -> dict[str, Any]:
         "schedule": {"cases": [schedule_case(*case) for case in SCHEDULE_CASES]},
         "merkle": {"trees": [tree(size) for size in TREE_SIZES]},
         "checking": checking(),
+        "deployment": deployment(),
     }
 
 

@@ -11,15 +11,14 @@ from muster.chain import (
     Chain,
     ChainView,
     Deployment,
-    DeployParameters,
     EventReader,
     OutcomeProof,
     RunConfig,
     RunTerms,
     apply_poll,
-    deploy_contracts,
 )
 from muster.chain.rpc import Rpc
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.eip712 import address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step

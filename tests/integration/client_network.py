@@ -13,16 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from muster.chain import (
-    Anvil,
-    Chain,
-    ChainView,
-    DeployParameters,
-    RunConfig,
-    RunTerms,
-    deploy_contracts,
-    read_view,
-)
+from muster.chain import Anvil, Chain, ChainView, RunConfig, RunTerms, read_view
 from muster.client.seat import EngineFactory
 from muster.client.settings import NodeSettings, ValidatorSettings, WorkerSettings
 from muster.client.stake import add_stake, register_worker, take_from_faucet
@@ -30,6 +21,7 @@ from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.process import run_validator
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign

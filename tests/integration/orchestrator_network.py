@@ -17,15 +17,8 @@ from eth_account import Account
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.answers import SubmissionState
-from muster.chain import (
-    Anvil,
-    Chain,
-    Deployment,
-    DeployParameters,
-    RunConfig,
-    RunTerms,
-    deploy_contracts,
-)
+from muster.chain import Anvil, Chain, Deployment, RunConfig, RunTerms
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.warm import WarmProcess
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings

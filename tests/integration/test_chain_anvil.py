@@ -36,18 +36,17 @@ from muster.chain import (
     CaseStatus,
     Chain,
     ChainView,
-    DeployParameters,
     EscrowStatus,
     EventReader,
     SlashState,
     WorkerStatus,
     apply_poll,
-    deploy_contracts,
     follow,
     load_deployment,
     save_deployment,
 )
 from muster.chain.reader import LAG_POLLS
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import (
     ChainInconsistent,
@@ -116,7 +115,9 @@ async def test_domains_are_those_of_the_contracts() -> None:
 async def test_deployments_follow_one_another_on_one_chain() -> None:
     async with Anvil() as anvil:
         first = await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
-        second = await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
+        second = await deploy_contracts(
+            anvil.rpc_url, Anvil.key(0), DeployParameters(), name="second"
+        )
         assert not set(first.contracts.values()) & set(second.contracts.values())
         assert second.deploy_block > first.deploy_block
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from chain_scenario import CHALLENGER, OWNER, PARAMETERS
 
-from muster.chain import Anvil, Chain, Deployment, deploy_contracts
+from muster.chain import Anvil, Chain, Deployment
+from muster.deploy import deploy_contracts
 from muster.protocol.errors import ConfigError, ContractRevert
 
 

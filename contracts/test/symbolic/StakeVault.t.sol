@@ -34,7 +34,7 @@ contract StakeVaultSymbolic is Test {
     function setUp() public {
         Neighbours neighbours = new Neighbours();
         _judge = address(neighbours);
-        _token = new MusterToken(SUPPLY);
+        _token = new MusterToken(SUPPLY, address(this));
         _vault = new StakeVault(
             _token,
             IWorkerRegistry(_judge),

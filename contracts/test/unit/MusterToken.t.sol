@@ -68,10 +68,15 @@ contract MusterTokenTest is BaseTest {
 
     // -------------------------------------------------------------- construction
 
-    function testFuzz_constructor_mintsToDeployer(uint256 supply) public {
+    function test_constructor_reverts_withoutOwner() public {
+        vm.expectRevert(abi.encodeWithSelector(IERC20Errors.ERC20InvalidReceiver.selector, address(0)));
+        new MusterToken(SUPPLY, address(0));
+    }
+
+    function testFuzz_constructor_mintsToOwner(uint256 supply) public {
         vm.prank(stranger);
-        MusterToken other = new MusterToken(supply);
-        assertEq(other.balanceOf(stranger), supply, "deployer");
+        MusterToken other = new MusterToken(supply, owner);
+        assertEq(other.balanceOf(owner), supply, "owner");
         assertEq(other.totalSupply(), supply, "supply");
     }
 

@@ -51,7 +51,8 @@ def devnet(context: click.Context, port: int, deployments: Path, state: Path | N
 async def _serve(port: int, deployments: Path, state: Path | None) -> None:
     import asyncio
 
-    from muster.chain import Anvil, DeployParameters, deploy_contracts, save_deployment
+    from muster.chain import Anvil, save_deployment
+    from muster.deploy import DeployParameters, deploy_contracts
 
     kept = state is not None and state.exists()
     async with Anvil(port=port, state=state) as anvil:

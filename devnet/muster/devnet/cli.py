@@ -59,6 +59,9 @@ COMMANDS = {
     "calibrate": Lazy("muster.client.cli:calibrate", "Measure a model's validation limits."),
     "tasks": Lazy("muster.devnet.tasks:tasks", "Import, check and publish problems."),
     "economics": Lazy("muster.devnet.economics:economics", "What cheating is worth in a run."),
+    "contracts": Lazy(
+        "muster.client.contracts.command:contracts", "Deploy a network's contracts, verify them."
+    ),
     "run": Lazy("muster.trainer.cli:run", "Create a training run."),
     "trainer": Lazy("muster.trainer.cli:trainer", "Train the policy and publish it."),
     "orchestrator": Lazy("muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."),

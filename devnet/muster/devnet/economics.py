@@ -135,7 +135,8 @@ def _document(folder: Path, pinned: bytes) -> bytes:
 
 
 def _of_files(options: dict[str, Any]) -> tuple[Recipe, Calibration, RunTerms, Fixed]:
-    from muster.chain import DeployParameters, RunTerms
+    from muster.chain import RunTerms
+    from muster.deploy import DeployParameters
     from muster.toploc import Calibration
     from muster.trainer.config import load_recipe
     from muster.trainer.economics import TOKEN, fixed_by

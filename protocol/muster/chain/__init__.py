@@ -11,7 +11,6 @@ source of truth. Nothing here knows the orchestrator, files or models.
 from muster.chain.anvil import Anvil
 from muster.chain.connection import Chain
 from muster.chain.contracts import Receipt
-from muster.chain.deployer import DeployParameters, deploy_contracts
 from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
 from muster.chain.following import apply_poll, find_run, follow, read_view
@@ -77,7 +76,6 @@ __all__ = [
     "CheckpointView",
     "Claim",
     "CourtTerms",
-    "DeployParameters",
     "Deployment",
     "Escrow",
     "EscrowStatus",
@@ -112,7 +110,6 @@ __all__ = [
     "WorkerView",
     "apply_poll",
     "connect",
-    "deploy_contracts",
     "find_run",
     "follow",
     "load_deployment",

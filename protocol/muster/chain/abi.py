@@ -32,6 +32,8 @@ CONTRACTS = (
     "RewardEscrow",
 )
 """Every contract of a deployment."""
+FACTORY = "NetworkFactory"
+"""What creates them."""
 
 ARTIFACTS = Path(__file__).with_name("artifacts")
 """Where the committed ABIs and bytecode are."""
@@ -93,6 +95,10 @@ class ContractAbi:
     """Its name."""
     bytecode: bytes
     """Creation code without constructor arguments."""
+    runtime: bytes
+    """What creation leaves on chain, with zeros in the immutables' places."""
+    immutables: dict[str, tuple[int, ...]]
+    """Where in it each immutable stands, a word at a time; by name, without a leading `_`."""
     constructor_types: tuple[str, ...]
     """Canonical types of the constructor's arguments."""
     functions: dict[str, AbiFunction]
@@ -119,7 +125,7 @@ def encode_arguments(name: str, types: Sequence[str], args: Sequence[Any]) -> by
 
 @cache
 def artifact(contract: str) -> dict[str, Any]:
-    """Return a contract's committed `abi` and `bytecode`, as JSON has them."""
+    """Return a contract's committed artifact, as JSON has it."""
     document: dict[str, Any] = json.loads((ARTIFACTS / f"{contract}.json").read_text())
     return document
 
@@ -129,7 +135,7 @@ def contract_abi(contract: str) -> ContractAbi:
     """Return a contract's ABI; raises ConfigError when its artifact is missing or malformed."""
     try:
         document = artifact(contract)
-        return _parse(contract, document["abi"], bytes.fromhex(document["bytecode"][2:]))
+        return _parse(contract, document)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"the artifact of {contract} is missing or malformed: {error}",
@@ -159,14 +165,17 @@ def _signature_hash(entry: dict[str, Any]) -> bytes:
     return keccak(f"{entry['name']}({','.join(_types(entry['inputs']))})".encode())
 
 
-def _parse(contract: str, abi: list[dict[str, Any]], bytecode: bytes) -> ContractAbi:
+def _parse(contract: str, document: dict[str, Any]) -> ContractAbi:
     kinds: dict[str, list[dict[str, Any]]] = {}
-    for entry in abi:
+    for entry in document["abi"]:
         kinds.setdefault(entry["type"], []).append(entry)
     constructor = kinds.get("constructor", [{"inputs": []}])[0]
+    bytecode = bytes.fromhex(document["bytecode"][2:])
     return ContractAbi(
         contract=contract,
         bytecode=bytecode,
+        runtime=bytecode[document["runtime_offset"] :],
+        immutables={k.removeprefix("_"): tuple(v) for k, v in document["immutables"].items()},
         constructor_types=_types(constructor["inputs"]),
         functions={entry["name"]: _function(entry) for entry in kinds.get("function", [])},
         events=tuple(_event(contract, entry) for entry in kinds.get("event", [])),

@@ -31,8 +31,8 @@ _PR_SET_PDEATHSIG = 1
 class Anvil:
     """A running Anvil; use as an async context manager.
 
-    Mines a block per transaction and one per second. With a state file the chain outlives the
-    process. Port 0 takes any free one.
+    Mines a block per transaction and one per second, or the latter only when it is not `instant`.
+    With a state file the chain outlives the process. Port 0 takes any free one.
     """
 
     STILL_S = 100_000
@@ -49,12 +49,14 @@ class Anvil:
         state: Path | None = None,
         log: Path | None = None,
         block_time_s: float = 1,
+        instant: bool = True,
         arguments: tuple[str, ...] = (),
     ) -> None:
         self._port = port
         self._state = state
         self._log = log
         self._block_time_s = block_time_s
+        self._instant = instant
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
         self._stack = contextlib.ExitStack()
@@ -102,7 +104,8 @@ class Anvil:
         log = self._open_log()
         command = [
             *(str(binary), "--host", "127.0.0.1", "--port", str(self._port), "--silent"),
-            *("--mixed-mining", "--block-time", f"{self._block_time_s:g}"),
+            *("--block-time", f"{self._block_time_s:g}"),
+            *(("--mixed-mining",) if self._instant else ()),
             *(("--state", str(self._state)) if self._state else ()),
             *self._arguments,
         ]

@@ -120,7 +120,7 @@ class Chain:
             await _check_deployment(rpc, chain_id, deployment)
             opened = None
             if key is not None and journal is not None:
-                opened = await _open_journal(rpc, chain_id, address_of(key), journal)
+                opened = await open_journal(rpc, chain_id, address_of(key), journal)
         except BaseException:
             await rpc.close()
             raise
@@ -133,7 +133,7 @@ class Chain:
         """
         if self.sender is None:
             raise ConfigError("a chain without a key sends nothing", hint="pass --keystore")
-        journal = await _open_journal(self.rpc, self.chain_id, self.sender.address, store)
+        journal = await open_journal(self.rpc, self.chain_id, self.sender.address, store)
         self.sender = self.sender.with_journal(journal)
 
     def at(self, block: int) -> Chain:
@@ -255,9 +255,10 @@ class Chain:
         )
 
 
-async def _open_journal(
+async def open_journal(
     rpc: Rpc, chain_id: int, account: Address, store: JournalStore | Path
 ) -> SendJournal:
+    """Return the journal of an account on the chain that an endpoint serves."""
     # A development chain that was started anew has the same number, and other transactions.
     genesis = await rpc.call("eth_getBlockByNumber", "0x0", False)
     first = str(member(genesis, "hash"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from muster.chain.abi import CONTRACTS, AbiError, contract_abi
+from muster.chain.abi import CONTRACTS, FACTORY, AbiError, contract_abi
 from muster.chain.codec import compile_decoder
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ContractRevert, EncodingError
@@ -25,6 +25,8 @@ HINTS = {
     "LedgerUnauthorized": "only the run's orchestrator may do this: is it the right keystore?",
     "LedgerPaused": "the run's owner paused submissions",
     "LedgerNotFinal": "wait until the challenge window is over",
+    "FactoryTaken": "it is there already: the same command goes on with what is missing",
+    "FactoryUnauthorized": "only the account that began a deployment goes on with it",
     "EscrowNotFinal": "wait until the challenge window is over",
     "EscrowUnderfunded": "ask the run's owner to fund the run",
     "RunUnauthorized": "is it the right keystore?",
@@ -40,7 +42,7 @@ def error_table() -> dict[bytes, AbiError]:
         keccak(b"Error(string)")[:4]: _TEXT,
         keccak(b"Panic(uint256)")[:4]: _PANIC,
     }
-    for contract in CONTRACTS:
+    for contract in (*CONTRACTS, FACTORY):
         table |= contract_abi(contract).errors
     return table
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.chain import DeployParameters, RunTerms
+from muster.chain import RunTerms
+from muster.deploy import DeployParameters
 from muster.protocol import economics
 from muster.protocol.errors import ConfigError
 from muster.protocol.intervals import wilson

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muster.chain import Chain, DeployParameters, RunTerms
+from muster.chain import Chain, RunTerms
+from muster.deploy import DeployParameters
 from muster.protocol import economics
 from muster.protocol.economics import Cheat, Terms
 from muster.protocol.errors import ConfigError

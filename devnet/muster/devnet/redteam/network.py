@@ -27,7 +27,6 @@ from muster.chain import (
     RunConfig,
     RunTerms,
     WorkerStatus,
-    deploy_contracts,
     follow,
 )
 from muster.client.settings import ValidatorSettings, WorkerSettings
@@ -35,6 +34,7 @@ from muster.client.stake import add_stake, register_worker, take_from_faucet
 from muster.client.validator.process import run_validator
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
+from muster.deploy import deploy_contracts
 from muster.devnet.adversary import KINDS
 from muster.devnet.network import FRAUD_PPM, PARAMETERS, PRICE_PER_UNIT
 from muster.devnet.redteam.patience import Patience, Starts

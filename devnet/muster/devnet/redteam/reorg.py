@@ -9,17 +9,9 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from random import Random
 
-from muster.chain import (
-    Anvil,
-    Chain,
-    ChainView,
-    DeployParameters,
-    EventReader,
-    Poll,
-    apply_poll,
-    deploy_contracts,
-)
+from muster.chain import Anvil, Chain, ChainView, EventReader, Poll, apply_poll
 from muster.client.stake import take_from_faucet
+from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import Stage
 from muster.devnet.redteam.trials import Attack, Outcome, Variant

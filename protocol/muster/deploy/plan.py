@@ -1,0 +1,247 @@
+"""What a deployment will be, before anything is sent: addresses, creation code, code on chain.
+
+The contracts are immutable and refer to one another. NetworkFactory is made by the deterministic
+deployment proxy (CREATE2), and makes them one after the other (CREATE): every address follows from
+the deploying account, the network's name, its parameters and the contracts' code, on every chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from muster.chain.abi import FACTORY, contract_abi
+from muster.deploy.parameters import DeployParameters
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import address_bytes, canonical_json, keccak
+from muster.protocol.ids import Address, Hash32, to_address
+
+ORDER = (
+    "MusterToken",
+    "RunRegistry",
+    "WorkerRegistry",
+    "ContributionLedger",
+    "DisputeCourt",
+    "FaultCourt",
+    "RewardEscrow",
+    "StakeVault",
+)
+"""The order of deployment. StakeVault comes last: it asks ledger and court for their deadlines."""
+PROXY = to_address("0x4e59b44847b379578588920cA78FbF26c0B4956C")
+"""The deterministic deployment proxy: github.com/Arachnid/deterministic-deployment-proxy."""
+PROXY_CODE = bytes.fromhex(
+    "7fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffe0"
+    "3601600081602082378035828234f58015156039578182fd5b8082525050506014600cf3"
+)
+"""What is on chain there."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A network's contracts as one account deploys them."""
+
+    name: str
+    """The network's."""
+    account: Address
+    """Who deploys."""
+    parameters: DeployParameters
+    """What the contracts are fixed to."""
+
+    @cached_property
+    def salt(self) -> Hash32:
+        """The factory's: other parameters, or other code, are another network."""
+        code = b"".join(keccak(contract_abi(name).bytecode) for name in ORDER)
+        described = {key: str(value) for key, value in self.shown().items()}
+        return keccak(canonical_json({**described, "code": keccak(code).hex()}))
+
+    @cached_property
+    def factory(self) -> Address:
+        """Where the factory is, or will be."""
+        return factory_address(self.salt, self.account)
+
+    @cached_property
+    def addresses(self) -> dict[str, Address]:
+        """Where each contract is, or will be, in the order of deployment."""
+        return created_addresses(self.factory)
+
+    @property
+    def factory_call(self) -> bytes:
+        """What the proxy is sent to make the factory."""
+        return self.salt + _factory_code(self.account)
+
+    def creation_code(self, name: str) -> bytes:
+        """Return what a contract is created from."""
+        return contract_abi(name).creation_code(self.arguments[name])
+
+    def creation_call(self, name: str) -> bytes:
+        """Return what the factory is sent to create a contract."""
+        create = contract_abi(FACTORY).functions["create"]
+        return create.encode((self.addresses[name], self.creation_code(name)))
+
+    @cached_property
+    def arguments(self) -> dict[str, tuple[Any, ...]]:
+        """Every contract's constructor arguments."""
+        return constructor_arguments(self.addresses, self.parameters, self.account)
+
+    def codes_on(self, chain_id: int) -> dict[Address, bytes]:
+        """Return what is on a chain at each contract's address once it is created."""
+        insurance = self.parameters.insurance_of(self.account)
+        values = immutable_values(self.parameters, self.addresses, insurance)
+        return {
+            at: code_with(name, {**values, **domain_values(chain_id, at)})
+            for name, at in self.addresses.items()
+        }
+
+    def factory_on_chain(self, start_block: int) -> bytes:
+        """Return what is on chain of a factory that was made in a block."""
+        start = start_block.to_bytes(32, "big")
+        return code_with(FACTORY, {"account": _word(self.account), "startBlock": start})
+
+    def shown(self) -> dict[str, int | str]:
+        """Return the parameters, and who deployed what, as a deployment's file has them."""
+        shown: dict[str, int | str] = {"name": self.name, "deployer": self.account}
+        shown |= self.parameters.model_dump(exclude={"insurance", "owner"})
+        shown["slash_cooldown_s"] = self.parameters.pause_distance_s
+        # JSON's integers are exact below 2^53 only in many readers, so wei are decimal text.
+        shown = {k: str(v) if isinstance(v, int) and v >= 1 << 53 else v for k, v in shown.items()}
+        owner = self.parameters.owner_of(self.account)
+        return {**shown, "owner": owner, "insurance": self.parameters.insurance_of(self.account)}
+
+
+def factory_address(salt: bytes, account: Address) -> Address:
+    """Return where the proxy makes an account's factory (CREATE2, EIP-1014)."""
+    made_of = address_bytes(PROXY) + salt + keccak(_factory_code(account))
+    return to_address(keccak(b"\xff" + made_of)[12:])
+
+
+def created_addresses(factory: Address) -> dict[str, Address]:
+    """Return where a factory makes the contracts (CREATE), in the order of deployment."""
+    from web3.utils.address import get_create_address
+
+    return {
+        name: to_address(get_create_address(factory, place))  # type: ignore[arg-type]
+        for place, name in enumerate(ORDER, 1)
+    }
+
+
+def _factory_code(account: Address) -> bytes:
+    return contract_abi(FACTORY).creation_code((account,))
+
+
+def constructor_arguments(
+    addresses: Mapping[str, Address], parameters: DeployParameters, account: Address
+) -> dict[str, tuple[Any, ...]]:
+    """Return every contract's constructor arguments, when an account deploys."""
+    p, at = parameters, addresses
+    token, vault, workers = at["MusterToken"], at["StakeVault"], at["WorkerRegistry"]
+    runs, ledger, court = at["RunRegistry"], at["ContributionLedger"], at["DisputeCourt"]
+    faults, escrow = at["FaultCourt"], at["RewardEscrow"]
+    disputes = (
+        *(p.challenge_bond, p.draw_delay_blocks, p.jury_size),
+        *(p.vote_commit_s, p.vote_reveal_s),
+    )
+    return {
+        "MusterToken": (p.initial_supply, p.owner_of(account)),
+        "RunRegistry": (
+            *(vault, faults, p.required_validator_stake, p.change_delay_s),
+            *(p.slash_pause_s, p.pause_distance_s),
+        ),
+        "WorkerRegistry": (
+            *(token, vault, ledger, court, faults),
+            *(p.required_worker_stake, p.activation_delay_blocks, p.jail_time_s),
+        ),
+        "ContributionLedger": (
+            (runs, workers, vault, court, escrow),
+            *(p.challenge_window_s, p.outcome_deadline_s, p.stake_per_unit),
+        ),
+        "DisputeCourt": (token, runs, workers, vault, ledger, disputes),
+        "FaultCourt": (
+            *(runs, workers, vault, ledger, court),
+            *(p.wrong_verdict_ppm, p.absence_ppm),
+        ),
+        "RewardEscrow": (token, runs, workers, ledger, court, p.claim_period_s),
+        "StakeVault": (
+            *(token, workers, ledger, court, faults, p.insurance_of(account)),
+            *(p.unbonding_s, p.insurance_ppm, p.reporter_ppm, p.reporter_cap),
+        ),
+    }
+
+
+# ------------------------------------------------------------------- code on chain
+
+CONTRACT_OF = {
+    "token": "MusterToken",
+    "runs": "RunRegistry",
+    "workers": "WorkerRegistry",
+    "ledger": "ContributionLedger",
+    "court": "DisputeCourt",
+    "faults": "FaultCourt",
+    "escrow": "RewardEscrow",
+    "vault": "StakeVault",
+}
+"""The contract that immutables of a name hold the address of."""
+PARAMETER_OF = {
+    "requiredValidatorStake": "required_validator_stake",
+    "changeDelay": "change_delay_s",
+    "slashPause": "slash_pause_s",
+    "slashCooldown": "slash_cooldown_s",
+    "requiredStake": "required_worker_stake",
+    "activationDelay": "activation_delay_blocks",
+    "jailTime": "jail_time_s",
+    "challengeWindow": "challenge_window_s",
+    "outcomeDeadline": "outcome_deadline_s",
+    "stakePerUnit": "stake_per_unit",
+    "challengeBond": "challenge_bond",
+    "drawDelay": "draw_delay_blocks",
+    "jurySize": "jury_size",
+    "commitTime": "vote_commit_s",
+    "revealTime": "vote_reveal_s",
+    "wrongVerdictPpm": "wrong_verdict_ppm",
+    "absencePpm": "absence_ppm",
+    "claimPeriod": "claim_period_s",
+    "unbondingPeriod": "unbonding_s",
+    "insurancePpm": "insurance_ppm",
+    "reporterPpm": "reporter_ppm",
+    "reporterCap": "reporter_cap",
+}
+"""The parameter that immutables of a name hold."""
+
+
+def immutable_values(
+    parameters: DeployParameters, addresses: Mapping[str, Address], insurance: Address
+) -> dict[str, bytes]:
+    """Return the word that each immutable of a name holds, whichever contract it is of."""
+    given = {**parameters.model_dump(), "slash_cooldown_s": parameters.pause_distance_s}
+    words = {name: given[field].to_bytes(32, "big") for name, field in PARAMETER_OF.items()}
+    words |= {name: _word(addresses[of]) for name, of in CONTRACT_OF.items()}
+    return {**words, "insurance": _word(insurance)}
+
+
+def domain_values(chain_id: int, at: Address) -> dict[str, bytes]:
+    """Return the words that OpenZeppelin's EIP712 keeps in the code of a contract."""
+    return {
+        "cachedDomainSeparator": Domain(chain_id, at).separator(),
+        "cachedChainId": chain_id.to_bytes(32, "big"),
+        "cachedThis": _word(at),
+        "hashedName": keccak(b"Muster"),
+        "hashedVersion": keccak(b"1"),
+        # Short strings: the text, and its length in the last byte.
+        "name": b"Muster".ljust(31, b"\0") + bytes([6]),
+        "version": b"1".ljust(31, b"\0") + bytes([1]),
+    }
+
+
+def code_with(name: str, values: Mapping[str, bytes]) -> bytes:
+    """Return what is on chain of a contract with these words as its immutables."""
+    abi = contract_abi(name)
+    code = bytearray(abi.runtime)
+    for immutable, places in abi.immutables.items():
+        for start in places:
+            code[start : start + 32] = values[immutable]
+    return bytes(code)
+
+
+def _word(address: Address) -> bytes:
+    return address_bytes(address).rjust(32, b"\0")
