@@ -1,4 +1,4 @@
-"""Writes docs/reference/: fields of recipe and settings, the trainer's figures, what audits find.
+"""Writes docs/reference/: recipe, settings, the trainer's figures, audits, contracts' parameters.
 
     make docs
 
@@ -23,8 +23,11 @@ from pydantic_core import PydanticUndefined
 
 from muster.client.audit.contradictions import RULES
 from muster.client.audit.export import COLUMNS
+from muster.client.contracts.network import AMOUNTS
+from muster.client.quantities import format_duration, format_tokens
 from muster.client.relay import RelaySettings
 from muster.client.settings import ValidatorSettings, WorkerSettings
+from muster.deploy import BOUNDS, PROFILES, Bound, DeployParameters
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.recipe import (
     AdapterRecipe,
@@ -224,7 +227,84 @@ what does not apply is null, empty in CSV.
 """
 
 
-PAGES = {"config.md": config_page, "metrics.md": metrics_page, "audit.md": audit_page}
+def deployment_page() -> str:
+    """Return the page of what a network's contracts are fixed to."""
+    about = "\n".join(f"* `{name}`: {profile.about}." for name, profile in PROFILES.items())
+    sentences = dict(_sentences(DeployParameters))
+    profiles = {
+        name: DeployParameters.model_validate(profile.defaults)
+        for name, profile in PROFILES.items()
+    }
+    rows = [
+        f"| `{name}` | "
+        + " | ".join(_worded(name, getattr(profiles[profile], name)) for profile in PROFILES)
+        + f" | {_escaped(sentences[name])} |"
+        for name in BOUNDS
+    ]
+    heads = f"| parameter | {' | '.join(f'`{name}`' for name in PROFILES)} | |"
+    bounds = [_bound_row(name, "all", bound) for name, bound in BOUNDS.items()]
+    bounds += [
+        _bound_row(name, f"`{profile}`", bound)
+        for profile, kind in PROFILES.items()
+        for name, bound in kind.bounds.items()
+    ]
+    return f"""# What a network's contracts are fixed to
+
+{MADE}
+
+In the file that `muster contracts deploy` reads ([the guide](../guides/deploy.md)), below
+`[parameters]`. Times are seconds or text (`"6 h"`, of s, min, h, d), amounts are token wei or text
+(`"100 tokens"`), shares are millionths.
+
+{about}
+
+## Parameters and each profile's defaults
+
+{heads}
+|---|{"---|" * (len(PROFILES) + 1)}
+{chr(10).join(rows)}
+
+## Bounds, and why
+
+| parameter | profile | from | to | why |
+|---|---|---|---|---|
+{chr(10).join(bounds)}
+
+Between parameters:
+
+* `unbonding_s`, `claim_period_s` and `change_delay_s` outlast judgement: `outcome_deadline_s` +
+  `challenge_window_s` + `vote_commit_s` + `vote_reveal_s` + `slash_pause_s`; the claim period a
+  challenge window more. Else stake could leave before its fraud is judged.
+* `slash_cooldown_s` is no less than `challenge_window_s`: pauses would reopen what is final.
+* `insurance_ppm` and `reporter_ppm` are no more than the whole together; the rest is burned.
+"""
+
+
+def _bound_row(name: str, profile: str, bound: Bound) -> str:
+    least, most = _worded(name, bound.least), _worded(name, bound.most)
+    return f"| `{name}` | {profile} | {least} | {most} | {_escaped(bound.reason)} |"
+
+
+def _worded(name: str, value: int | None) -> str:
+    if value is None:
+        return "the longer of challenge window and pause"
+    if value >= 1 << 39:
+        power = value.bit_length()
+        if value + 1 == 1 << power:
+            return f"2^{power} - 1"
+        if value == 1 << (power - 1):
+            return f"2^{power - 1}"
+    if name in AMOUNTS:
+        return f"{value} wei" if 0 < value < 10**12 else f"{format_tokens(value)} tokens"
+    return format_duration(value) if name.endswith("_s") else str(value)
+
+
+PAGES = {
+    "config.md": config_page,
+    "metrics.md": metrics_page,
+    "audit.md": audit_page,
+    "deployment.md": deployment_page,
+}
 """What is written, by file name."""
 
 

@@ -61,6 +61,18 @@ def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path
     assert "claimable_tokens" in output
 
 
+def test_a_network_is_deployed_verified_and_handed_over(checkout: Path) -> None:
+    (checkout / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "network.toml", checkout / "examples")
+    output = run_script(checkout, blocks_of("deploy.md"))
+    assert "nothing was sent" in output
+    assert len(re.findall(r"^StakeVault +0x\w+  \d+ gas$", output, re.M)) == 1
+    assert len(re.findall(r"^StakeVault +0x\w+  there already$", output, re.M)) == 1
+    assert len(re.findall(r"^\w+ +0x\w+  equal$", output, re.M)) == 9
+    assert re.search(r"^challenge_window_s +3 h$", output, re.M)
+    assert re.search(r"^handed_over_tokens +50,000,000$", output, re.M)
+
+
 @pytest.mark.slow
 def test_a_newcomer_is_proven_staked_paid_and_leaves(checkout: Path) -> None:
     """The worker's guide, on the network of the other guide with a run that does not end."""

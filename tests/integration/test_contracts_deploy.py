@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import re
-import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -85,6 +85,14 @@ class Deployer:
         return json.loads(out)
 
 
+async def costs_are_said(process: asyncio.subprocess.Process) -> None:
+    """Wait until a deployment is about to send."""
+    assert process.stderr is not None
+    while line := await process.stderr.readline():
+        if line.startswith(b"base fee"):
+            return
+
+
 DEPLOY = ("deploy", "network.toml", "--keystore", "owner.json", "--yes")
 
 
@@ -126,15 +134,17 @@ async def test_deployment_that_is_killed_again_and_again_is_made_once(
         Rpc(anvil.rpc_url) as rpc,
     ):
         deployer = Deployer(tmp_path, anvil.rpc_url)
-        killed = 0
-        while killed < kills:
+        in_the_middle = 0
+        for life in range(kills):
             process = await deployer.start(*DEPLOY)
-            # A life takes about a second to begin, and nine blocks to end.
-            await asyncio.sleep(moments.uniform(0.5, 1.5 + 1.5 * block_s))
-            if process.returncode is None:
-                process.send_signal(signal.SIGKILL)
-                killed += 1
+            if life % 2 == 0:
+                await costs_are_said(process)
+            await asyncio.sleep(moments.uniform(0, 0.6 * block_s))
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             await process.communicate()
+            in_the_middle += 0 < len(await sent_by(rpc)) < len(STEPS)
+        assert in_the_middle > 0
         made = await deployer.json(*DEPLOY)
         sent = await sent_by(rpc)
         assert [int(tx["nonce"], 16) for tx in sent] == list(range(len(STEPS)))
@@ -144,6 +154,7 @@ async def test_deployment_that_is_killed_again_and_again_is_made_once(
         pending = await rpc.call("eth_getTransactionCount", ACCOUNT, "pending")
         assert int(pending, 16) == len(STEPS)
         await deployer.json("verify", "network.toml")
+    print(f"{kills} kills, {in_the_middle} in the middle: {len(sent)} transactions")  # noqa: T201
 
 
 async def test_deployment_goes_on_without_its_journal(tmp_path: Path, anvil: Anvil) -> None:

@@ -31,7 +31,7 @@ DATA_BYTES = {
     "vote": 600,
     "dispute": 3000,
 }
-"""What each command may sign, in bytes; measured there, too."""
+"""What each command may sign, in bytes with room to spare; tests hold those that are measured."""
 
 OP_ORACLE = "0x420000000000000000000000000000000000000F"
 """GasPriceOracle of every OP stack chain; elsewhere there is nothing at this address."""
