@@ -45,7 +45,7 @@ def chain_options(command: F) -> F:
             metavar="URL",
             multiple=True,
             callback=joined,
-            help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
+            help="RPC endpoints; else MUSTER_RPC, else local.",
         ),
     ):
         command = option(command)
