@@ -14,7 +14,7 @@ from typing import Any
 from contracts_stage import ZERO, Stage, Words
 
 from muster.chain.rpc import Rpc
-from muster.chain.structs import PAUSE_CAUSES, RunTerms, abi_tuple
+from muster.chain.structs import PauseCause, RunTerms
 from muster.devnet.simulator.model.network import Network
 from muster.devnet.simulator.model.words import NOBODY, Name, Refused, Run, Terms
 from muster.devnet.simulator.model.work import (
@@ -234,7 +234,7 @@ def _standings(model: Network, words: Words, batch: Batch) -> Iterator[Observati
             *(words.word(standing.leaf), words.word(standing.offence)),
             *standing[3:],
         )
-        view = ("ContributionLedger", "standingOf", (abi_tuple(words.proof(proof)),))
+        view = ("ContributionLedger", "standingOf", (words.proof(proof),))
         yield view, (fields,)
 
 
@@ -357,7 +357,7 @@ class Calls(Duel):
             lambda: self.model.pause_slashing(caller, run, cause, reason, why),
             lambda: self.stage.runs.pause_slashing(
                 run,  # type: ignore[arg-type]
-                PAUSE_CAUSES[cause],
+                PauseCause.of(cause),
                 reason,
                 evidence,
             ),

@@ -18,6 +18,7 @@ from eth_abi.abi import encode as abi_encode
 from eth_abi.exceptions import EncodingError as AbiEncodingError
 
 from muster.chain.codec import Decoder, compile_decoder
+from muster.chain.conversion import to_abi
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError
 
@@ -52,7 +53,7 @@ class AbiFunction:
 
     def encode(self, args: Sequence[Any]) -> bytes:
         """Return the call data; raises EncodingError when an argument does not fit its type."""
-        return self.selector + encode_arguments(self.name, self.input_types, args)
+        return self.selector + encode_arguments(self.name, self.input_types, to_abi(args))
 
 
 @dataclass(frozen=True, slots=True)

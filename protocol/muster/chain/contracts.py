@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from muster.chain.conversion import from_abi
 from muster.chain.events import Event
 from muster.chain.structs import (
-    CASE_STATUSES,
-    ESCROW_STATUSES,
-    PAUSE_CAUSES,
-    STATUSES,
     ZERO_ADDRESS,
     Admission,
     Batch,
@@ -24,6 +21,7 @@ from muster.chain.structs import (
     Claim,
     CourtTerms,
     Escrow,
+    EscrowStatus,
     Funds,
     OutcomeProof,
     PauseCause,
@@ -35,13 +33,12 @@ from muster.chain.structs import (
     Standing,
     Work,
     WorkerAccount,
-    abi_tuple,
+    WorkerStatus,
     version_or_none,
 )
-from muster.chain.view_parts import lenient_reason
 from muster.protocol.errors import ChainError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.messages import OutcomeRecord, Outcomes, Submission, Verdict
+from muster.protocol.messages import Outcomes, Submission, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +193,7 @@ class StakeVault(_Client):
     async def escrow_of(self, offence: Hash32) -> Escrow:
         """Return the escrow of an offence."""
         owner, reporter, amount, status = await self._one("escrowOf", offence)
-        return Escrow(owner, reporter, amount, ESCROW_STATUSES[status])
+        return Escrow(owner, reporter, amount, EscrowStatus.of(status))
 
     async def unbonding_period(self) -> int:
         """Return the seconds between asking for stake and having it."""
@@ -282,7 +279,7 @@ class WorkerRegistry(_Client):
             "workerOf", worker
         )
         return WorkerAccount(
-            node, worker_id, STATUSES[status], active_from, jailed_until, convictions
+            node, worker_id, WorkerStatus.of(status), active_from, jailed_until, convictions
         )
 
     async def worker_of_node(self, node: Address) -> Address:
@@ -329,7 +326,7 @@ class RunRegistry(_Client):
 
     async def create_run(self, config: RunConfig) -> tuple[RunId, Receipt]:
         """Create a run that we own; return its id."""
-        receipt = await self._write("createRun", abi_tuple(config))
+        receipt = await self._write("createRun", config)
         return RunId(receipt.event("RunCreated").args["run_id"]), receipt
 
     async def publish_checkpoint(
@@ -354,8 +351,7 @@ class RunRegistry(_Client):
         `reason` is that of the check that failed, zero when there is none. Raises ContractRevert
         RunPauseTooSoon while a pause lasts, and for `slash_cooldown` after it.
         """
-        index = PAUSE_CAUSES.index(cause)
-        return await self._write("pauseSlashing", run_id, index, reason, evidence_hash)
+        return await self._write("pauseSlashing", run_id, cause, reason, evidence_hash)
 
     async def close_run(self, run_id: RunId) -> Receipt:
         """End a run for good; only the owner."""
@@ -385,7 +381,7 @@ class RunRegistry(_Client):
 
     async def propose_change(self, run_id: RunId, terms: RunTerms) -> Receipt:
         """Announce other terms; only the owner."""
-        return await self._write("proposeChange", run_id, abi_tuple(terms))
+        return await self._write("proposeChange", run_id, terms)
 
     async def cancel_change(self, run_id: RunId) -> Receipt:
         """Withdraw an announcement; only the owner."""
@@ -397,7 +393,7 @@ class RunRegistry(_Client):
 
     async def config_of(self, run_id: RunId) -> RunConfig:
         """Return a run's configuration; its validators are those seated now."""
-        return RunConfig.from_abi(await self._one("configOf", run_id))
+        return from_abi(RunConfig, await self._one("configOf", run_id))
 
     async def terms_of(self, run_id: RunId) -> RunTerms:
         """Return what a run pays and punishes."""
@@ -504,51 +500,42 @@ class ContributionLedger(_Client):
         self, submission: Submission, node_signature: bytes
     ) -> tuple[int, Receipt]:
         """Commit one submission without the orchestrator; return the batch's id."""
-        receipt = await self._write("submitDirect", abi_tuple(submission), node_signature)
+        receipt = await self._write("submitDirect", submission, node_signature)
         return int(receipt.event("BatchCommitted").args["batch_id"]), receipt
 
     async def post_outcomes(
         self, batch: Batch, records: bytes, signatures: Sequence[bytes]
     ) -> Receipt:
         """Record the outcomes of a batch; signatures ascend by signer."""
-        return await self._write("postOutcomes", abi_tuple(batch), records, b"".join(signatures))
+        return await self._write("postOutcomes", batch, records, b"".join(signatures))
 
     async def execute_fraud(
         self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
     ) -> Receipt:
         """Slash, and jail or ban, the worker of a fraud outcome, on its node's own signature."""
-        return await self._write(
-            "executeFraud", abi_tuple(outcome), abi_tuple(submission), node_signature
-        )
+        return await self._write("executeFraud", outcome, submission, node_signature)
 
     async def finalise_fraud(self, outcome: OutcomeProof) -> Receipt:
         """Release the escrow of a fraud whose challenge window is over."""
-        return await self._write("finaliseFraud", abi_tuple(outcome))
+        return await self._write("finaliseFraud", outcome)
 
     async def standing_of(self, outcome: OutcomeProof) -> Standing:
         """Return an outcome as it stands now."""
-        record, leaf, offence, verdict, closes_at, is_final = await self._one(
-            "standingOf", abi_tuple(outcome)
-        )
-        return Standing(_record(record), leaf, offence, Verdict(verdict), closes_at, is_final)
+        return from_abi(Standing, await self._one("standingOf", outcome))
 
     async def in_flight_until(
         self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
     ) -> int:
         """Return when the challenge window of work in flight closes at the latest."""
-        return int(
-            await self._one(
-                "inFlightUntil", abi_tuple(outcome), abi_tuple(submission), node_signature
-            )
-        )
+        return int(await self._one("inFlightUntil", outcome, submission, node_signature))
 
     async def is_disputed(self, batch: Batch) -> bool:
         """Return whether an outcome of a batch was ever challenged."""
-        return bool(await self._one("isDisputed", abi_tuple(batch)))
+        return bool(await self._one("isDisputed", batch))
 
     async def overdue_since(self, batch: Batch) -> int:
         """Return when outcomes of a batch were due, if that is past and there are none."""
-        return int(await self._one("overdueSince", abi_tuple(batch)))
+        return int(await self._one("overdueSince", batch))
 
     async def unit_cap_of(self, worker: Address) -> int:
         """Return the units that a worker's active stake covers in flight."""
@@ -560,11 +547,11 @@ class ContributionLedger(_Client):
 
     async def submission_signer(self, submission: Submission, signature: bytes) -> Address:
         """Return who signed a submission; the zero address when the signature is malformed."""
-        return Address(await self._one("submissionSigner", abi_tuple(submission), signature))
+        return Address(await self._one("submissionSigner", submission, signature))
 
     async def outcomes_signer(self, outcomes: Outcomes, signature: bytes) -> Address:
         """Return who signed outcomes; the zero address when the signature is malformed."""
-        return Address(await self._one("outcomesSigner", abi_tuple(outcomes), signature))
+        return Address(await self._one("outcomesSigner", outcomes, signature))
 
     async def batch_count(self) -> int:
         """Return the number of batches."""
@@ -598,11 +585,11 @@ class DisputeCourt(_Client):
 
     async def challenge(self, outcome: OutcomeProof, claimed_verdict: Verdict) -> Receipt:
         """Challenge an outcome; takes the bond, which must be approved."""
-        return await self._write("challenge", abi_tuple(outcome), int(claimed_verdict))
+        return await self._write("challenge", outcome, int(claimed_verdict))
 
     async def draw_jury(self, outcome: OutcomeProof) -> Receipt:
         """Draw the jury of a case, once its draw block is mined."""
-        return await self._write("drawJury", abi_tuple(outcome))
+        return await self._write("drawJury", outcome)
 
     async def commit_vote(self, leaf: Hash32, commitment: Hash32) -> Receipt:
         """Commit to a vote as a juror, see `muster.protocol.jury.vote_commitment`."""
@@ -616,13 +603,13 @@ class DisputeCourt(_Client):
 
     async def close(self, outcome: OutcomeProof) -> Receipt:
         """Close a case that all jurors voted on, or whose time is over."""
-        return await self._write("close", abi_tuple(outcome))
+        return await self._write("close", outcome)
 
     async def case_of(self, leaf: Hash32) -> Case | None:
         """Return the case about an outcome, or None."""
         values = await self._one("caseOf", leaf)
         challenger, batch_id, recorded, claimed, run_id, status, *rest = values
-        if CASE_STATUSES[status] is CaseStatus.NONE:
+        if CaseStatus.of(status) is CaseStatus.NONE:
             return None
         return Case(
             challenger,
@@ -630,7 +617,7 @@ class DisputeCourt(_Client):
             Verdict(recorded),
             Verdict(claimed),
             RunId(run_id),
-            CASE_STATUSES[status],
+            CaseStatus.of(status),
             *rest,
         )
 
@@ -666,7 +653,7 @@ class FaultCourt(_Client):
 
     async def slash_signer(self, outcome: OutcomeProof, validator: Address) -> Receipt:
         """Slash a validator that signed an outcome which a jury overturned."""
-        return await self._write("slashSigner", abi_tuple(outcome), validator)
+        return await self._write("slashSigner", outcome, validator)
 
     async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> Receipt:
         """Slash a juror that did not reveal a vote."""
@@ -674,7 +661,7 @@ class FaultCourt(_Client):
 
     async def slash_overdue(self, batch: Batch, validator: Address) -> Receipt:
         """Slash a validator of a batch that waited in vain for its outcomes."""
-        return await self._write("slashOverdue", abi_tuple(batch), validator)
+        return await self._write("slashOverdue", batch, validator)
 
     async def prove_double_outcome(
         self,
@@ -687,10 +674,10 @@ class FaultCourt(_Client):
         """Slash and unseat a validator that signed two outcomes of one batch."""
         return await self._write(
             "proveDoubleOutcome",
-            abi_tuple(batch),
-            abi_tuple(first),
+            batch,
+            first,
             first_signature,
-            abi_tuple(second),
+            second,
             second_signature,
         )
 
@@ -704,19 +691,19 @@ class FaultCourt(_Client):
         """Slash and ban a worker whose nodes signed two submissions for one slot."""
         return await self._write(
             "proveDoubleSubmission",
-            abi_tuple(first),
+            first,
             first_signature,
-            abi_tuple(second),
+            second,
             second_signature,
         )
 
     async def prove_overcommit(self, works: Sequence[Work]) -> Receipt:
         """Jail a worker whose units in flight exceed what its stake covers."""
-        return await self._write("proveOvercommit", [abi_tuple(work) for work in works])
+        return await self._write("proveOvercommit", works)
 
     async def hold_stake(self, work: Work) -> Receipt:
         """Hold a worker's stake back until work that is not final is."""
-        return await self._write("holdStake", abi_tuple(work))
+        return await self._write("holdStake", work)
 
     async def wrong_verdict_ppm(self) -> int:
         """Return the millionths of a signer's stake that an overturned verdict costs."""
@@ -738,11 +725,11 @@ class RewardEscrow(_Client):
 
     async def claim(self, claims: Sequence[Claim]) -> Receipt:
         """Have a worker paid for final accepted outcomes of one run."""
-        return await self._write("claim", [abi_tuple(claim) for claim in claims])
+        return await self._write("claim", claims)
 
     async def recover(self, claims: Sequence[Claim]) -> Receipt:
         """Free what was set aside for final outcomes that were not accepted."""
-        return await self._write("recover", [abi_tuple(claim) for claim in claims])
+        return await self._write("recover", claims)
 
     async def reclaim(self, run_id: RunId) -> Receipt:
         """Return a closed run's money to its owner."""
@@ -759,18 +746,3 @@ class RewardEscrow(_Client):
     async def claim_period(self) -> int:
         """Return the seconds that workers of a closed run have to claim."""
         return int(await self._one("claimPeriod"))
-
-
-def _record(values: tuple[Any, ...]) -> OutcomeRecord:
-    worker_id, step, index, policy_version, file_hash, rollouts, units, verdict, reason = values
-    return OutcomeRecord(
-        worker_id=worker_id,
-        step=step,
-        index=index,
-        policy_version=policy_version,
-        file_hash=file_hash,
-        rollouts=rollouts,
-        units=units,
-        verdict=Verdict(verdict),
-        reason=lenient_reason(reason),
-    )

@@ -5,11 +5,9 @@ Amounts are token wei, times Unix seconds of the chain's clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
-from typing import Any, Self
+from dataclasses import dataclass
 
+from muster.chain.conversion import SolidityEnum, to_abi
 from muster.protocol.encoding import abi_words, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Submission, Verdict
@@ -18,7 +16,7 @@ ZERO_ADDRESS = Address("0x" + "00" * 20)
 """What Solidity returns for nobody."""
 
 
-class WorkerStatus(StrEnum):
+class WorkerStatus(SolidityEnum):
     """Life of a worker."""
 
     NONE = "None"
@@ -31,10 +29,6 @@ class WorkerStatus(StrEnum):
     """Leaves; all stake unbonds."""
     BANNED = "Banned"
     """Excluded for fraud."""
-
-
-STATUSES = tuple(WorkerStatus)
-"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class StakeAccount:
     """Cases that hold it back in the same way."""
 
 
-class EscrowStatus(StrEnum):
+class EscrowStatus(SolidityEnum):
     """What became of slashed stake."""
 
     NONE = "None"
@@ -82,10 +76,6 @@ class EscrowStatus(StrEnum):
     """Burned, insured, rewarded."""
     RESTORED = "Restored"
     """Given back: the verdict was overturned."""
-
-
-ESCROW_STATUSES = tuple(EscrowStatus)
-"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +126,6 @@ class RunConfig:
     """Price, slashes, quorum."""
     validators: tuple[Address, ...]
     """The validators."""
-
-    @classmethod
-    def from_abi(cls, values: Sequence[Any]) -> Self:
-        """Return the configuration that the ABI's nested tuples hold."""
-        trainer, orchestrator, model, tasks, recipe, calibration, terms, validators = values
-        hashes = (model, tasks, recipe, calibration)
-        return cls(trainer, orchestrator, *hashes, RunTerms(*terms), validators)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +189,7 @@ class Batch:
 
     def commitment(self) -> Hash32:
         """Return what the ledger keeps of it while nothing in it was challenged."""
-        words = abi_words(*abi_tuple(self))
-        digest = keccak(words)
+        digest = keccak(abi_words(*to_abi(self)))
         return Hash32(digest[:-1] + bytes([digest[-1] & 0xFE]))
 
 
@@ -285,7 +267,7 @@ class CourtTerms:
     """Seconds after that until which they may reveal."""
 
 
-class CaseStatus(StrEnum):
+class CaseStatus(SolidityEnum):
     """Life of a case."""
 
     NONE = "None"
@@ -296,10 +278,6 @@ class CaseStatus(StrEnum):
     """The recorded verdict stands."""
     OVERTURNED = "Overturned"
     """The challenger won."""
-
-
-CASE_STATUSES = tuple(CaseStatus)
-"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +310,7 @@ class Case:
     """Votes revealed for the recorded verdict."""
 
 
-class PauseCause(StrEnum):
+class PauseCause(SolidityEnum):
     """Why the slashing of a run pauses."""
 
     CORRELATED_FAILURES = "CorrelatedFailures"
@@ -343,11 +321,7 @@ class PauseCause(StrEnum):
     """Anything else, which the evidence says."""
 
 
-PAUSE_CAUSES = tuple(PauseCause)
-"""By their number in Solidity."""
-
-
-class Fault(StrEnum):
+class Fault(SolidityEnum):
     """What a validator is punished for."""
 
     WRONG_VERDICT = "WrongVerdict"
@@ -358,10 +332,6 @@ class Fault(StrEnum):
     """A batch waited in vain for its outcomes."""
     DOUBLE_OUTCOME = "DoubleOutcome"
     """It signed two outcomes of one batch."""
-
-
-FAULTS = tuple(Fault)
-"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,15 +352,6 @@ class BlockId:
     """Its height."""
     hash: Hash32
     """Its hash."""
-
-
-def abi_tuple(value: Any) -> tuple[Any, ...]:
-    """Return a dataclass's fields as the tuple that the ABI encodes as a struct."""
-    return tuple(_abi_value(getattr(value, field.name)) for field in fields(value))
-
-
-def _abi_value(value: Any) -> Any:
-    return abi_tuple(value) if is_dataclass(value) else value
 
 
 def version_or_none(version: int, exists: bool) -> PolicyVersion | None:

@@ -10,6 +10,7 @@ from test_chain_codec import values_of
 
 from muster.chain import RunConfig, RunTerms
 from muster.chain.abi import CONTRACTS, canonical_type, snake_case
+from muster.chain.conversion import from_abi
 from muster.chain.events import EventTable
 from muster.protocol.errors import EncodingError
 from muster.protocol.messages import Submission
@@ -23,7 +24,7 @@ EVENTS = [
     if entry["name"] != "EIP712DomainChanged"
 ]
 STRUCTS: dict[str, Any] = {
-    "config": lambda *values: RunConfig.from_abi(values),
+    "config": lambda *values: from_abi(RunConfig, values),
     "submission": Submission,
     "terms": RunTerms,
 }

@@ -22,7 +22,6 @@ from muster.chain import (
     RunView,
     WorkerView,
 )
-from muster.chain.structs import FAULTS
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
@@ -234,7 +233,7 @@ class FakeFaults:
     def _punish(self, fault: Fault, subject: Hash32, validator: Address) -> object:
         self._ledger.maybe_fail()
         self.punished.append((fault, validator))
-        number = FAULTS.index(fault)
+        number = fault.number
         offence = keccak(
             number.to_bytes(32, "big") + subject + bytes(12) + bytes.fromhex(validator[2:])
         )
