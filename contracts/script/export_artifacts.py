@@ -1,7 +1,8 @@
-"""Writes ABI and creation bytecode of the deployed contracts to where Python reads them.
+"""Writes what Python needs of the contracts: ABI and creation bytecode, and typed methods.
 
     export_artifacts.py          build, then write protocol/muster/chain/artifacts/<Contract>.json
-    export_artifacts.py --check  build, then fail when the committed artifacts differ
+                                 and protocol/muster/chain/contracts.py
+    export_artifacts.py --check  build, then fail when what is committed differs
 
 Running Muster needs the artifacts only, never a compiler. The build leaves out metadata, so the
 same source gives the same bytes everywhere.
@@ -15,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from typed_contracts import MODULE, render_module
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "protocol" / "muster" / "chain" / "artifacts"
@@ -38,12 +41,13 @@ def main() -> int:
     check = parser.parse_args().check
     build()
     documents = {ARTIFACTS / f"{name}.json": render(name) for name in CONTRACTS}
+    documents[MODULE] = render_module()
     if check:
         return report_stale(documents)
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for path, text in documents.items():
         path.write_text(text)
-    print(f"wrote {len(documents)} artifacts to {ARTIFACTS.relative_to(ROOT)}")
+    print(f"wrote {MODULE.relative_to(ROOT)} and {len(CONTRACTS)} artifacts")
     return 0
 
 
@@ -73,7 +77,7 @@ def abi_order(entry: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def report_stale(documents: dict[Path, str]) -> int:
-    """Return 1 and name the artifacts that differ from the source, or 0 when none does."""
+    """Return 1 and name the files that differ from the source, or 0 when none does."""
     stale = [p.name for p, text in documents.items() if not p.exists() or p.read_text() != text]
     if not stale:
         return 0

@@ -188,7 +188,7 @@ class Scenario:
         ordered = sorted(signers, key=lambda signer: int(signer.address, 16))
         signatures = [sign(hashed, signer.key) for signer in ordered]
         header = (await self.view()).batches[batch_id].header()
-        await self.of(sender).ledger.post_outcomes(header, packed, signatures)
+        await self.of(sender).ledger.post_outcomes(header, packed, b"".join(signatures))
 
     async def proof(self, batch_id: int, position: int) -> OutcomeProof:
         return (await self.view()).batches[batch_id].prove(position)
@@ -199,7 +199,7 @@ class Scenario:
         await chain.token.approve(self.deployment.contracts["DisputeCourt"], bond)
         opened = await chain.court.challenge(proof, claimed)
         leaf = opened.event("CaseOpened").args["leaf"]
-        assert await chain.court.is_open(leaf)
+        assert await chain.read("DisputeCourt", "isOpen", [leaf]) == (True,)
         await self.rpc.call("anvil_mine", hex(PARAMETERS.draw_delay_blocks + 1))
         await chain.court.draw_jury(proof)
         # The third validator did not sign: it is the jury.
@@ -290,5 +290,8 @@ async def play_direct(scenario: Scenario) -> None:
     """One submission committed by its worker itself, accepted, not paid yet."""
     submission = scenario.submission(HONEST, 2)
     signature = scenario.node_signature(submission, HONEST)
-    batch_id, _ = await scenario.of(HONEST).ledger.submit_direct(submission, signature)
+    receipt = await scenario.of(HONEST).write(
+        "ContributionLedger", "submitDirect", [submission, signature]
+    )
+    batch_id = receipt.event("BatchCommitted").args["batch_id"]
     await scenario.post(batch_id, [submission], [accepted(1, submission)], VALIDATORS)

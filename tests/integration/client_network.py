@@ -161,7 +161,7 @@ class Network:
         ) as chain:
             await take_from_faucet(chain, THIRD.address, 500 * TOKEN)
             await add_stake(chain, THIRD, 500 * TOKEN)
-        await self.owner.runs.seat_validator(self.run_id, THIRD.address)
+        await self.owner.write("RunRegistry", "seatValidator", [self.run_id, THIRD.address])
 
     async def view(self) -> ChainView:
         return await read_view(self.owner, ChainView())

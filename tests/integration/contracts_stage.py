@@ -164,9 +164,9 @@ class Words:
             self.header(claim.header), claim.positions, self.joined(claim.records), siblings
         )
 
-    def work(self, work: Work) -> chain.Work:
+    def work(self, work: Work) -> tuple[chain.OutcomeProof, messages.Submission, bytes]:
         signature = self.signed(work.submission, work.signer)
-        return chain.Work(self.proof(work.proof), self.submission(work.submission), signature)
+        return self.proof(work.proof), self.submission(work.submission), signature
 
     def config(self, run: Run) -> chain.RunConfig:
         return chain.RunConfig(

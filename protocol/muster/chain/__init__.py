@@ -9,8 +9,8 @@ source of truth. Nothing here knows the orchestrator, files or models.
 """
 
 from muster.chain.anvil import Anvil
+from muster.chain.calls import Receipt
 from muster.chain.connection import Chain
-from muster.chain.contracts import Receipt
 from muster.chain.deployer import DeployParameters, deploy_contracts
 from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
@@ -21,26 +21,19 @@ from muster.chain.send_journal import SendJournal
 from muster.chain.sender import TransactionSender
 from muster.chain.structs import (
     ZERO_ADDRESS,
-    Admission,
     Batch,
     BlockId,
-    Case,
-    CaseStatus,
     Claim,
     CourtTerms,
-    Escrow,
-    EscrowStatus,
     Fault,
     Funds,
     OutcomeProof,
     PauseCause,
     PolicyCheckpoint,
-    Quorum,
     RunConfig,
     RunTerms,
     StakeAccount,
     Standing,
-    Work,
     WorkerAccount,
     WorkerStatus,
 )
@@ -64,13 +57,10 @@ connect = Chain.connect
 
 __all__ = [
     "ZERO_ADDRESS",
-    "Admission",
     "Anvil",
     "Batch",
     "BatchView",
     "BlockId",
-    "Case",
-    "CaseStatus",
     "CaseView",
     "Chain",
     "ChainView",
@@ -79,8 +69,6 @@ __all__ = [
     "CourtTerms",
     "DeployParameters",
     "Deployment",
-    "Escrow",
-    "EscrowStatus",
     "Event",
     "EventReader",
     "Fault",
@@ -92,7 +80,6 @@ __all__ = [
     "PaymentView",
     "PolicyCheckpoint",
     "Poll",
-    "Quorum",
     "Receipt",
     "RunConfig",
     "RunTerms",
@@ -106,7 +93,6 @@ __all__ = [
     "Standing",
     "StreamItem",
     "TransactionSender",
-    "Work",
     "WorkerAccount",
     "WorkerStatus",
     "WorkerView",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from muster.chain.conversion import SolidityEnum, to_abi
 from muster.protocol.encoding import abi_words, keccak
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import OutcomeRecord, Submission, Verdict
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.messages import OutcomeRecord, Verdict
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)
 """What Solidity returns for nobody."""
@@ -65,33 +65,6 @@ class StakeAccount:
     """Cases that hold it back in the same way."""
 
 
-class EscrowStatus(SolidityEnum):
-    """What became of slashed stake."""
-
-    NONE = "None"
-    """Nothing was slashed."""
-    HELD = "Held"
-    """Waits until the verdict is final."""
-    RELEASED = "Released"
-    """Burned, insured, rewarded."""
-    RESTORED = "Restored"
-    """Given back: the verdict was overturned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Escrow:
-    """Stake held for one offence."""
-
-    owner: Address
-    """Whose stake it was."""
-    reporter: Address
-    """Who reported it; the zero address for nobody."""
-    amount_wei: int
-    """What was taken."""
-    status: EscrowStatus
-    """What became of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunTerms:
     """What a run pays and punishes, and how many must agree."""
@@ -126,30 +99,6 @@ class RunConfig:
     """Price, slashes, quorum."""
     validators: tuple[Address, ...]
     """The validators."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What a commitment depends on."""
-
-    orchestrator: Address
-    """Who may commit."""
-    price_per_unit: int
-    """Token wei per unit."""
-    is_open: bool
-    """Whether the run takes submissions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quorum:
-    """How some accounts stand to a run's quorum."""
-
-    quorum: int
-    """Validators that must sign an outcome."""
-    seats: int
-    """Seats of those accounts that validate now, as a bitmap."""
-    stranger: Address | None
-    """The first account that does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,18 +189,6 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A worker's work in flight, with its proof."""
-
-    outcome: OutcomeProof
-    """Where it is."""
-    submission: Submission
-    """What its node signed."""
-    node_signature: bytes
-    """The signature."""
-
-
-@dataclass(frozen=True, slots=True)
 class CourtTerms:
     """What a deployment fixes about disputes."""
 
@@ -265,49 +202,6 @@ class CourtTerms:
     """Seconds after the challenge until which jurors may commit."""
     reveal_time: int
     """Seconds after that until which they may reveal."""
-
-
-class CaseStatus(SolidityEnum):
-    """Life of a case."""
-
-    NONE = "None"
-    """There is no case."""
-    OPEN = "Open"
-    """Drawing, committing, revealing."""
-    UPHELD = "Upheld"
-    """The recorded verdict stands."""
-    OVERTURNED = "Overturned"
-    """The challenger won."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A dispute."""
-
-    challenger: Address
-    """Who challenged."""
-    batch_id: int
-    """The batch of the outcome."""
-    recorded_verdict: Verdict
-    """As recorded."""
-    claimed_verdict: Verdict
-    """As the challenger claims."""
-    run_id: RunId
-    """The run whose validators are the jurors."""
-    status: CaseStatus
-    """Where it stands."""
-    opened_at: int
-    """When it was opened."""
-    draw_block: int
-    """The block whose hash decides the jury."""
-    jury: int
-    """Seats of the jurors, as a bitmap; 0 until drawn."""
-    committed: int
-    """Jurors that committed."""
-    votes_to_overturn: int
-    """Votes revealed for the challenger."""
-    votes_to_uphold: int
-    """Votes revealed for the recorded verdict."""
 
 
 class PauseCause(SolidityEnum):
@@ -352,8 +246,3 @@ class BlockId:
     """Its height."""
     hash: Hash32
     """Its hash."""
-
-
-def version_or_none(version: int, exists: bool) -> PolicyVersion | None:
-    """Return a policy version, or None when there is none."""
-    return PolicyVersion(version) if exists else None
