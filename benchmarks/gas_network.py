@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from muster.chain import (
-    Anvil,
     Chain,
     ChainView,
     Deployment,
@@ -24,6 +23,7 @@ from muster.chain import (
     deploy_contracts,
 )
 from muster.chain.view_parts import BatchView
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step

@@ -29,7 +29,6 @@ import psutil
 from report import machine, print_table, write
 
 from muster.chain import (
-    Anvil,
     Chain,
     ChainView,
     DeployParameters,
@@ -39,6 +38,7 @@ from muster.chain import (
 )
 from muster.chain.abi import contract_abi
 from muster.chain.rpc import Rpc, from_hex
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, to_address

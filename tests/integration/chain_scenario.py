@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from muster.chain import (
-    Anvil,
     Chain,
     ChainView,
     Deployment,
@@ -20,6 +19,7 @@ from muster.chain import (
     deploy_contracts,
 )
 from muster.chain.rpc import Rpc
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step

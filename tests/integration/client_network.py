@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster.chain import (
-    Anvil,
     Chain,
     ChainView,
     DeployParameters,
@@ -30,6 +29,7 @@ from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.process import run_validator
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
+from muster.devnet.anvil import Anvil
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign

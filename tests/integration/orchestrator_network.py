@@ -18,7 +18,6 @@ from eth_account import Account
 from muster.api import Lease, OrchestratorApi
 from muster.api.answers import SubmissionState
 from muster.chain import (
-    Anvil,
     Chain,
     Deployment,
     DeployParameters,
@@ -26,6 +25,7 @@ from muster.chain import (
     RunTerms,
     deploy_contracts,
 )
+from muster.devnet.anvil import Anvil
 from muster.devnet.warm import WarmProcess
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings

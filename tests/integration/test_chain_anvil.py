@@ -33,7 +33,6 @@ from chain_scenario import (
 
 from muster.chain import (
     ZERO_ADDRESS,
-    Anvil,
     Chain,
     ChainView,
     DeployParameters,
@@ -47,6 +46,7 @@ from muster.chain import (
     save_deployment,
 )
 from muster.chain.reader import LAG_POLLS
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import (
     ChainInconsistent,

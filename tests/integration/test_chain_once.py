@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from chain_scenario import CHALLENGER, OWNER, PARAMETERS
 
-from muster.chain import Anvil, Chain, Deployment, deploy_contracts
+from muster.chain import Chain, Deployment, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.protocol.errors import ConfigError, ContractRevert
 
 

@@ -24,7 +24,8 @@ from rpc_proxy import (
 )
 
 from muster.api import Lease
-from muster.chain import Anvil, Chain, ChainView, EventReader, apply_poll
+from muster.chain import Chain, ChainView, EventReader, apply_poll
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from muster.chain import (
-    Anvil,
     Chain,
     Deployment,
     DeployParameters,
@@ -22,6 +21,7 @@ from muster.chain import (
     deploy_contracts,
 )
 from muster.client.relay import RelaySettings, serve_relay
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId

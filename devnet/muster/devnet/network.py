@@ -19,8 +19,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from muster.chain import Anvil, Chain, DeployParameters, deploy_contracts, save_deployment
+from muster.chain import Chain, DeployParameters, deploy_contracts, save_deployment
 from muster.client.stake import add_stake, register_worker, take_from_faucet
+from muster.devnet.anvil import Anvil
 from muster.devnet.keys import Account, Cast, Member, Role
 from muster.devnet.processes import Child, Processes
 from muster.lifecycle.ports import free_port

@@ -8,7 +8,6 @@
 source of truth. Nothing here knows the orchestrator, files or models.
 """
 
-from muster.chain.anvil import Anvil
 from muster.chain.calls import Receipt
 from muster.chain.connection import Chain
 from muster.chain.deployer import DeployParameters, deploy_contracts
@@ -57,7 +56,6 @@ connect = Chain.connect
 
 __all__ = [
     "ZERO_ADDRESS",
-    "Anvil",
     "Batch",
     "BatchView",
     "BlockId",

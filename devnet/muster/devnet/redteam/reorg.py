@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from random import Random
 
 from muster.chain import (
-    Anvil,
     Chain,
     ChainView,
     DeployParameters,
@@ -20,6 +19,7 @@ from muster.chain import (
     deploy_contracts,
 )
 from muster.client.stake import take_from_faucet
+from muster.devnet.anvil import Anvil
 from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import Stage
 from muster.devnet.redteam.trials import Attack, Outcome, Variant
