@@ -17,20 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from typed_contracts import MODULE, render_module
+from typed_contracts import CALLED, MODULE, render_module
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "protocol" / "muster" / "chain" / "artifacts"
-CONTRACTS = (
-    "MusterToken",
-    "StakeVault",
-    "WorkerRegistry",
-    "RunRegistry",
-    "ContributionLedger",
-    "DisputeCourt",
-    "FaultCourt",
-    "RewardEscrow",
-)
 FORGE_TIMEOUT_S = 600
 
 
@@ -40,14 +30,14 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     check = parser.parse_args().check
     build()
-    documents = {ARTIFACTS / f"{name}.json": render(name) for name in CONTRACTS}
+    documents = {ARTIFACTS / f"{name}.json": render(name) for name in CALLED}
     documents[MODULE] = render_module()
     if check:
         return report_stale(documents)
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for path, text in documents.items():
         path.write_text(text)
-    print(f"wrote {MODULE.relative_to(ROOT)} and {len(CONTRACTS)} artifacts")
+    print(f"wrote {MODULE.relative_to(ROOT)} and {len(CALLED)} artifacts")
     return 0
 
 

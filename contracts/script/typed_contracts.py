@@ -14,8 +14,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from muster.chain.abi import snake_case
-
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "protocol" / "muster" / "chain" / "contracts.py"
 LINE, INDENT, QUOTES = 100, 8, '"""'
@@ -65,6 +63,11 @@ def render_module() -> str:
     """Return the module's text, formatted as the project formats Python; needs a build."""
     classes = "".join(_class(contract, called.split()) for contract, called in CALLED.items())
     return _formatted(HEADER + _imports(classes) + classes)
+
+
+def snake_case(name: str) -> str:
+    """Return a Solidity name the way Python writes it; `muster.chain` may not import here yet."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _imports(classes: str) -> str:

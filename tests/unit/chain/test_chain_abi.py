@@ -8,7 +8,6 @@ from chain_fakes import abi_entries
 from muster.chain import abi as abi_module
 from muster.chain.abi import (
     CONTRACTS,
-    canonical_type,
     contract_abi,
     encode_arguments,
     snake_case,
@@ -54,14 +53,6 @@ def test_topics_are_those_of_the_standard() -> None:
 )
 def test_names_become_snake_case(solidity: str, python: str) -> None:
     assert snake_case(solidity) == python
-
-
-def test_struct_types_are_written_as_tuples() -> None:
-    parameter = {
-        "type": "tuple[]",
-        "components": [{"type": "uint64"}, {"type": "tuple", "components": [{"type": "bool"}]}],
-    }
-    assert canonical_type(parameter) == "(uint64,(bool))[]"
 
 
 @pytest.mark.parametrize("args", [(-1,), (1 << 256,), ("text",), (1, 2), ()])
