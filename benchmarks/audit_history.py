@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from eth_abi.abi import encode
+from eth_utils.abi import collapse_if_tuple
 
 from muster.chain import (
     ZERO_ADDRESS,
@@ -25,7 +26,7 @@ from muster.chain import (
     RunTerms,
     StakeAccount,
 )
-from muster.chain.abi import ARTIFACTS, CONTRACTS, canonical_type, contract_abi, snake_case
+from muster.chain.abi import ARTIFACTS, CONTRACTS, contract_abi, snake_case
 from muster.client.audit.dump import DumpedBlock, DumpEnd, write_dump
 from muster.client.audit.observed import Observed
 from muster.protocol.eip712 import Domain, address_of, digest, sign
@@ -98,8 +99,8 @@ class EventEncoder:
         """Return a log without its place in the chain."""
         topic, inputs = self.inputs[contract, name]
         values = [(part, args[snake_case(part["name"])]) for part in inputs]
-        topics = [encode([canonical_type(p)], [v]) for p, v in values if p["indexed"]]
-        data = [(canonical_type(p), v) for p, v in values if not p["indexed"]]
+        topics = [encode([collapse_if_tuple(p)], [v]) for p, v in values if p["indexed"]]
+        data = [(collapse_if_tuple(p), v) for p, v in values if not p["indexed"]]
         return {
             "address": ADDRESSES[contract].lower(),
             "topics": [topic, *map(hex0x, topics)],

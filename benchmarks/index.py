@@ -28,10 +28,11 @@ from typing import Any
 import psutil
 from report import machine, print_table, write
 
-from muster.chain import Anvil, Chain, ChainView, EventReader, apply_poll
+from muster.chain import Chain, ChainView, EventReader, apply_poll
 from muster.chain.abi import contract_abi
 from muster.chain.rpc import Rpc, from_hex
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, to_address

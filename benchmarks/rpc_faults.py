@@ -24,7 +24,6 @@ from typing import Any
 from report import machine, print_table, write
 
 from muster.chain import (
-    Anvil,
     Chain,
     ChainView,
     Deployment,
@@ -33,6 +32,7 @@ from muster.chain import (
 )
 from muster.client.stake import take_from_faucet
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.devnet.rpc_faults import RATE_WORDS, Faults, PublicEndpoint, play
 from muster.devnet.rpc_proxy import (
     Failure,

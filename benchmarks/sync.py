@@ -29,13 +29,13 @@ import index
 from report import machine, print_table, write
 
 from muster.chain import (
-    Anvil,
     Chain,
     ChainView,
     EventReader,
     save_deployment,
 )
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.devnet.rpc_faults import PROFILES, PublicEndpoint
 from muster.devnet.rpc_proxy import RpcProxy
 from muster.protocol.errors import ChainError

@@ -1,7 +1,8 @@
-"""Writes ABI and creation bytecode of the deployed contracts to where Python reads them.
+"""Writes what Python needs of the contracts: ABI and creation bytecode, and typed methods.
 
     export_artifacts.py          compile, then write protocol/muster/chain/artifacts/<Contract>.json
-    export_artifacts.py --check  compile, then fail when the committed artifacts differ
+                                 and protocol/muster/chain/contracts.py
+    export_artifacts.py --check  compile, then fail when what is committed differs
 
 Running Muster needs the artifacts only, never a compiler. They are made of the document that
 explorers are given, and leave out metadata: the same source gives the same bytes everywhere.
@@ -15,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from typed_contracts import MODULE, render_module
 
 from muster.client.contracts.sources import standard_json
 
@@ -41,12 +44,13 @@ def main() -> int:
     check = parser.parse_args().check
     output = compiled()
     documents = {ARTIFACTS / f"{name}.json": render(output, name) for name in CONTRACTS}
+    documents[MODULE] = render_module(output)
     if check:
         return report_stale(documents)
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for path, text in documents.items():
         path.write_text(text)
-    print(f"wrote {len(documents)} artifacts to {ARTIFACTS.relative_to(ROOT)}")
+    print(f"wrote {MODULE.relative_to(ROOT)} and {len(CONTRACTS)} artifacts")
     return 0
 
 
@@ -55,6 +59,8 @@ def compiled() -> dict[str, Any]:
     document = standard_json(CONTRACTS, ROOT)
     # The syntax trees name the immutables that the bytecode has places for.
     document["settings"]["outputSelection"]["*"][""] = ["ast"]
+    # What is said of functions becomes the docstrings of the typed methods.
+    document["settings"]["outputSelection"]["*"]["*"] += ["userdoc", "devdoc"]
     done = subprocess.run(
         [str(ROOT / "tools" / "solc"), "--standard-json"],
         input=json.dumps(document),
@@ -116,7 +122,7 @@ def abi_order(entry: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def report_stale(documents: dict[Path, str]) -> int:
-    """Return 1 and name the artifacts that differ from the source, or 0 when none does."""
+    """Return 1 and name the files that differ from the source, or 0 when none does."""
     stale = [p.name for p, text in documents.items() if not p.exists() or p.read_text() != text]
     if not stale:
         return 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "protocol" / "muster" / "chain" / "artifacts"
+CONTRACTS = ARTIFACTS.parent / "contracts.py"
 NAMES = sorted(path.stem for path in ARTIFACTS.glob("*.json"))
 
 
@@ -23,6 +27,40 @@ def test_artifacts_match_the_source() -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def export(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "contracts" / "script"))
+    yield importlib.import_module("export_artifacts")
+    for name in ("export_artifacts", "typed_contracts"):
+        sys.modules.pop(name)
+
+
+def test_typed_contracts_that_somebody_edited_are_refused(
+    export: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = tmp_path / "contracts.py"
+    monkeypatch.setattr(export, "MODULE", copy)
+    monkeypatch.setattr(sys, "argv", ["export_artifacts.py", "--check"])
+    copy.write_text(CONTRACTS.read_text())
+    assert export.main() == 0
+    copy.write_text(CONTRACTS.read_text().replace('"activeStake"', '"active_stake"'))
+    assert export.main() == 1
+    assert "differ from the contracts: contracts.py" in capsys.readouterr().err
+
+
+def test_function_that_returns_more_than_a_method_can_is_refused(
+    export: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = sys.modules["typed_contracts"]
+    export.build()
+    monkeypatch.setattr(typed, "CALLED", {"RunRegistry": "slashesOf"})
+    with pytest.raises(AssertionError, match=r"slashesOf returns .*, too: read it by Chain.read"):
+        typed.render_module()
 
 
 def test_there_is_one_artifact_per_contract() -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from muster.chain import (
-    Anvil,
     Chain,
     ChainView,
     Deployment,
@@ -19,6 +18,7 @@ from muster.chain import (
 )
 from muster.chain.rpc import Rpc
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
@@ -187,7 +187,7 @@ class Scenario:
         ordered = sorted(signers, key=lambda signer: int(signer.address, 16))
         signatures = [sign(hashed, signer.key) for signer in ordered]
         header = (await self.view()).batches[batch_id].header()
-        await self.of(sender).ledger.post_outcomes(header, packed, signatures)
+        await self.of(sender).ledger.post_outcomes(header, packed, b"".join(signatures))
 
     async def proof(self, batch_id: int, position: int) -> OutcomeProof:
         return (await self.view()).batches[batch_id].prove(position)
@@ -198,7 +198,7 @@ class Scenario:
         await chain.token.approve(self.deployment.contracts["DisputeCourt"], bond)
         opened = await chain.court.challenge(proof, claimed)
         leaf = opened.event("CaseOpened").args["leaf"]
-        assert await chain.court.is_open(leaf)
+        assert await chain.read("DisputeCourt", "isOpen", [leaf]) == (True,)
         await self.rpc.call("anvil_mine", hex(PARAMETERS.draw_delay_blocks + 1))
         await chain.court.draw_jury(proof)
         # The third validator did not sign: it is the jury.
@@ -289,5 +289,8 @@ async def play_direct(scenario: Scenario) -> None:
     """One submission committed by its worker itself, accepted, not paid yet."""
     submission = scenario.submission(HONEST, 2)
     signature = scenario.node_signature(submission, HONEST)
-    batch_id, _ = await scenario.of(HONEST).ledger.submit_direct(submission, signature)
+    receipt = await scenario.of(HONEST).write(
+        "ContributionLedger", "submitDirect", [submission, signature]
+    )
+    batch_id = receipt.event("BatchCommitted").args["batch_id"]
     await scenario.post(batch_id, [submission], [accepted(1, submission)], VALIDATORS)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from muster.chain import Anvil, Chain, ChainView, RunConfig, RunTerms, read_view
+from muster.chain import Chain, ChainView, RunConfig, RunTerms, read_view
 from muster.client.seat import EngineFactory
 from muster.client.settings import NodeSettings, ValidatorSettings, WorkerSettings
 from muster.client.stake import add_stake, register_worker, take_from_faucet
@@ -22,6 +22,7 @@ from muster.client.validator.process import run_validator
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
@@ -153,7 +154,7 @@ class Network:
         ) as chain:
             await take_from_faucet(chain, THIRD.address, 500 * TOKEN)
             await add_stake(chain, THIRD, 500 * TOKEN)
-        await self.owner.runs.seat_validator(self.run_id, THIRD.address)
+        await self.owner.write("RunRegistry", "seatValidator", [self.run_id, THIRD.address])
 
     async def view(self) -> ChainView:
         return await read_view(self.owner, ChainView())

@@ -7,6 +7,7 @@ everything that can be observed afterwards.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from contracts_stage import ZERO, Stage, Words
 
 from muster.chain.rpc import Rpc
-from muster.chain.structs import PAUSE_CAUSES, RunTerms, abi_tuple
+from muster.chain.structs import PauseCause
 from muster.devnet.simulator.model.network import Network
 from muster.devnet.simulator.model.words import NOBODY, Name, Refused, Run, Terms
 from muster.devnet.simulator.model.work import (
@@ -234,7 +235,7 @@ def _standings(model: Network, words: Words, batch: Batch) -> Iterator[Observati
             *(words.word(standing.leaf), words.word(standing.offence)),
             *standing[3:],
         )
-        view = ("ContributionLedger", "standingOf", (abi_tuple(words.proof(proof)),))
+        view = ("ContributionLedger", "standingOf", (words.proof(proof),))
         yield view, (fields,)
 
 
@@ -298,7 +299,7 @@ class Calls(Duel):
             lambda: (
                 workers.register_with_permit(*terms, 2**64, *signed)
                 if permit
-                else workers.register(*terms)
+                else self.stage.write("WorkerRegistry", "register", terms)
             ),
         )
 
@@ -326,20 +327,19 @@ class Calls(Duel):
         )
 
     def rotate_key(self, caller: str, run: int, role: str, old: str, new: str) -> bool:
-        runs = self.stage.runs
-        rotate = runs.rotate_trainer if role == "trainer" else runs.rotate_orchestrator
+        rotate = "rotateTrainer" if role == "trainer" else "rotateOrchestrator"
         keys = self.words.address[old], self.words.address[new]
         return self.act(
             caller,
             lambda: self.model.rotate_key(caller, run, role, old, new),
-            lambda: rotate(run, *keys),  # type: ignore[arg-type]
+            lambda: self.stage.write("RunRegistry", rotate, (run, *keys)),
         )
 
     def propose(self, caller: str, run: int, terms: Terms) -> bool:
         return self.act(
             caller,
             lambda: self.model.propose_change(caller, run, terms),
-            lambda: self.stage.runs.propose_change(run, RunTerms(*terms)),  # type: ignore[arg-type]
+            lambda: self.stage.write("RunRegistry", "proposeChange", (run, terms)),
         )
 
     def publish(self, caller: str, run: int, version: int, manifest: str) -> bool:
@@ -357,7 +357,7 @@ class Calls(Duel):
             lambda: self.model.pause_slashing(caller, run, cause, reason, why),
             lambda: self.stage.runs.pause_slashing(
                 run,  # type: ignore[arg-type]
-                PAUSE_CAUSES[cause],
+                PauseCause.of(cause),
                 reason,
                 evidence,
             ),
@@ -379,16 +379,16 @@ class Calls(Duel):
         )
 
     def submit_direct(self, caller: str, work: Submission, signer: str) -> bool:
-        signature = self.words.signed(work, signer)
+        words = self.words.submission(work), self.words.signed(work, signer)
         return self.act(
             caller,
             lambda: self.model.submit_direct(caller, work, signer),
-            lambda: self.stage.ledger.submit_direct(self.words.submission(work), signature),
+            lambda: self.stage.write("ContributionLedger", "submitDirect", words),
         )
 
     def post(self, header: Header, records: tuple[Record, ...], signers: Sequence[str]) -> bool:
         stated = Statement(header.batch, header.root, records)
-        signatures = [self.words.stated(stated, signer) for signer in signers]
+        signatures = b"".join(self.words.stated(stated, signer) for signer in signers)
         joined = self.words.joined(records)
         return self.act(
             "stranger",
@@ -466,7 +466,9 @@ class Calls(Duel):
         return self.act(
             "stranger",
             lambda: self.model.recover(claims),
-            lambda: self.stage.escrow.recover([self.words.claim(claim) for claim in claims]),
+            lambda: self.stage.write(
+                "RewardEscrow", "recover", ([self.words.claim(claim) for claim in claims],)
+            ),
         )
 
     def slash_signer(self, proof: Proof, validator: str) -> bool:
@@ -497,70 +499,71 @@ class Calls(Duel):
     def prove_double_outcome(
         self, caller: str, header: Header, signed: Sequence[tuple[Statement, str]]
     ) -> bool:
-        pairs = [(self.words.statement(s), self.words.stated(s, by)) for s, by in signed]
+        pairs = ((self.words.statement(s), self.words.stated(s, by)) for s, by in signed)
+        words = self.words.header(header), *itertools.chain.from_iterable(pairs)
         return self.act(
             caller,
             lambda: self.model.prove_double_outcome(caller, header, signed),
-            lambda: self.stage.faults.prove_double_outcome(
-                self.words.header(header), *pairs[0], *pairs[1]
-            ),
+            lambda: self.stage.write("FaultCourt", "proveDoubleOutcome", words),
         )
 
     def prove_double_submission(
         self, caller: str, signed: Sequence[tuple[Submission, str]]
     ) -> bool:
-        pairs = [(self.words.submission(s), self.words.signed(s, by)) for s, by in signed]
+        pairs = ((self.words.submission(s), self.words.signed(s, by)) for s, by in signed)
+        words = tuple(itertools.chain.from_iterable(pairs))
         return self.act(
             caller,
             lambda: self.model.prove_double_submission(caller, signed),
-            lambda: self.stage.faults.prove_double_submission(*pairs[0], *pairs[1]),
+            lambda: self.stage.write("FaultCourt", "proveDoubleSubmission", words),
         )
 
     def prove_overcommit(self, works: Sequence[Work]) -> bool:
         return self.act(
             "stranger",
             lambda: self.model.prove_overcommit(works),
-            lambda: self.stage.faults.prove_overcommit([self.words.work(w) for w in works]),
+            lambda: self.stage.write(
+                "FaultCourt", "proveOvercommit", ([self.words.work(w) for w in works],)
+            ),
         )
 
     def hold_stake(self, work: Work) -> bool:
         return self.act(
             "stranger",
             lambda: self.model.hold_stake(work),
-            lambda: self.stage.faults.hold_stake(self.words.work(work)),
+            lambda: self.stage.write("FaultCourt", "holdStake", (self.words.work(work),)),
         )
 
     def simple(self, caller: str, name: str, *args: Any) -> bool:
         """A call whose arguments are numbers and names, see SIMPLE."""
-        client, method, named = SIMPLE[name]
-        call = getattr(getattr(self.stage, client), method)
+        contract, function, named = SIMPLE[name]
         told = [self.words.address[arg] if isinstance(arg, str) else arg for arg in args]
         does = getattr(self.model, name)
         return self.act(
             caller,
             (lambda: does(caller, *args)) if named else (lambda: does(*args)),
-            lambda: call(*told),
+            lambda: self.stage.write(contract, function, told),
         )
 
 
 SIMPLE = {
-    "request_unbond": ("vault", "request_unbond", True),
-    "withdraw": ("vault", "withdraw", True),
-    "exit": ("workers", "exit", True),
-    "unjail": ("workers", "unjail", True),
-    "rejoin": ("workers", "rejoin", True),
-    "jail_for_low_stake": ("workers", "jail_for_low_stake", False),
-    "seat_validator": ("runs", "seat_validator", True),
-    "rotate_validator": ("runs", "rotate_validator", True),
-    "unseat_validator": ("runs", "unseat_validator", False),
-    "cancel_change": ("runs", "cancel_change", True),
-    "apply_change": ("runs", "apply_change", False),
-    "record_beacon": ("runs", "record_beacon", False),
-    "pause": ("runs", "set_submissions_paused", True),
-    "close_run": ("runs", "close_run", True),
-    "reclaim": ("escrow", "reclaim", False),
+    "request_unbond": ("StakeVault", "requestUnbond", True),
+    "withdraw": ("StakeVault", "withdraw", True),
+    "exit": ("WorkerRegistry", "exit", True),
+    "unjail": ("WorkerRegistry", "unjail", True),
+    "rejoin": ("WorkerRegistry", "rejoin", True),
+    "jail_for_low_stake": ("WorkerRegistry", "jailForLowStake", False),
+    "seat_validator": ("RunRegistry", "seatValidator", True),
+    "rotate_validator": ("RunRegistry", "rotateValidator", True),
+    "unseat_validator": ("RunRegistry", "unseatValidator", False),
+    "cancel_change": ("RunRegistry", "cancelChange", True),
+    "apply_change": ("RunRegistry", "applyChange", False),
+    "record_beacon": ("RunRegistry", "recordBeacon", False),
+    "pause": ("RunRegistry", "setSubmissionsPaused", True),
+    "close_run": ("RunRegistry", "closeRun", True),
+    "reclaim": ("RewardEscrow", "reclaim", False),
 }
-"""By the model's name: client, its method, and whether the model asks who calls."""
+"""By the model's name: contract, its function, and whether the model asks who calls."""
 
 
 def _verdict(number: int) -> Any:

@@ -28,6 +28,7 @@ from muster.chain.contracts import (
     StakeVault,
     WorkerRegistry,
 )
+from muster.chain.conversion import to_abi
 from muster.chain.events import Event, EventTable
 from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, from_hex
@@ -163,9 +164,9 @@ class Words:
             self.header(claim.header), claim.positions, self.joined(claim.records), siblings
         )
 
-    def work(self, work: Work) -> chain.Work:
+    def work(self, work: Work) -> tuple[chain.OutcomeProof, messages.Submission, bytes]:
         signature = self.signed(work.submission, work.signer)
-        return chain.Work(self.proof(work.proof), self.submission(work.submission), signature)
+        return self.proof(work.proof), self.submission(work.submission), signature
 
     def config(self, run: Run) -> chain.RunConfig:
         return chain.RunConfig(
@@ -237,11 +238,11 @@ class Words:
     def said(self, value: Any) -> Any:
         """Return a value of the model's as the chain's decoders return it."""
         if isinstance(value, Submission):
-            return chain.abi_tuple(self.submission(value))
+            return to_abi(self.submission(value))
         if isinstance(value, Terms):
             return tuple(value)
         if isinstance(value, Run):
-            return chain.abi_tuple(self.config(value))
+            return to_abi(self.config(value))
         if isinstance(value, str):
             return ZERO if value == NO_OFFENCE else self.address[value]
         if isinstance(value, tuple):
@@ -345,4 +346,4 @@ class Stage:
 
 
 def _plain(value: Any) -> Any:
-    return chain.abi_tuple(value) if hasattr(value, "__dataclass_fields__") else value
+    return to_abi(value) if hasattr(value, "__dataclass_fields__") else value

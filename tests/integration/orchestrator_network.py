@@ -17,8 +17,9 @@ from eth_account import Account
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.answers import SubmissionState
-from muster.chain import Anvil, Chain, Deployment, RunConfig, RunTerms
+from muster.chain import Chain, Deployment, RunConfig, RunTerms
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.devnet.warm import WarmProcess
 from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
@@ -117,7 +118,7 @@ class Network:
         """Commit a submission as its worker, without the orchestrator, and upload its file."""
         submission, signature = self.claim(ticket, NODES[number], body)
         async with await _connect(self.anvil, self.deployment, WORKERS[number]) as worker:
-            await worker.ledger.submit_direct(submission, signature)
+            await worker.write("ContributionLedger", "submitDirect", [submission, signature])
         async with self.api(url, NODES[number]) as api:
             await api.submit(submission, signature, body)
         return submission
@@ -242,7 +243,7 @@ async def _connect(anvil: Anvil, deployment: Deployment, key: bytes) -> Chain:
 
 
 async def _stake_validator(owner: Chain, anvil: Anvil, deployment: Deployment, key: bytes) -> None:
-    await owner.token.transfer(address_of(key), 500 * TOKEN)
+    await owner.write("MusterToken", "transfer", [address_of(key), 500 * TOKEN])
     async with await _connect(anvil, deployment, key) as validator:
         await validator.token.approve(deployment.contracts["StakeVault"], 500 * TOKEN)
         await validator.vault.deposit(address_of(key), 500 * TOKEN)
@@ -252,14 +253,15 @@ async def _register(
     owner: Chain, anvil: Anvil, deployment: Deployment, key: bytes, node: bytes
 ) -> None:
     worker: Address = address_of(key)
-    await owner.token.transfer(worker, 100 * TOKEN)
+    await owner.write("MusterToken", "transfer", [worker, 100 * TOKEN])
     async with await _connect(anvil, deployment, key) as chain:
         await chain.token.approve(deployment.contracts["StakeVault"], 100 * TOKEN)
         deadline = await chain.now() + 3600
         nonce = await chain.workers.nonces(worker)
         consent = NodeRegistration(worker, address_of(node), nonce, deadline)
         signature = sign(digest(chain.domain("WorkerRegistry"), consent.struct_hash()), node)
-        await chain.workers.register(100 * TOKEN, address_of(node), deadline, signature)
+        terms = [100 * TOKEN, address_of(node), deadline, signature]
+        await chain.write("WorkerRegistry", "register", terms)
 
 
 def _config(validators: int) -> RunConfig:

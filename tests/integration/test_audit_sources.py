@@ -14,11 +14,11 @@ import pytest
 from chain_scenario import HONEST, OWNER, Scenario, accepted, network, play
 from lying_rpc import Lie, endpoint, honest
 
-from muster.chain import Anvil
 from muster.chain.abi import contract_abi
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.history import History, Wanted, read
 from muster.client.audit.sources import Proof
+from muster.devnet.anvil import Anvil
 from muster.protocol.errors import ChainInconsistent, ConfigError, EncodingError, MusterError
 from muster.protocol.ids import RunId
 

@@ -25,7 +25,7 @@ from client_network import (
     world,
 )
 
-from muster.chain import Anvil, Chain, PauseCause, SlashState, SlashView, WorkerStatus
+from muster.chain import Chain, PauseCause, SlashState, SlashView, WorkerStatus
 from muster.client.settings import WorkerSettings
 from muster.client.stake import register_worker, take_from_faucet
 from muster.client.validator.loop import ValidatorLoop
@@ -33,6 +33,7 @@ from muster.client.validator.soundness import Flaw
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
 from muster.devnet.adversary import ForgedReward
+from muster.devnet.anvil import Anvil
 from muster.inference import Prefill
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak

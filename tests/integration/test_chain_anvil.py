@@ -8,6 +8,7 @@ import dataclasses
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chain_scenario import (
@@ -32,11 +33,8 @@ from chain_scenario import (
 
 from muster.chain import (
     ZERO_ADDRESS,
-    Anvil,
-    CaseStatus,
     Chain,
     ChainView,
-    EscrowStatus,
     EventReader,
     SlashState,
     WorkerStatus,
@@ -47,6 +45,7 @@ from muster.chain import (
 )
 from muster.chain.reader import LAG_POLLS
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import (
     ChainInconsistent,
@@ -67,6 +66,12 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
             await asyncio.sleep(0.02)
 
 
+async def ask(chain: Chain, contract: str, function: str, *args: Any) -> Any:
+    """Return the one value of a view that no program of ours reads."""
+    (value,) = await chain.read(contract, function, args)
+    return value
+
+
 # ------------------------------------------------------------------- deployment
 
 
@@ -85,18 +90,21 @@ async def test_deployment_has_its_parameters() -> None:
     async with network(with_run=False) as net:
         chain = net.of(OWNER)
         assert await chain.workers.required_stake() == PARAMETERS.required_worker_stake
-        assert await chain.workers.activation_delay() == PARAMETERS.activation_delay_blocks
-        assert await chain.workers.jail_time() == PARAMETERS.jail_time_s
+        assert (
+            await ask(chain, "WorkerRegistry", "activationDelay")
+            == PARAMETERS.activation_delay_blocks
+        )
+        assert await ask(chain, "WorkerRegistry", "jailTime") == PARAMETERS.jail_time_s
         assert await chain.runs.required_validator_stake() == PARAMETERS.required_validator_stake
         assert await chain.ledger.challenge_window() == PARAMETERS.challenge_window_s
         assert await chain.ledger.outcome_deadline() == PARAMETERS.outcome_deadline_s
-        assert await chain.court.jury_time() == (
+        assert await ask(chain, "DisputeCourt", "juryTime") == (
             PARAMETERS.vote_commit_s + PARAMETERS.vote_reveal_s
         )
         assert (await chain.court.terms()).challenge_bond == PARAMETERS.challenge_bond
         assert await chain.vault.unbonding_period() == PARAMETERS.unbonding_s
-        assert await chain.vault.insurance() == OWNER.address
-        assert await chain.vault.insurance_ppm() == PARAMETERS.insurance_ppm
+        assert await ask(chain, "StakeVault", "insurance") == OWNER.address
+        assert await ask(chain, "StakeVault", "insurancePpm") == PARAMETERS.insurance_ppm
         assert await chain.vault.reporter_ppm() == PARAMETERS.reporter_ppm
         assert await chain.vault.reporter_cap() == PARAMETERS.reporter_cap
         assert await chain.token.balance_of(OWNER.address) == PARAMETERS.initial_supply
@@ -105,11 +113,9 @@ async def test_deployment_has_its_parameters() -> None:
 async def test_domains_are_those_of_the_contracts() -> None:
     async with network(with_run=False) as net:
         chain = net.of(OWNER)
-        for contract, client in (
-            ("WorkerRegistry", chain.workers),
-            ("ContributionLedger", chain.ledger),
-        ):
-            assert await client.domain_separator() == chain.domain(contract).separator()
+        for contract in ("WorkerRegistry", "ContributionLedger"):
+            separator = await ask(chain, contract, "DOMAIN_SEPARATOR")
+            assert separator == chain.domain(contract).separator()
 
 
 async def test_deployments_follow_one_another_on_one_chain() -> None:
@@ -167,7 +173,7 @@ async def test_writing_needs_a_key() -> None:
         await Chain.connect(net.anvil.rpc_url, net.deployment) as chain,
     ):
         with pytest.raises(ConfigError, match="needs a key"):
-            await chain.token.burn(1)
+            await chain.write("MusterToken", "burn", [1])
 
 
 # ---------------------------------------------------------------------- sending
@@ -249,15 +255,17 @@ async def test_run_is_read_back_as_created() -> None:
         assert (run.owner, run.funded_wei) == (OWNER.address, TOKEN)
         assert run.validators == [v.address for v in VALIDATORS]
         assert (await chain.runs.terms_of(net.run_id)).quorum == 2
-        assert await chain.runs.seat_bit_of(net.run_id, VALIDATORS[1].address) == 0b10
-        assert (await chain.runs.admission_of(net.run_id)).is_open
+        seat = net.run_id, VALIDATORS[1].address
+        assert await ask(chain, "RunRegistry", "seatBitOf", *seat) == 0b10
+        admission = await chain.read("RunRegistry", "admissionOf", [net.run_id])
+        assert admission == (ORCHESTRATOR.address, PRICE, True)
         assert await chain.runs.latest_version(net.run_id) == 0
         assert (await chain.escrow.funds_of(net.run_id)).available_wei == TOKEN
 
 
 async def test_beacon_is_the_hash_of_the_publishing_block() -> None:
     async with network() as net:
-        await net.of(OWNER).runs.record_beacon(net.run_id, PolicyVersion(0))
+        await net.of(OWNER).write("RunRegistry", "recordBeacon", [net.run_id, 0])
         view = await net.view()
         checkpoint = view.runs[net.run_id].checkpoints[PolicyVersion(0)]
         stored = await net.of(OWNER).runs.checkpoint_of(net.run_id, PolicyVersion(0))
@@ -301,16 +309,16 @@ async def test_full_flow_slashes_the_cheater_and_pays_the_honest() -> None:
 async def test_views_agree_with_the_ledger() -> None:
     async with network() as net:
         await play(net)
-        view, ledger = await net.view(), net.of(OWNER).ledger
-        assert await ledger.batch_count() == 2
+        view, chain = await net.view(), net.of(OWNER)
+        assert await chain.ledger.batch_count() == 2
         for batch in view.batches.values():
-            stored = await ledger.commitment_of(batch.batch_id)
+            stored = await ask(chain, "ContributionLedger", "commitmentOf", batch.batch_id)
             assert stored == batch.header().commitment()
-            assert not await ledger.is_disputed(batch.header())
+            assert not await ask(chain, "ContributionLedger", "isDisputed", batch.header())
         records = view.batches[1].records
         assert records is not None
         proof = await net.proof(1, 0)
-        standing = await ledger.standing_of(proof)
+        standing = await chain.ledger.standing_of(proof)
         assert (standing.outcome, standing.verdict) == (records[0], Verdict.ACCEPTED)
         assert (standing.leaf, standing.is_final) == (records[0].leaf(1, 0), True)
         assert standing.offence == records[0].offence(net.run_id)
@@ -372,11 +380,11 @@ async def test_overturned_fraud_gives_stake_and_status_back() -> None:
         assert view.slashes[0].state is SlashState.RESTORED
         assert view.standing_verdict(batch_id, 0) is Verdict.ACCEPTED
         leaf = records[0].leaf(batch_id, 0)
-        case = await net.of(OWNER).court.case_of(leaf)
-        assert case is not None
-        assert (case.status, case.votes_to_overturn) == (CaseStatus.OVERTURNED, 1)
-        court = net.of(OWNER).court
-        assert await court.effective_verdict(leaf, Verdict.FRAUD) is Verdict.ACCEPTED
+        chain = net.of(OWNER)
+        case = await ask(chain, "DisputeCourt", "caseOf", leaf)
+        assert (case[5], case[10]) == (3, 1), "overturned, by one vote"
+        stands = await ask(chain, "DisputeCourt", "effectiveVerdict", leaf, Verdict.FRAUD)
+        assert stands == Verdict.ACCEPTED
 
 
 async def test_life_of_a_worker_is_followed_from_jail_to_exit() -> None:
@@ -404,19 +412,18 @@ async def test_life_of_a_worker_is_followed_from_jail_to_exit() -> None:
 
 async def test_token_does_what_tokens_do() -> None:
     async with network(with_run=False) as net:
-        owner, other = net.of(OWNER).token, net.of(CHALLENGER).token
-        supply = await owner.total_supply()
-        assert (await owner.name(), await owner.symbol(), await owner.decimals()) == (
-            *("Muster", "MUSTER"),
-            18,
-        )
-        await owner.transfer(CHALLENGER.address, 10)
-        await owner.approve(CHALLENGER.address, 5)
-        assert await owner.allowance(OWNER.address, CHALLENGER.address) == 5
-        await other.transfer_from(OWNER.address, CHALLENGER.address, 5)
-        await other.burn(3)
-        assert await other.balance_of(CHALLENGER.address) == 12
-        assert await owner.total_supply() == supply - 3
+        owner, other = net.of(OWNER), net.of(CHALLENGER)
+        supply = await ask(owner, "MusterToken", "totalSupply")
+        for function, said in (("name", "Muster"), ("symbol", "MUSTER"), ("decimals", 18)):
+            assert await ask(owner, "MusterToken", function) == said
+        await owner.write("MusterToken", "transfer", [CHALLENGER.address, 10])
+        await owner.token.approve(CHALLENGER.address, 5)
+        assert await owner.token.allowance(OWNER.address, CHALLENGER.address) == 5
+        lent = [OWNER.address, CHALLENGER.address, 5]
+        await other.write("MusterToken", "transferFrom", lent)
+        await other.write("MusterToken", "burn", [3])
+        assert await other.token.balance_of(CHALLENGER.address) == 12
+        assert await ask(owner, "MusterToken", "totalSupply") == supply - 3
 
 
 async def test_permit_is_used_without_registering() -> None:
@@ -427,7 +434,8 @@ async def test_permit_is_used_without_registering() -> None:
         v, r, s = await net.permit(HONEST, 8, deadline)
         vault = net.deployment.contracts["StakeVault"]
         # Anybody may hand the owner's permit in.
-        await net.of(OWNER).token.permit(HONEST.address, vault, 8, deadline, v, r, s)
+        permit = [HONEST.address, vault, 8, deadline, v, r, s]
+        await net.of(OWNER).write("MusterToken", "permit", permit)
         await chain.vault.deposit(OWNER.address, 8)
         v, r, s = await net.permit(HONEST, 12, deadline)
         await chain.vault.deposit_with_permit(12, deadline, v, r, s)
@@ -443,16 +451,17 @@ async def test_worker_registers_with_an_allowance_and_rotates_its_node() -> None
         first, second = node_of(HONEST), node_of(CHEATER)
         deadline = await chain.now() + 60
         consent = await net.consent(HONEST, first, deadline)
-        await workers.register(STAKE, first.address, deadline, consent)
+        await chain.write("WorkerRegistry", "register", [STAKE, first.address, deadline, consent])
         consent = await net.consent(HONEST, second, deadline)
         await workers.rotate_node(second.address, deadline, consent)
         assert await workers.worker_of_node(first.address) == ZERO_ADDRESS
         assert await workers.worker_by_id(1) == HONEST.address
-        assert await workers.was_node_of(first.address, HONEST.address, 1)
+        was = first.address, HONEST.address, 1
+        assert await ask(chain, "WorkerRegistry", "wasNodeOf", *was)
         assert await workers.nonces(HONEST.address) == 2
-        await workers.jail_for_low_stake(HONEST.address)
+        await chain.write("WorkerRegistry", "jailForLowStake", [HONEST.address])
         await net.rpc.call("evm_mine")
-        assert await workers.is_active(HONEST.address)
+        assert await ask(chain, "WorkerRegistry", "isActive", HONEST.address)
         view = await net.view()
         assert view.worker_by_node[second.address].address == HONEST.address
         assert first.address not in view.worker_by_node
@@ -460,22 +469,24 @@ async def test_worker_registers_with_an_allowance_and_rotates_its_node() -> None
 
 async def test_run_is_paused_and_its_validators_rotated() -> None:
     async with network() as net:
-        runs, old = net.of(OWNER).runs, VALIDATORS[0].address
-        await runs.set_submissions_paused(net.run_id, True)
-        assert await runs.is_paused(net.run_id)
+        chain, old = net.of(OWNER), VALIDATORS[0].address
+        await chain.write("RunRegistry", "setSubmissionsPaused", [net.run_id, True])
+        assert await ask(chain, "RunRegistry", "isPaused", net.run_id)
         with pytest.raises(ContractRevert, match="LedgerPaused"):
             await net.commit([net.submission(HONEST, 0)])
         await net.bond(CHALLENGER)
-        await runs.rotate_validator(net.run_id, old, CHALLENGER.address)
-        assert not await runs.is_validator(net.run_id, old)
+        rotation = [net.run_id, old, CHALLENGER.address]
+        await chain.write("RunRegistry", "rotateValidator", rotation)
+        assert not await chain.runs.is_validator(net.run_id, old)
         bonded = [*VALIDATORS[1:], CHALLENGER]
-        seats = await runs.validators_of(net.run_id)
+        accounts, bits = await chain.read("RunRegistry", "validatorsOf", [net.run_id])
+        seats = dict(zip(accounts, bits, strict=True))
         assert seats == dict(zip((v.address for v in bonded), (0b10, 0b100, 0b1000), strict=True))
-        among = await runs.quorum_among(net.run_id, [CHALLENGER.address, old])
-        assert (among.quorum, among.seats, among.stranger) == (2, 0b1000, old)
-        assert await runs.owner_of(net.run_id) == OWNER.address
-        assert await runs.run_count() == 1
-        assert (await runs.terms_of(net.run_id)).price_per_unit == PRICE
+        asked = [net.run_id, [CHALLENGER.address, old]]
+        assert await chain.read("RunRegistry", "quorumAmong", asked) == (2, 0b1000, old)
+        assert await ask(chain, "RunRegistry", "ownerOf", net.run_id) == OWNER.address
+        assert await chain.runs.run_count() == 1
+        assert (await chain.runs.terms_of(net.run_id)).price_per_unit == PRICE
         run = (await net.view()).runs[net.run_id]
         assert run.paused
         assert set(run.validators) == set(seats)
@@ -492,10 +503,10 @@ async def test_escrow_of_a_slash_is_readable() -> None:
             submission,
             net.node_signature(submission, CHEATER),
         )
-        escrow = await net.of(OWNER).vault.escrow_of(records[0].offence(net.run_id))
-        assert (escrow.owner, escrow.reporter) == (CHEATER.address, ZERO_ADDRESS)
-        assert escrow.amount_wei == STAKE * EXACT_FRAUD_PPM // 10**6
-        assert escrow.status is EscrowStatus.HELD
+        offence = records[0].offence(net.run_id)
+        escrow = await ask(net.of(OWNER), "StakeVault", "escrowOf", offence)
+        taken = STAKE * EXACT_FRAUD_PPM // 10**6
+        assert escrow == (CHEATER.address, ZERO_ADDRESS, taken, 1), "held"
 
 
 # ------------------------------------------------------------------------ reorg
@@ -614,7 +625,7 @@ async def test_anvil_keeps_its_chain_between_two_starts(tmp_path: Path) -> None:
         deployment = await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS)
         save_deployment(tmp_path, deployment)
     async with Anvil(state=state) as anvil, await Chain.connect(anvil.rpc_url, tmp_path) as chain:
-        assert await chain.token.symbol() == "MUSTER"
+        assert await ask(chain, "MusterToken", "symbol") == "MUSTER"
 
 
 async def test_anvil_leaves_no_process_behind() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from chain_scenario import CHALLENGER, OWNER, PARAMETERS
 
-from muster.chain import Anvil, Chain, Deployment
+from muster.chain import Chain, Deployment
 from muster.deploy import deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.protocol.errors import ConfigError, ContractRevert
 
 
@@ -54,10 +55,10 @@ async def test_write_that_reverts_leaves_its_label_free(
     anvil, deployment = deployed
     async with await Chain.connect(anvil.rpc_url, deployment, key=CHALLENGER.key) as chain:
         with pytest.raises(ContractRevert):
-            await chain.once("burn").token.burn(5)
+            await chain.once("burn").write("MusterToken", "burn", [5])
         assert await chain.receipt_of("burn") is None
         await chain.token.faucet(CHALLENGER.address, 5)
-        await chain.once("burn").token.burn(5)
+        await chain.once("burn").write("MusterToken", "burn", [5])
         assert await chain.receipt_of("burn") is not None
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from web3.middleware import Web3Middleware
 
-from muster.chain import Anvil
 from muster.chain.rpc import Rpc
+from muster.devnet.anvil import Anvil
 from muster.protocol.errors import ChainUnreachable, ConfigError, RpcError
 
 TRANSPORTS = ("http", "ws", "ipc")

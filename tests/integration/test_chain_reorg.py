@@ -25,8 +25,9 @@ from chain_scenario import (
 )
 from safetensors.torch import save_file
 
-from muster.chain import Anvil, Chain, ChainView, Event, EventReader, Poll, apply_poll
+from muster.chain import Chain, ChainView, Event, EventReader, Poll, apply_poll
 from muster.chain.reader import LAG_POLLS
+from muster.devnet.anvil import Anvil
 from muster.protocol.errors import ChainInconsistent, ContractRevert
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore

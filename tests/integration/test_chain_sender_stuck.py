@@ -27,9 +27,10 @@ from sending import (
     until,
 )
 
-from muster.chain import Anvil, SendPolicy, TransactionSender
+from muster.chain import SendPolicy, TransactionSender
 from muster.chain.outgoing import Fees, Unsigned
 from muster.chain.rpc import Rpc, from_hex
+from muster.devnet.anvil import Anvil
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import RpcError, TransactionLost
 

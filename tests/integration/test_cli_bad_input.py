@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.chain import Anvil
 from muster.devnet import demo
+from muster.devnet.anvil import Anvil
 from muster.devnet.cli import main
 from muster.devnet.demo import prepare_folder
 from muster.protocol.errors import ConfigError, StorageError

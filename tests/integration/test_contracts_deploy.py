@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from muster.chain import Anvil, Chain, load_deployment
+from muster.chain import Chain, load_deployment
 from muster.chain.rpc import Rpc
 from muster.client.contracts.command import receiver_of
 from muster.client.contracts.costs import estimate
@@ -30,6 +30,7 @@ from muster.client.contracts.standing import (
 )
 from muster.deploy import DeployParameters, Plan, deploy_contracts
 from muster.deploy.deploying import STEPS
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ChainError, ConfigError

@@ -20,11 +20,11 @@ from contracts_story import tell
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from muster.chain import Anvil
 from muster.chain.abi import CONTRACTS as EVERY_CONTRACT
 from muster.chain.abi import contract_abi
 from muster.chain.rpc import Rpc
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.devnet.simulator.model.network import Network
 from muster.devnet.simulator.model.words import Run
 

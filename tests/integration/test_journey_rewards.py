@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from client_network import PARAMETERS, PRICE, WORKERS, Network, eventually, open_network
 
 from muster.api import OrchestratorApi
-from muster.chain import Anvil
+from muster.devnet.anvil import Anvil
 from muster.devnet.cli import muster
 from muster.wallet import save_wallet
 

@@ -27,7 +27,6 @@ from muster.client.preflight import DATA_BYTES, gas_money
 from muster.devnet.chain_costs import RESULTS, read_measured
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, NotYet
-from muster.protocol.ids import RunId
 from muster.protocol.messages import Verdict
 from muster.wallet import keystore_address
 
@@ -274,7 +273,7 @@ async def test_a_run_is_shown_from_the_chain_alone(stage: Stage) -> None:
     batch_id = await scenario.commit([submission])
     await scenario.post(batch_id, [submission], [fraud(1, submission)])
     changed = RunTerms(2 * 10**12, 200_000, 1_000_000, 3)
-    await scenario.of(OWNER).runs.propose_change(RunId(1), changed)
+    await scenario.of(OWNER).write("RunRegistry", "proposeChange", [1, changed])
     run = await stage.json("runs", "show", "1")
     assert run["owner"] == OWNER.address
     assert run["state"] == "open"
@@ -295,7 +294,7 @@ async def test_a_run_is_shown_from_the_chain_alone(stage: Stage) -> None:
 async def test_runs_are_listed_and_closed_ones_only_on_demand(stage: Stage) -> None:
     assert [run["run"] for run in await stage.json("runs", "list")] == [1]
     assert "1    open" in (await stage.run("runs", "list")).stdout
-    await stage.scenario.of(OWNER).runs.close_run(RunId(1))
+    await stage.scenario.of(OWNER).write("RunRegistry", "closeRun", [1])
     assert await stage.json("runs", "list") == []
     assert [run["state"] for run in await stage.json("runs", "list", "--all")] == ["closed"]
 

@@ -42,7 +42,8 @@ async def test_submission_is_committed_judged_and_recorded(network: Network) -> 
         apply_poll(view, await EventReader(network.chain).poll())
         batch = view.batches[1]
         assert (batch.count, batch.posted_at is not None) == (1, True)
-        assert await network.chain.ledger.commitment_of(1) == batch.header().commitment()
+        (stored,) = await network.chain.read("ContributionLedger", "commitmentOf", [1])
+        assert stored == batch.header().commitment()
 
 
 async def test_fraud_bans_the_worker_and_is_finalised_after_the_window(network: Network) -> None:

@@ -15,7 +15,8 @@ import pytest
 from orchestrator_network import NODES, OWNER, TRAINER, Network, eventually, open_network, running
 
 from muster.api import Lease
-from muster.chain import Anvil, Chain, ChainView, EventReader, apply_poll
+from muster.chain import Chain, ChainView, EventReader, apply_poll
+from muster.devnet.anvil import Anvil
 from muster.devnet.rpc_proxy import (
     RpcProxy,
     breaking_off,

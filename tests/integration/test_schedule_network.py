@@ -61,7 +61,9 @@ async def network(tmp_path: Path) -> AsyncIterator[Network]:
         await opened.owner.token.approve(vault, 2500 * TOKEN)
         for wallet in BENCH[2:]:
             await opened.owner.vault.deposit(wallet.address, 500 * TOKEN)
-            await opened.owner.runs.seat_validator(opened.run_id, wallet.address)
+            await opened.owner.write(
+                "RunRegistry", "seatValidator", [opened.run_id, wallet.address]
+            )
         yield opened
 
 

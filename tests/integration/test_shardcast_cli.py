@@ -12,9 +12,10 @@ import httpx
 import psutil
 import pytest
 
-from muster.chain import Anvil, Chain, Deployment, RunConfig, RunTerms
+from muster.chain import Chain, Deployment, RunConfig, RunTerms
 from muster.client.relay import RelaySettings, serve_relay
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId

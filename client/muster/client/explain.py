@@ -261,7 +261,7 @@ def _is_known(found: dict[str, Any]) -> bool:
 
 
 def _checks(found: dict[str, Any], verdict: Verdict) -> list[str]:
-    from muster.chain.view_parts import lenient_reason
+    from muster.chain.conversion import lenient_reason
 
     return checks_of(verdict, lenient_reason(found["reason_code"]))
 

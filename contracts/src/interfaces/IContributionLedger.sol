@@ -187,7 +187,8 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
         external
         returns (uint64 batchId);
 
-    /// @notice Records the outcome of every submission of a batch, accepts and rejects alike.
+    /// @notice Records the outcome of every submission of a batch, accepts and rejects alike. Signatures are joined, and
+    ///         ascend by signer.
     /// @dev Anyone may post; only the validators' signatures count. The outcomes root is computed here.
     ///      From `outcomeDeadline` on nothing can be posted: the batch stands as claimed, and DisputeCourt punishes
     ///      the validators.

@@ -110,7 +110,7 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
         uint8 votesToUphold;
     }
 
-    /// @notice Challenges an outcome within its window; takes the bond from the caller.
+    /// @notice Challenges an outcome within its window; takes the bond, which must be approved, from the caller.
     function challenge(IContributionLedger.OutcomeProof calldata outcome, uint8 claimedVerdict) external;
 
     /// @notice Draws the jury from the hash of the case's draw block, by stake, without replacement. Anyone, in the

@@ -76,7 +76,7 @@ interface IRewardEscrow is IRewardEscrowErrors, IRewardEscrowEvents {
         bytes32[] siblings;
     }
 
-    /// @notice Adds funds to a run. Anyone.
+    /// @notice Adds the caller's tokens, which must be approved, to a run's funds. Anyone.
     function fund(uint64 runId, uint256 amount) external;
 
     /// @notice Sets money aside for a batch. Only ContributionLedger may call.

@@ -136,7 +136,7 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     function setSubmissionsPaused(uint64 runId, bool paused) external;
 
     /// @notice Stops the fraud executions of a run for `slashPause` seconds. A seated validator, the run's orchestrator or
-    ///         its owner.
+    ///         its owner; not while a pause lasts, nor for `slashCooldown` after it.
     /// @dev Ends by itself and cannot be renewed until `slashCooldown` after that, so that slashing is never stopped for
     ///      good; all that waits for judgement outlasts a pause. Nothing else stops: not submissions, outcomes, cases,
     ///      claims or withdrawals, nor what two signatures prove (FaultCourt). Fraud verdicts whose challenge window a
@@ -235,10 +235,10 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
         view
         returns (uint8 quorum, uint88 seats, address stranger);
 
-    /// @notice Returns the newest published version's number and whether there is one.
+    /// @notice Returns the newest published version's number, if there is one.
     function latestVersion(uint64 runId) external view returns (uint32 version, bool exists);
 
-    /// @notice Returns a published version.
+    /// @notice Returns a version; its root is zero when it was never published.
     function checkpointOf(uint64 runId, uint32 version) external view returns (PolicyCheckpoint memory);
 
     /// @notice Returns the number of runs.

@@ -73,7 +73,7 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
     /// @param nodeSignature EIP-712 `NodeRegistration` made by the node key (proof of possession).
     function register(uint256 stake, address node, uint256 nodeDeadline, bytes calldata nodeSignature) external;
 
-    /// @notice As `register`, with an ERC-2612 permit for StakeVault: onboarding in one transaction.
+    /// @notice Makes the caller a worker in one transaction: as `register`, with an ERC-2612 permit for StakeVault.
     function registerWithPermit(
         uint256 stake,
         address node,
@@ -115,14 +115,14 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
     /// @notice Returns a worker's record.
     function workerOf(address worker) external view returns (Worker memory);
 
-    /// @notice Returns the worker that a node key serves now, or zero.
+    /// @notice Returns the worker that a node key serves now, or the zero address.
     function workerOfNode(address node) external view returns (address);
 
     /// @notice Returns whether `node` is or was a node of `worker`, and `workerId` is the worker's number.
     /// @dev Signatures of replaced keys stay evidence against their worker.
     function wasNodeOf(address node, address worker, uint32 workerId) external view returns (bool);
 
-    /// @notice Returns the worker with a number, or zero.
+    /// @notice Returns the worker with a number, or the zero address.
     function workerById(uint32 workerId) external view returns (address);
 
     /// @notice Returns whether `worker` may submit in the current block.

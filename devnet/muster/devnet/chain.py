@@ -41,7 +41,7 @@ def devnet(context: click.Context, port: int, deployments: Path, state: Path | N
     """
     if context.invoked_subcommand is not None:
         return
-    from muster.chain.anvil_binary import fetch_anvil
+    from muster.devnet.anvil_binary import fetch_anvil
     from muster.lifecycle import run_until_stopped
 
     fetch_anvil(lambda text: click.echo(text, err=True))
@@ -51,8 +51,9 @@ def devnet(context: click.Context, port: int, deployments: Path, state: Path | N
 async def _serve(port: int, deployments: Path, state: Path | None) -> None:
     import asyncio
 
-    from muster.chain import Anvil, save_deployment
+    from muster.chain import save_deployment
     from muster.deploy import DeployParameters, deploy_contracts
+    from muster.devnet.anvil import Anvil
 
     kept = state is not None and state.exists()
     async with Anvil(port=port, state=state) as anvil:
@@ -83,7 +84,8 @@ def fund(keystores: tuple[Path, ...], **options: Any) -> None:
 
 
 async def _fund(rpc: str, deployments: Path, accounts: list[Address]) -> None:
-    from muster.chain import Anvil, Chain
+    from muster.chain import Chain
+    from muster.devnet.anvil import Anvil
 
     async with await Chain.connect(rpc, deployments, key=Anvil.key(0)) as chain:
         for account in accounts:

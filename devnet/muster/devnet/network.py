@@ -19,9 +19,10 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from muster.chain import Anvil, Chain, save_deployment
+from muster.chain import Chain, save_deployment
 from muster.client.stake import add_stake, register_worker, take_from_faucet
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.devnet.keys import Account, Cast, Member, Role
 from muster.devnet.processes import Child, Processes
 from muster.devnet.rpc_faults import Faults, PublicEndpoint, play

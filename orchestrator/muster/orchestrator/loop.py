@@ -238,7 +238,7 @@ async def record_once(services: Services, backoff: Backoff) -> None:
         async def post(agreed: Agreed = agreed) -> None:
             named = f"outcomes of batch {agreed.header.batch_id}: {hex0x(keccak(agreed.records))}"
             await services.chain.once(named).ledger.post_outcomes(
-                agreed.header, agreed.records, list(agreed.signatures)
+                agreed.header, agreed.records, b"".join(agreed.signatures)
             )
             logger.info("outcomes posted", extra={"batch": agreed.header.batch_id})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from muster.chain import Batch, OutcomeProof, PauseCause, Poll
@@ -27,10 +26,8 @@ class LedgerPort(Protocol):
     ) -> tuple[int, MinedPort]:
         """Commit a batch; returns its id and the receipt."""
 
-    async def post_outcomes(
-        self, batch: Batch, records: bytes, signatures: Sequence[bytes]
-    ) -> object:
-        """Record a batch's outcomes."""
+    async def post_outcomes(self, batch: Batch, records: bytes, signatures: bytes) -> object:
+        """Record a batch's outcomes; the signatures are joined."""
 
     async def execute_fraud(
         self, outcome: OutcomeProof, submission: Submission, node_signature: bytes

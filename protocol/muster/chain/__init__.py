@@ -8,9 +8,8 @@
 source of truth. Nothing here knows the orchestrator, files or models.
 """
 
-from muster.chain.anvil import Anvil
+from muster.chain.calls import Receipt
 from muster.chain.connection import Chain
-from muster.chain.contracts import Receipt
 from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
 from muster.chain.following import apply_poll, find_run, follow, read_view
@@ -20,26 +19,19 @@ from muster.chain.send_journal import SendJournal
 from muster.chain.sender import TransactionSender
 from muster.chain.structs import (
     ZERO_ADDRESS,
-    Admission,
     Batch,
     BlockId,
-    Case,
-    CaseStatus,
     Claim,
     CourtTerms,
-    Escrow,
-    EscrowStatus,
     Fault,
     Funds,
     OutcomeProof,
     PauseCause,
     PolicyCheckpoint,
-    Quorum,
     RunConfig,
     RunTerms,
     StakeAccount,
     Standing,
-    Work,
     WorkerAccount,
     WorkerStatus,
 )
@@ -63,13 +55,9 @@ connect = Chain.connect
 
 __all__ = [
     "ZERO_ADDRESS",
-    "Admission",
-    "Anvil",
     "Batch",
     "BatchView",
     "BlockId",
-    "Case",
-    "CaseStatus",
     "CaseView",
     "Chain",
     "ChainView",
@@ -77,8 +65,6 @@ __all__ = [
     "Claim",
     "CourtTerms",
     "Deployment",
-    "Escrow",
-    "EscrowStatus",
     "Event",
     "EventReader",
     "Fault",
@@ -90,7 +76,6 @@ __all__ = [
     "PaymentView",
     "PolicyCheckpoint",
     "Poll",
-    "Quorum",
     "Receipt",
     "RunConfig",
     "RunTerms",
@@ -104,7 +89,6 @@ __all__ = [
     "Standing",
     "StreamItem",
     "TransactionSender",
-    "Work",
     "WorkerAccount",
     "WorkerStatus",
     "WorkerView",

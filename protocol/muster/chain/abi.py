@@ -16,8 +16,10 @@ from typing import Any
 
 from eth_abi.abi import encode as abi_encode
 from eth_abi.exceptions import EncodingError as AbiEncodingError
+from eth_utils.abi import abi_to_signature, collapse_if_tuple
 
 from muster.chain.codec import Decoder, compile_decoder
+from muster.chain.conversion import to_abi
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError
 
@@ -54,7 +56,7 @@ class AbiFunction:
 
     def encode(self, args: Sequence[Any]) -> bytes:
         """Return the call data; raises EncodingError when an argument does not fit its type."""
-        return self.selector + encode_arguments(self.name, self.input_types, args)
+        return self.selector + encode_arguments(self.name, self.input_types, to_abi(args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,26 +145,17 @@ def contract_abi(contract: str) -> ContractAbi:
         ) from error
 
 
-def canonical_type(parameter: dict[str, Any]) -> str:
-    """Return a parameter's type as in signatures: structs as tuples of their fields."""
-    kind: str = parameter["type"]
-    if not kind.startswith("tuple"):
-        return kind
-    fields = ",".join(canonical_type(part) for part in parameter["components"])
-    return f"({fields}){kind.removeprefix('tuple')}"
-
-
 def snake_case(name: str) -> str:
     """Return a Solidity name the way Python writes it: `activeFrom` → `active_from`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def _types(parameters: list[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(canonical_type(parameter) for parameter in parameters)
+def _types(parameters: list[Any]) -> tuple[str, ...]:
+    return tuple(map(collapse_if_tuple, parameters))
 
 
-def _signature_hash(entry: dict[str, Any]) -> bytes:
-    return keccak(f"{entry['name']}({','.join(_types(entry['inputs']))})".encode())
+def _signature_hash(entry: Any) -> bytes:
+    return keccak(abi_to_signature(entry).encode())
 
 
 def _parse(contract: str, document: dict[str, Any]) -> ContractAbi:

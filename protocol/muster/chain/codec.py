@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+from eth_abi.grammar import ABIType, BasicType, TupleType, parse
+
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, to_address
 
@@ -27,7 +29,7 @@ MAX_ELEMENTS = 1 << 20
 @cache
 def compile_decoder(types: tuple[str, ...]) -> Decoder:
     """Return what decodes a sequence of values of these canonical ABI types."""
-    read = _sequence_reader(types)
+    read = _sequence_reader([parse(kind) for kind in types])
 
     def decode(data: bytes) -> tuple[Any, ...]:
         values: tuple[Any, ...] = read(data, 0)
@@ -36,53 +38,37 @@ def compile_decoder(types: tuple[str, ...]) -> Decoder:
     return decode
 
 
-def split_types(inner: str) -> tuple[str, ...]:
-    """Return the comma-separated types at the top level of a tuple's inside."""
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(inner):
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            parts.append(inner[start:i])
-            start = i + 1
-    return (*parts, inner[start:]) if inner else ()
-
-
-def _is_dynamic(kind: str) -> bool:
-    if kind.endswith("[]") or kind in ("bytes", "string"):
-        return True
-    return kind.startswith("(") and any(_is_dynamic(part) for part in split_types(kind[1:-1]))
-
-
-def _head_size(kind: str) -> int:
-    if kind.startswith("(") and not _is_dynamic(kind):
-        return sum(_head_size(part) for part in split_types(kind[1:-1]))
+def _head_size(kind: ABIType) -> int:
+    if isinstance(kind, TupleType) and not kind.is_dynamic:
+        return sum(map(_head_size, kind.components))
     return WORD
 
 
-def _reader(kind: str) -> _Reader:
-    if kind.endswith("[]"):
-        return _array_reader(kind[:-2])
-    if kind.startswith("("):
-        return _sequence_reader(split_types(kind[1:-1]))
-    if kind.startswith("uint"):
-        return _uint_reader(int(kind[4:]))
-    if kind == "address":
-        return lambda data, at: _address(_word(data, at))
-    if kind == "bool":
-        return lambda data, at: _bool(_word(data, at))
-    if kind in ("bytes", "string"):
-        return _read_bytes if kind == "bytes" else _read_string
-    if kind.startswith("bytes"):
-        size = int(kind[5:])
-        return lambda data, at: _word(data, at)[:size]
+def _reader(kind: ABIType) -> _Reader:
+    if kind.arrlist and not kind.arrlist[-1]:
+        return _array_reader(kind.item_type)
+    if isinstance(kind, TupleType) and not kind.is_array:
+        return _sequence_reader(kind.components)
+    if isinstance(kind, BasicType) and not kind.is_array:
+        if kind.base == "uint":
+            return _uint_reader(int(kind.sub))
+        if kind.base == "address":
+            return lambda data, at: _address(_word(data, at))
+        if kind.base == "bool":
+            return lambda data, at: _bool(_word(data, at))
+        if kind.base in ("bytes", "string") and kind.is_dynamic:
+            return _read_bytes if kind.base == "bytes" else _read_string
+        if kind.base == "bytes":
+            size = int(kind.sub)
+            return lambda data, at: _word(data, at)[:size]
     raise EncodingError(f"no decoder for the ABI type {kind}")
 
 
-def _sequence_reader(types: Sequence[str]) -> _Reader:
+def _sequence_reader(types: Sequence[ABIType]) -> _Reader:
     """Return the reader of a struct or argument list; offsets count from its start."""
     plan, at = [], 0
     for kind in types:
-        plan.append((at, _is_dynamic(kind), _reader(kind)))
+        plan.append((at, kind.is_dynamic, _reader(kind)))
         at += _head_size(kind)
 
     def read(data: bytes, start: int) -> tuple[Any, ...]:
@@ -96,8 +82,8 @@ def _sequence_reader(types: Sequence[str]) -> _Reader:
     return read
 
 
-def _array_reader(kind: str) -> _Reader:
-    reader, is_dynamic, size = _reader(kind), _is_dynamic(kind), _head_size(kind)
+def _array_reader(kind: ABIType) -> _Reader:
+    reader, is_dynamic, size = _reader(kind), kind.is_dynamic, _head_size(kind)
 
     def read(data: bytes, start: int) -> tuple[Any, ...]:
         count, first = _length(data, start), start + WORD

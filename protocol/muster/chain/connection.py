@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 from eth_utils.address import to_checksum_address
 
 from muster.chain.abi import CONTRACTS, artifact, contract_abi
+from muster.chain.calls import Receipt
 from muster.chain.contracts import (
     ContributionLedger,
     DisputeCourt,
     FaultCourt,
     MusterToken,
-    Receipt,
     RewardEscrow,
     RunRegistry,
     StakeVault,

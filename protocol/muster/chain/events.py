@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.chain.abi import AbiEvent, contract_abi
+from muster.chain.conversion import from_abi
 from muster.chain.structs import RunConfig, RunTerms
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Submission
 
 _STRUCTS: dict[str | None, Any] = {
-    "RunConfig": lambda *values: RunConfig.from_abi(values),
+    "RunConfig": RunConfig,
     "Submission": Submission,
     "Terms": RunTerms,
 }
@@ -101,5 +102,5 @@ def _arguments(event: AbiEvent, topics: list[str], data: bytes) -> dict[str, Any
     for name, struct, value in zip(
         event.data_names, event.structs, event.decode_data(data), strict=True
     ):
-        args[name] = value if struct is None else _STRUCTS[struct](*value)
+        args[name] = value if struct is None else from_abi(_STRUCTS[struct], value)
     return args

@@ -5,20 +5,18 @@ Amounts are token wei, times Unix seconds of the chain's clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
-from typing import Any, Self
+from dataclasses import dataclass
 
+from muster.chain.conversion import SolidityEnum, to_abi
 from muster.protocol.encoding import abi_words, keccak
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import OutcomeRecord, Submission, Verdict
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.messages import OutcomeRecord, Verdict
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)
 """What Solidity returns for nobody."""
 
 
-class WorkerStatus(StrEnum):
+class WorkerStatus(SolidityEnum):
     """Life of a worker."""
 
     NONE = "None"
@@ -31,10 +29,6 @@ class WorkerStatus(StrEnum):
     """Leaves; all stake unbonds."""
     BANNED = "Banned"
     """Excluded for fraud."""
-
-
-STATUSES = tuple(WorkerStatus)
-"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,37 +65,6 @@ class StakeAccount:
     """Cases that hold it back in the same way."""
 
 
-class EscrowStatus(StrEnum):
-    """What became of slashed stake."""
-
-    NONE = "None"
-    """Nothing was slashed."""
-    HELD = "Held"
-    """Waits until the verdict is final."""
-    RELEASED = "Released"
-    """Burned, insured, rewarded."""
-    RESTORED = "Restored"
-    """Given back: the verdict was overturned."""
-
-
-ESCROW_STATUSES = tuple(EscrowStatus)
-"""By their number in Solidity."""
-
-
-@dataclass(frozen=True, slots=True)
-class Escrow:
-    """Stake held for one offence."""
-
-    owner: Address
-    """Whose stake it was."""
-    reporter: Address
-    """Who reported it; the zero address for nobody."""
-    amount_wei: int
-    """What was taken."""
-    status: EscrowStatus
-    """What became of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunTerms:
     """What a run pays and punishes, and how many must agree."""
@@ -136,37 +99,6 @@ class RunConfig:
     """Price, slashes, quorum."""
     validators: tuple[Address, ...]
     """The validators."""
-
-    @classmethod
-    def from_abi(cls, values: Sequence[Any]) -> Self:
-        """Return the configuration that the ABI's nested tuples hold."""
-        trainer, orchestrator, model, tasks, recipe, calibration, terms, validators = values
-        hashes = (model, tasks, recipe, calibration)
-        return cls(trainer, orchestrator, *hashes, RunTerms(*terms), validators)
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What a commitment depends on."""
-
-    orchestrator: Address
-    """Who may commit."""
-    price_per_unit: int
-    """Token wei per unit."""
-    is_open: bool
-    """Whether the run takes submissions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quorum:
-    """How some accounts stand to a run's quorum."""
-
-    quorum: int
-    """Validators that must sign an outcome."""
-    seats: int
-    """Seats of those accounts that validate now, as a bitmap."""
-    stranger: Address | None
-    """The first account that does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +138,7 @@ class Batch:
 
     def commitment(self) -> Hash32:
         """Return what the ledger keeps of it while nothing in it was challenged."""
-        words = abi_words(*abi_tuple(self))
-        digest = keccak(words)
+        digest = keccak(abi_words(*to_abi(self)))
         return Hash32(digest[:-1] + bytes([digest[-1] & 0xFE]))
 
 
@@ -258,18 +189,6 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A worker's work in flight, with its proof."""
-
-    outcome: OutcomeProof
-    """Where it is."""
-    submission: Submission
-    """What its node signed."""
-    node_signature: bytes
-    """The signature."""
-
-
-@dataclass(frozen=True, slots=True)
 class CourtTerms:
     """What a deployment fixes about disputes."""
 
@@ -285,54 +204,7 @@ class CourtTerms:
     """Seconds after that until which they may reveal."""
 
 
-class CaseStatus(StrEnum):
-    """Life of a case."""
-
-    NONE = "None"
-    """There is no case."""
-    OPEN = "Open"
-    """Drawing, committing, revealing."""
-    UPHELD = "Upheld"
-    """The recorded verdict stands."""
-    OVERTURNED = "Overturned"
-    """The challenger won."""
-
-
-CASE_STATUSES = tuple(CaseStatus)
-"""By their number in Solidity."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A dispute."""
-
-    challenger: Address
-    """Who challenged."""
-    batch_id: int
-    """The batch of the outcome."""
-    recorded_verdict: Verdict
-    """As recorded."""
-    claimed_verdict: Verdict
-    """As the challenger claims."""
-    run_id: RunId
-    """The run whose validators are the jurors."""
-    status: CaseStatus
-    """Where it stands."""
-    opened_at: int
-    """When it was opened."""
-    draw_block: int
-    """The block whose hash decides the jury."""
-    jury: int
-    """Seats of the jurors, as a bitmap; 0 until drawn."""
-    committed: int
-    """Jurors that committed."""
-    votes_to_overturn: int
-    """Votes revealed for the challenger."""
-    votes_to_uphold: int
-    """Votes revealed for the recorded verdict."""
-
-
-class PauseCause(StrEnum):
+class PauseCause(SolidityEnum):
     """Why the slashing of a run pauses."""
 
     CORRELATED_FAILURES = "CorrelatedFailures"
@@ -343,11 +215,7 @@ class PauseCause(StrEnum):
     """Anything else, which the evidence says."""
 
 
-PAUSE_CAUSES = tuple(PauseCause)
-"""By their number in Solidity."""
-
-
-class Fault(StrEnum):
+class Fault(SolidityEnum):
     """What a validator is punished for."""
 
     WRONG_VERDICT = "WrongVerdict"
@@ -358,10 +226,6 @@ class Fault(StrEnum):
     """A batch waited in vain for its outcomes."""
     DOUBLE_OUTCOME = "DoubleOutcome"
     """It signed two outcomes of one batch."""
-
-
-FAULTS = tuple(Fault)
-"""By their number in Solidity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,17 +246,3 @@ class BlockId:
     """Its height."""
     hash: Hash32
     """Its hash."""
-
-
-def abi_tuple(value: Any) -> tuple[Any, ...]:
-    """Return a dataclass's fields as the tuple that the ABI encodes as a struct."""
-    return tuple(_abi_value(getattr(value, field.name)) for field in fields(value))
-
-
-def _abi_value(value: Any) -> Any:
-    return abi_tuple(value) if is_dataclass(value) else value
-
-
-def version_or_none(version: int, exists: bool) -> PolicyVersion | None:
-    """Return a policy version, or None when there is none."""
-    return PolicyVersion(version) if exists else None

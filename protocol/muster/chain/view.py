@@ -13,11 +13,10 @@ from typing import Any
 
 from muster.chain.events import Event
 from muster.chain.structs import (
-    FAULTS,
-    PAUSE_CAUSES,
-    STATUSES,
     ZERO_ADDRESS,
     BlockId,
+    Fault,
+    PauseCause,
     WorkerStatus,
 )
 from muster.chain.view_parts import (
@@ -272,7 +271,7 @@ class ChainView:
         self._set_status(event, WorkerStatus.BANNED).convictions += 1
 
     def _worker_acquitted(self, event: Event, args: dict[str, Any]) -> None:
-        self._set_status(event, STATUSES[args["status"]]).convictions -= 1
+        self._set_status(event, WorkerStatus.of(args["status"])).convictions -= 1
 
     # ---------------------------------------------------------------------- runs
 
@@ -317,7 +316,7 @@ class ChainView:
         run.pauses.append(
             PauseView(
                 by=args["by"],
-                cause=PAUSE_CAUSES[args["cause"]],
+                cause=PauseCause.of(args["cause"]),
                 reason=args["reason"],
                 evidence_hash=args["evidence_hash"],
                 began_at=began_at,
@@ -472,7 +471,7 @@ class ChainView:
 
     def _validator_punished(self, event: Event, args: dict[str, Any]) -> None:
         slash = self._slash_by_offence[args["offence"]]
-        slash.fault = FAULTS[args["fault"]]
+        slash.fault = Fault.of(args["fault"])
         self._expect(event, "the slashed validator", slash.owner, args["validator"])
 
     def _double_submission_proven(self, event: Event, args: dict[str, Any]) -> None:

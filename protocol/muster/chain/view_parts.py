@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from muster.chain.conversion import lenient_reason
 from muster.chain.structs import (
     ZERO_ADDRESS,
     Batch,
@@ -473,13 +474,3 @@ def _lenient_record(data: bytes) -> OutcomeRecord:
         verdict=Verdict(known.verdict),
         reason=lenient_reason(data[-1]),
     )
-
-
-def lenient_reason(value: int) -> Reason:
-    """Return a reason by number; an unknown one gets the name UNKNOWN_n."""
-    try:
-        return Reason(value)
-    except ValueError:
-        unknown = int.__new__(Reason, value)
-        unknown._name_, unknown._value_ = f"UNKNOWN_{value}", value
-        return unknown

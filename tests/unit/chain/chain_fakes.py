@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from eth_abi.abi import encode
+from eth_utils.abi import collapse_if_tuple
 
 from muster.chain import Deployment, Event
-from muster.chain.abi import ARTIFACTS, CONTRACTS, canonical_type, snake_case
+from muster.chain.abi import ARTIFACTS, CONTRACTS, snake_case
 from muster.chain.rpc import Rpc
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import RpcError
@@ -52,7 +53,7 @@ def plain(value: Any) -> Any:
 def encode_log(contract: str, name: str, args: dict[str, Any]) -> dict[str, Any]:
     """Return address, topics and data of an event, encoded by eth_abi."""
     abi = event_abi(contract, name)
-    types = [canonical_type(p) for p in abi["inputs"]]
+    types = [collapse_if_tuple(p) for p in abi["inputs"]]
     signature = keccak(f"{name}({','.join(types)})".encode())
     topics, data_types, data = [signature], [], []
     for parameter, kind in zip(abi["inputs"], types, strict=True):

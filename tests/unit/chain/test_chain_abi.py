@@ -1,62 +1,19 @@
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
 from chain_fakes import abi_entries
 
 from muster.chain import abi as abi_module
-from muster.chain import contracts
 from muster.chain.abi import (
     CONTRACTS,
-    canonical_type,
     contract_abi,
     encode_arguments,
     snake_case,
 )
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError
-
-INTERNAL = {
-    # Only other contracts may call these.
-    ("StakeVault", "slash"),
-    ("StakeVault", "release"),
-    ("StakeVault", "restore"),
-    ("StakeVault", "hold"),
-    ("StakeVault", "openCase"),
-    ("StakeVault", "closeCase"),
-    ("StakeVault", "depositFrom"),
-    ("StakeVault", "requestUnbondFor"),
-    ("WorkerRegistry", "jail"),
-    ("WorkerRegistry", "convict"),
-    ("WorkerRegistry", "acquit"),
-    ("ContributionLedger", "markDisputed"),
-    ("RewardEscrow", "reserve"),
-}
-PLUMBING = {
-    # Constants and the addresses of other contracts: in the deployment and in docs.
-    *("eip712Domain", "FAUCET_CAP", "FAUCET_CHAIN_ID", "MAX_COUNT", "MAX_SEATS"),
-    *("token", "vault", "workers", "runs", "ledger", "court", "faults", "escrow"),
-}
-
-
-@pytest.mark.parametrize("contract", CONTRACTS)
-def test_every_callable_function_has_a_client_method(contract: str) -> None:
-    client = getattr(contracts, contract)
-    for name in contract_abi(contract).functions:
-        if (contract, name) not in INTERNAL and name not in PLUMBING:
-            method = getattr(client, snake_case(name), None)
-            assert inspect.iscoroutinefunction(method), f"{contract}.{name}"
-
-
-@pytest.mark.parametrize("contract", CONTRACTS)
-def test_client_methods_take_as_many_arguments_as_the_functions(contract: str) -> None:
-    client = getattr(contracts, contract)
-    for name, function in contract_abi(contract).functions.items():
-        method = getattr(client, snake_case(name), None)
-        if method is not None:
-            assert len(inspect.signature(method).parameters) - 1 == len(function.input_types), name
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -96,14 +53,6 @@ def test_topics_are_those_of_the_standard() -> None:
 )
 def test_names_become_snake_case(solidity: str, python: str) -> None:
     assert snake_case(solidity) == python
-
-
-def test_struct_types_are_written_as_tuples() -> None:
-    parameter = {
-        "type": "tuple[]",
-        "components": [{"type": "uint64"}, {"type": "tuple", "components": [{"type": "bool"}]}],
-    }
-    assert canonical_type(parameter) == "(uint64,(bool))[]"
 
 
 @pytest.mark.parametrize("args", [(-1,), (1 << 256,), ("text",), (1, 2), ()])

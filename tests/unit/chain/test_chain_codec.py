@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from eth_abi.abi import encode
+from eth_abi.grammar import parse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain.codec import compile_decoder, split_types
+from muster.chain.codec import compile_decoder
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import to_address
 
@@ -44,7 +45,7 @@ def values_of(kind: str) -> st.SearchStrategy[Any]:
     if kind.endswith("[]"):
         return st.lists(values_of(kind[:-2]), max_size=3).map(tuple)
     if kind.startswith("("):
-        return st.tuples(*(values_of(part) for part in split_types(kind[1:-1])))
+        return st.tuples(*(values_of(part.to_type_str()) for part in parse(kind).components))
     return ELEMENTARY[kind]
 
 
@@ -105,11 +106,8 @@ def test_decoder_refuses_an_array_longer_than_the_data() -> None:
 def test_decoder_refuses_a_type_it_does_not_know() -> None:
     with pytest.raises(EncodingError, match="int256"):
         compile_decoder(("int256",))
-
-
-def test_types_are_split_at_the_top_level_only() -> None:
-    assert split_types("uint8,(address,bytes[])[],bool") == ("uint8", "(address,bytes[])[]", "bool")
-    assert split_types("") == ()
+    with pytest.raises(EncodingError, match=r"uint256\[2\]"):
+        compile_decoder(("uint256[2]",))
 
 
 def test_addresses_come_out_checksummed() -> None:

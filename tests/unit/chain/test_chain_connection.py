@@ -59,30 +59,24 @@ async def test_latest_version_may_be_none(exists: bool, expected: int | None) ->
     assert await node.chain().runs.latest_version(RunId(1)) == expected
 
 
-@pytest.mark.parametrize(("stranger", "expected"), [(address(0), None), (address(9), address(9))])
-async def test_stranger_to_the_quorum_may_be_none(stranger: str, expected: str | None) -> None:
-    node = CallNode(encode(["uint8", "uint88", "address"], [2, 5, stranger]))
-    quorum = await node.chain().runs.quorum_among(RunId(1), [address(9)])
-    assert (quorum.quorum, quorum.seats, quorum.stranger) == (2, 5, expected)
-
-
-async def test_missing_case_is_none() -> None:
-    kinds = "(address,uint64,uint8,uint8,uint64,uint8,uint40,uint32,uint88,uint8,uint8,uint8)"
-    node = CallNode(encode([kinds], [(address(0), *[0] * 11)]))
-    assert await node.chain().court.case_of(bytes(32)) is None  # type: ignore[arg-type]
+async def test_functions_without_a_method_are_read_by_name() -> None:
+    node = CallNode(encode(["uint8", "uint88", "address"], [2, 5, address(9)]))
+    asked = [RunId(1), [address(9)]]
+    answer = await node.chain().read("RunRegistry", "quorumAmong", asked)
+    assert answer == (2, 5, address(9))
 
 
 @pytest.mark.parametrize("answer", [b"", b"\1", bytes(31), b"\xff" * 32])
 async def test_answer_that_is_none_of_the_contracts_is_the_wrong_chain(answer: bytes) -> None:
     chain = CallNode(answer).chain()
-    with pytest.raises(WrongChain, match=r"WorkerRegistry\.isActive"):
-        await chain.workers.is_active(address(1))
+    with pytest.raises(WrongChain, match=r"RunRegistry\.isValidator"):
+        await chain.runs.is_validator(RunId(1), address(1))
 
 
 async def test_other_rpc_errors_pass_through() -> None:
     node = FakeNode()
     with pytest.raises(RpcError, match="method not found"):
-        await Chain(node.rpc, DEPLOYMENT).token.decimals()
+        await Chain(node.rpc, DEPLOYMENT).token.nonces(address(1))
 
 
 async def test_view_revert_without_data_is_a_revert() -> None:
@@ -93,7 +87,7 @@ async def test_view_revert_without_data_is_a_revert() -> None:
 
     node.methods["eth_call"] = call
     with pytest.raises(ContractRevert, match="without a reason"):
-        await node.chain().token.decimals()
+        await node.chain().token.nonces(address(1))
 
 
 async def test_head_is_read() -> None:
@@ -113,8 +107,8 @@ def test_domain_is_of_the_named_contract() -> None:
 async def test_chain_without_key_has_no_account_and_cannot_write() -> None:
     chain = Chain(FakeNode().rpc, DEPLOYMENT)
     assert chain.account is None
-    with pytest.raises(ConfigError, match=r"MusterToken\.burn needs a key"):
-        await chain.token.burn(1)
+    with pytest.raises(ConfigError, match=r"MusterToken\.faucet needs a key"):
+        await chain.token.faucet(address(1), 1)
 
 
 @pytest.mark.parametrize("timed", [True, False])

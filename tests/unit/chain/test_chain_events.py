@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 from chain_fakes import DEPLOYMENT, TX, Block, abi_entries, address, encode_log, placed
+from eth_utils.abi import collapse_if_tuple
 from hypothesis import given
 from hypothesis import strategies as st
 from test_chain_codec import values_of
 
 from muster.chain import RunConfig, RunTerms
-from muster.chain.abi import CONTRACTS, canonical_type, snake_case
+from muster.chain.abi import CONTRACTS, snake_case
+from muster.chain.conversion import from_abi
 from muster.chain.events import EventTable
 from muster.protocol.errors import EncodingError
 from muster.protocol.messages import Submission
@@ -23,7 +25,7 @@ EVENTS = [
     if entry["name"] != "EIP712DomainChanged"
 ]
 STRUCTS: dict[str, Any] = {
-    "config": lambda *values: RunConfig.from_abi(values),
+    "config": lambda *values: from_abi(RunConfig, values),
     "submission": Submission,
     "terms": RunTerms,
 }
@@ -36,7 +38,7 @@ def emitted(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     args = {}
     for parameter in entry["inputs"]:
         name = snake_case(parameter["name"])
-        value = draw(values_of(canonical_type(parameter)))
+        value = draw(values_of(collapse_if_tuple(parameter)))
         args[name] = STRUCTS[name](*value) if name in STRUCTS else value
     return contract, entry["name"], args
 

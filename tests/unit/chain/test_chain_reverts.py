@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from chain_fakes import abi_entries, address
 from eth_abi.abi import encode
+from eth_utils.abi import collapse_if_tuple
 
-from muster.chain.abi import CONTRACTS, canonical_type
+from muster.chain.abi import CONTRACTS
 from muster.chain.reverts import HINTS, decode_revert, error_table
 from muster.protocol.encoding import keccak
 
@@ -68,7 +69,7 @@ def test_known_error_with_damaged_arguments_keeps_its_name() -> None:
 def test_table_holds_every_error_of_every_contract() -> None:
     for contract in CONTRACTS:
         for entry in abi_entries(contract, "error"):
-            types = ",".join(canonical_type(p) for p in entry["inputs"])
+            types = ",".join(collapse_if_tuple(p) for p in entry["inputs"])
             selector = keccak(f"{entry['name']}({types})".encode())[:4]
             assert error_table()[selector].name == entry["name"]
 

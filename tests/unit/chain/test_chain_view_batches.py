@@ -17,7 +17,8 @@ from chain_histories import (
 )
 
 from muster.chain import Batch
-from muster.chain.view_parts import lenient_reason, parse_records
+from muster.chain.conversion import lenient_reason
+from muster.chain.view_parts import parse_records
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import PolicyVersion, RunId, Step

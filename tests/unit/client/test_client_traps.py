@@ -24,7 +24,7 @@ from client_world import (
 )
 from test_client_jury import ME, PEER, STRANGER, make_view_batch
 
-from muster.chain.structs import FAULTS, Fault
+from muster.chain.structs import Fault
 from muster.client.case_proofs import as_claimed
 from muster.client.trap_cli import trap
 from muster.client.validator.judging import examine
@@ -144,8 +144,8 @@ def test_fate_follows_from_verdict_and_case(verdict: Verdict, about: Any, fate: 
 def test_who_lost_stake_for_a_trap_is_named() -> None:
     view, record = world(Verdict.ACCEPTED, case(closed=True, overturned=True))
     leaf = record.leaf(1, 0)
-    filed = keccak(abi_words(FAULTS.index(Fault.WRONG_VERDICT), leaf, address_bytes(PEER)))
-    other = keccak(abi_words(FAULTS.index(Fault.ABSENT_JUROR), leaf, address_bytes(ME)))
+    filed = keccak(abi_words(Fault.WRONG_VERDICT.number, leaf, address_bytes(PEER)))
+    other = keccak(abi_words(Fault.ABSENT_JUROR.number, leaf, address_bytes(ME)))
     view.slashes = [
         SimpleNamespace(offence=filed, amount_wei=5),
         SimpleNamespace(offence=other, amount_wei=7),

@@ -22,7 +22,7 @@ from muster.chain import (
     RunView,
     WorkerView,
 )
-from muster.chain.structs import FAULTS
+from muster.chain.view_parts import split_signatures
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
@@ -125,18 +125,16 @@ class FakeLedger:
         )  # fmt: skip
         return batch_id
 
-    async def post_outcomes(
-        self, batch: Batch, records: bytes, signatures: Sequence[bytes]
-    ) -> object:
+    async def post_outcomes(self, batch: Batch, records: bytes, signatures: bytes) -> object:
         self.maybe_fail()
         batch_id = batch.batch_id
         if any(p[0] == batch_id for p in self.posted):
             raise ContractRevert("LedgerOutcomesPosted", (batch_id,))
-        self.posted.append((batch_id, records, list(signatures)))
+        self.posted.append((batch_id, records, split_signatures(signatures)))
         self._emit(
             "ContributionLedger", "OutcomesPosted",
             batch_id=batch_id, run_id=RUN, outcomes_root=keccak(records), records=records,
-            posted_at=self.emit.now(), signers=3, signatures=b"".join(signatures),
+            posted_at=self.emit.now(), signers=3, signatures=signatures,
         )  # fmt: skip
         return object()
 
@@ -234,7 +232,7 @@ class FakeFaults:
     def _punish(self, fault: Fault, subject: Hash32, validator: Address) -> object:
         self._ledger.maybe_fail()
         self.punished.append((fault, validator))
-        number = FAULTS.index(fault)
+        number = fault.number
         offence = keccak(
             number.to_bytes(32, "big") + subject + bytes(12) + bytes.fromhex(validator[2:])
         )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain.view_parts import lenient_reason
+from muster.chain.conversion import lenient_reason
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.reasons import CHECKS, VERDICTS, WORDS, checks_of, words_of
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from muster.chain.structs import FAULTS, Fault
+from muster.chain.structs import Fault
 from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32, to_address
@@ -121,7 +121,7 @@ def _slashed(view: ChainView, leaf: Hash32, signers: Iterable[Address]) -> dict[
 
 def wrong_verdict(leaf: Hash32, signer: Address) -> Hash32:
     """Return the offence that signing an overturned outcome is filed under (FaultCourt)."""
-    return keccak(abi_words(FAULTS.index(Fault.WRONG_VERDICT), leaf, address_bytes(signer)))
+    return keccak(abi_words(Fault.WRONG_VERDICT.number, leaf, address_bytes(signer)))
 
 
 def _fate(view: ChainView, batch: BatchView, position: int) -> Fate:

@@ -20,7 +20,6 @@ from random import Random
 from typing import Any
 
 from muster.chain import (
-    Anvil,
     BatchView,
     Chain,
     ChainView,
@@ -36,6 +35,7 @@ from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
 from muster.deploy import deploy_contracts
 from muster.devnet.adversary import KINDS
+from muster.devnet.anvil import Anvil
 from muster.devnet.network import FRAUD_PPM, PARAMETERS, PRICE_PER_UNIT
 from muster.devnet.redteam.patience import Patience, Starts
 from muster.devnet.redteam.stage import Stage

@@ -9,9 +9,10 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from random import Random
 
-from muster.chain import Anvil, Chain, ChainView, EventReader, Poll, apply_poll
+from muster.chain import Chain, ChainView, EventReader, Poll, apply_poll
 from muster.client.stake import take_from_faucet
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.devnet.anvil import Anvil
 from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import Stage
 from muster.devnet.redteam.trials import Attack, Outcome, Variant

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from muster.chain import Batch, OutcomeProof, PauseCause
+from muster.chain.view_parts import split_signatures
 from muster.devnet.simulator.chain import Block, Endpoint, SimulatedChain
 from muster.devnet.simulator.contracts import claimed_of, judged_of
 from muster.devnet.simulator.model.network import Network
@@ -125,20 +125,17 @@ class ChainConnection:
         batch_id = int(await self._send("commit", call, count))
         return batch_id, Mined(self._chain.head.number)
 
-    async def post_outcomes(
-        self, batch: Batch, records: bytes, signatures: Sequence[bytes]
-    ) -> object:
+    async def post_outcomes(self, batch: Batch, records: bytes, signatures: bytes) -> object:
         """Record a batch's outcomes."""
         outcomes = Outcomes(batch.batch_id, batch.root, keccak(records))
         hashed = digest(domain_of("ContributionLedger"), outcomes.struct_hash())
-        signers = [str(recover(hashed, signature)) for signature in signatures]
+        signers = [str(recover(hashed, signature)) for signature in split_signatures(signatures)]
         parts = [records[i : i + RECORD_BYTES] for i in range(0, len(records), RECORD_BYTES)]
         judged = tuple(judged_of(OutcomeRecord.from_bytes(part)) for part in parts)
-        joined = b"".join(signatures)
 
         def call(state: Network) -> None:
             header = self._header(state, batch)
-            self._chain.words.signatures[batch.batch_id] = joined
+            self._chain.words.signatures[batch.batch_id] = signatures
             state.post(header, judged, signers)
 
         return await self._send("post", call, len(judged))

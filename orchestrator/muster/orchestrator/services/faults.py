@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from muster.chain import BatchView, Fault
-from muster.chain.structs import FAULTS
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.outcomes import outcomes_of
 from muster.orchestrator.ports import FaultsPort
@@ -41,7 +40,7 @@ class ValidatorFault:
 
     def offence(self) -> Hash32:
         """Return what the slash is filed under."""
-        number = FAULTS.index(self.fault)
+        number = self.fault.number
         return keccak(abi_words(number, self.subject, address_bytes(self.validator)))
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.chain import Anvil, anvil, anvil_binary
-from muster.chain.anvil_binary import VERSION, fetch_anvil, find_anvil
+from muster.devnet import anvil, anvil_binary
+from muster.devnet.anvil import Anvil
+from muster.devnet.anvil_binary import VERSION, fetch_anvil, find_anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ConfigError
 

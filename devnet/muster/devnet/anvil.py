@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Self
 
-from muster.chain.anvil_binary import find_anvil
 from muster.chain.rpc import Rpc
+from muster.devnet.anvil_binary import find_anvil
 from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ChainUnreachable, ConfigError
 from muster.protocol.ids import Address

@@ -1,0 +1,170 @@
+"""Writes the typed contracts of `muster.chain.contracts` from what the compiler knows of them.
+
+A method is made for each function in CALLED, which Muster's own programs call. Whoever needs
+another one has `Chain.read` and `Chain.write`, or web3.py's contracts by `Chain.contract`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = ROOT / "protocol" / "muster" / "chain" / "contracts.py"
+LINE, INDENT, QUOTES = 100, 8, '"""'
+CALLED = {
+    "MusterToken": "allowance approve balanceOf DOMAIN_SEPARATOR faucet nonces totalSupply"
+    " transfer",
+    "StakeVault": "accountOf activeStake deposit depositWithPermit insurance insurancePpm"
+    " reporterCap reporterPpm requestUnbond unbondingPeriod withdraw",
+    "WorkerRegistry": "exit nonces registerWithPermit rejoin requiredStake rotateNode unjail"
+    " workerById workerOf workerOfNode",
+    "RunRegistry": "checkpointOf configOf createRun isValidator latestVersion pauseSlashing"
+    " publishCheckpoint requiredValidatorStake runCount slashCooldown termsOf",
+    "ContributionLedger": "batchCount challengeWindow commitBatch executeFraud finaliseFraud"
+    " outcomeDeadline postOutcomes stakePerUnit standingOf unitCapOf",
+    "DisputeCourt": "challenge close commitVote drawJury revealVote terms",
+    "FaultCourt": "slashAbsentJuror slashOverdue slashSigner wrongVerdictPpm",
+    "RewardEscrow": "claim fund fundsOf isPaid",
+}
+"""What Muster's programs call; `test_chain_contracts.py` finds what nobody calls any more."""
+
+NUMBERED_BY = {"createRun": "RunCreated", "commitBatch": "BatchCommitted"}
+"""Of a transaction that makes something: the event that carries the number which it returns."""
+
+NUMBERS = {"runid": "RunId", "version": "PolicyVersion", "step": "Step", "verdict": "Verdict"}
+"""Types of numbers, by the end of their names in small letters."""
+
+PYTHON_NAMES = {
+    "IDisputeCourt.Terms": "CourtTerms",
+    "IRunRegistry.Terms": "RunTerms",
+    "IStakeVault.Account": "StakeAccount",
+    "IWorkerRegistry.Worker": "WorkerAccount",
+}
+"""What Python calls structs whose name says too little outside their contract."""
+
+Built = dict[str, dict[str, Any]]
+"""What solc says of each contract, by name."""
+
+HEADER = '''"""The eight contracts: an async method for each function that Muster calls.
+
+Made by `python contracts/script/export_artifacts.py` from the contracts; not to be edited. Views
+return Python types; the others send a transaction and return its receipt, or raise ContractRevert,
+and need a chain that was connected with a key.
+"""
+
+from __future__ import annotations
+
+'''
+
+
+def render_module(output: dict[str, Any]) -> str:
+    """Return the module's text, formatted as the project formats Python, from what solc says."""
+    built = {name: part for file in output["contracts"].values() for name, part in file.items()}
+    classes = "".join(_class(built, name, called.split()) for name, called in CALLED.items())
+    return _formatted(HEADER + _imports(classes) + classes)
+
+
+def snake_case(name: str) -> str:
+    """Return a Solidity name the way Python writes it; `muster.chain` may not import here yet."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _imports(classes: str) -> str:
+    used = set(re.findall(r"\b[A-Z]\w+", re.sub(r'""".*?"""|"\w+"', "", classes, flags=re.DOTALL)))
+    homes = {
+        "collections.abc": {"Sequence"},
+        "muster.chain.calls": {"Contract", "Receipt"},
+        "muster.protocol.ids": {"Address", "Hash32", "PolicyVersion", "RunId", "Step"},
+        "muster.protocol.messages": {"Submission", "Verdict"},
+    }
+    elsewhere = {*CALLED, "None", *set().union(*homes.values())}
+    homes["muster.chain.structs"] = used - elsewhere
+    return "".join(
+        f"from {home} import {', '.join(sorted(names & used))}\n"
+        for home, names in sorted(homes.items())
+    )
+
+
+def _class(built: Built, contract: str, called: list[str]) -> str:
+    source = (ROOT / "contracts" / "src" / f"{contract}.sol").read_text()
+    title = re.findall("^/// @title (.*)$", source, re.MULTILINE)[0]
+    functions = {e["name"]: e for e in built[contract]["abi"] if e["type"] == "function"}
+    methods = "".join(_method(built, contract, functions[name]) for name in called)
+    return f'\n\nclass {contract}(Contract):\n    """{title}."""\n{methods}'
+
+
+def _method(built: Built, contract: str, function: dict[str, Any]) -> str:
+    name, inputs = function["name"], function["inputs"]
+    names = [snake_case(part["name"]) for part in inputs]
+    types = [_type(part, "Sequence[{}]") for part in inputs]
+    parameters = "".join(f", {n}: {kind}" for n, kind in zip(names, types, strict=True))
+    call = ", ".join([f'"{name}"', *names])
+    if function["stateMutability"] == "view":
+        returned, body = _view(function, call)
+    elif name in NUMBERED_BY:
+        returned, body = _creation(function, call)
+    else:
+        returned, body = "Receipt", f"return await self._write({call})"
+    head = f"\n    async def {snake_case(name)}(self{parameters}) -> {returned}:\n"
+    return head + textwrap.indent(f"{_docstring(built, contract, name)}\n{body}\n", " " * INDENT)
+
+
+def _view(function: dict[str, Any], call: str) -> tuple[str, str]:
+    """Return the type and body of a view: of one value, or of one and whether it exists."""
+    kind = _type(function["outputs"][0], "tuple[{}, ...]")
+    others = [part["name"] for part in function["outputs"][1:]]
+    if not others:
+        return kind, f"return await self._read({kind}, {call})"
+    assert others == ["exists"], f"{function['name']} returns {others}, too: read it by Chain.read"
+    return f"{kind} | None", f"return await self._find({kind}, {call})"
+
+
+def _creation(function: dict[str, Any], call: str) -> tuple[str, str]:
+    (made,) = function["outputs"]
+    kind, event = _type(made, ""), NUMBERED_BY[function["name"]]
+    number = f'receipt.event("{event}").args["{snake_case(made["name"])}"]'
+    body = f"receipt = await self._write({call})\nreturn {kind}({number}), receipt"
+    return f"tuple[{kind}, Receipt]", body
+
+
+def _type(part: dict[str, Any], sequence: str) -> str:
+    """Return the Python type of a parameter: by its struct or enum, its name or its ABI type."""
+    declared = part.get("internalType", part["type"])
+    if declared.endswith("[]"):
+        return sequence.format(_type({**part, "internalType": declared[:-2]}, sequence))
+    kind, _, declared = declared.rpartition(" ")
+    if kind in ("struct", "enum"):
+        return PYTHON_NAMES.get(declared, declared.rpartition(".")[2])
+    if declared.startswith("uint"):
+        name = part["name"].lower()
+        return next((kind for end, kind in NUMBERS.items() if name.endswith(end)), "int")
+    return {"address": "Address", "bytes32": "Hash32"}.get(declared, declared)
+
+
+def _docstring(built: Built, contract: str, function: str) -> str:
+    """Return the function's `@notice`; of inherited ones, the first sentence of their `@dev`."""
+    notices = _said(built[contract]["userdoc"], "notice")
+    details = _said(built[f"I{contract}"]["devdoc"], "details")
+    said = notices.get(function) or re.split(r"(?<=\.) ", details[function])[0]
+    said = re.sub(r"\s+", " ", said.replace("``", "`"))
+    said = re.sub(r"\{(\w+)\}", r"`\1`", said)
+    if len(said) <= LINE - INDENT - 2 * len(QUOTES):
+        return f"{QUOTES}{said}{QUOTES}"
+    return "\n".join([*textwrap.wrap(QUOTES + said, LINE - INDENT - len(QUOTES)), QUOTES])
+
+
+def _said(document: dict[str, Any], tag: str) -> dict[str, str]:
+    methods = document["methods"]
+    return {key.partition("(")[0]: said[tag] for key, said in methods.items() if tag in said}
+
+
+def _formatted(text: str) -> str:
+    for command in (["check", "--select", "I", "--fix-only", "-q"], ["format", "-q"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(MODULE), "-"]
+        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    return text
