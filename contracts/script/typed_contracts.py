@@ -134,14 +134,14 @@ def _creation(function: dict[str, Any], call: str) -> tuple[str, str]:
 
 def _type(part: dict[str, Any], sequence: str) -> str:
     """Return the Python type of a parameter: by its struct or enum, its name or its ABI type."""
-    declared = part.get("internalType", part["type"])
+    declared: str = part.get("internalType", part["type"])
     if declared.endswith("[]"):
         return sequence.format(_type({**part, "internalType": declared[:-2]}, sequence))
     kind, _, declared = declared.rpartition(" ")
     if kind in ("struct", "enum"):
         return PYTHON_NAMES.get(declared, declared.rpartition(".")[2])
     if declared.startswith("uint"):
-        name = part["name"].lower()
+        name: str = part["name"].lower()
         return next((kind for end, kind in NUMBERS.items() if name.endswith(end)), "int")
     return {"address": "Address", "bytes32": "Hash32"}.get(declared, declared)
 
