@@ -81,6 +81,7 @@ TESTS = {
     "ContributionLedger": "Ledger*",
     "RewardEscrow": "RewardEscrow*",
     "MusterToken": "MusterToken*",
+    "NetworkFactory": "NetworkFactory*",
     "JuryLib": "JuryLib*",
     "MultiProofLib": "MultiProof*",
     "BatchLib": "Libraries*",

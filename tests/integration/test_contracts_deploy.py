@@ -64,6 +64,7 @@ class Deployer:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "muster.devnet", "contracts", *words),
             cwd=self.folder,
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={
@@ -220,6 +221,13 @@ async def test_account_that_cannot_pay_is_told_before_anything_is_sent(
         assert await sent_by(rpc) == []
 
 
+async def test_nothing_is_sent_before_somebody_agrees(tmp_path: Path, anvil: Anvil) -> None:
+    code, _, err = await Deployer(tmp_path, anvil.rpc_url).run(*DEPLOY[:-1])
+    assert (code, "Deploy? Nobody can change it later" in err) == (130, True)
+    async with Rpc(anvil.rpc_url) as rpc:
+        assert await sent_by(rpc) == []
+
+
 async def test_other_chain_than_the_files_is_refused(tmp_path: Path) -> None:
     async with Anvil() as anvil:
         code, _, err = await Deployer(tmp_path, anvil.rpc_url).run(*DEPLOY)
@@ -294,6 +302,16 @@ async def test_another_immutable_is_named(deployed: Chain) -> None:
     assert (found.contract, found.immutable) == ("WorkerRegistry", "jailTime")
     assert int.from_bytes(found.found) == 62
     assert "differs at byte" in found.describe()
+
+
+async def test_verify_names_what_differs(tmp_path: Path, anvil: Anvil) -> None:
+    deployer = Deployer(tmp_path, anvil.rpc_url)
+    made = await deployer.json(*DEPLOY)
+    async with Rpc(anvil.rpc_url) as rpc:
+        await rpc.call("anvil_setCode", made["contracts"]["FaultCourt"], "0x60")
+    code, _, err = await deployer.run("verify")
+    assert code == 1
+    assert f"FaultCourt at {made['contracts']['FaultCourt']} differs at byte 1" in err
 
 
 @pytest.mark.parametrize("contract", ["StakeVault", "NetworkFactory"])

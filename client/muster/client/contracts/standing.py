@@ -17,7 +17,7 @@ from muster.chain.abi import FACTORY, contract_abi
 from muster.chain.quantities import from_hex
 from muster.client.quantities import format_share, format_tokens
 from muster.deploy import DeployParameters, Plan
-from muster.deploy.deploying import created_count, start_block
+from muster.deploy.deploying import start_block
 from muster.deploy.parameters import FAUCET_CHAIN_ID
 from muster.deploy.plan import ORDER, PARAMETER_OF
 from muster.protocol.encoding import hex0x, keccak
@@ -194,7 +194,6 @@ async def holders(chain: Chain, plan: Plan) -> list[Holder]:
         Holder("tokens", account, f"{format_tokens(wei)} of {format_tokens(supply)}")
         for account, wei in held.items()
     ]
-    left = len(ORDER) + 1 - await created_count(chain.rpc, plan)
     has_faucet = chain.chain_id == FAUCET_CHAIN_ID
     return [
         Holder("change, upgrade, pause all", "nobody", "no contract has an administrator"),
@@ -207,9 +206,7 @@ async def holders(chain: Chain, plan: Plan) -> list[Holder]:
         Holder(
             "factory",
             plan.account,
-            "nothing more to make: no contract asks the factory for anything"
-            if left <= 0
-            else f"{left} contracts to make",
+            "everything is made: no contract asks the factory for anything",
         ),
         Holder(
             "faucet",
