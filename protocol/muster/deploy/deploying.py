@@ -85,10 +85,14 @@ async def send_plan(
         gas_used = None
         if place >= count:
             to, data = call_of(plan, name)
-            receipt = await sender.send(to, data, label=f"{hex0x(plan.salt)}:{name}")
+            receipt = await sender.send(to, data, label=label_of(plan, name))
             gas_used = from_hex(receipt["gasUsed"])
         report(Stage(name, at, gas_used))
     block = await require_as_planned(rpc, plan, chain_id)
+    made = await sender.receipt_of(label_of(plan, FACTORY))
+    if made is not None:
+        # Contracts of some L2s are told the L1's block number, far below where their events begin.
+        block = from_hex(made["blockNumber"])
     logger.info("contracts deployed", extra={"chain_id": chain_id, "block": block})
     return Deployment(
         chain_id=chain_id,
@@ -96,6 +100,11 @@ async def send_plan(
         contracts={name: plan.addresses[name] for name in CONTRACTS},
         parameters=plan.shown(),
     )
+
+
+def label_of(plan: Plan, step: str) -> str:
+    """Return the name of a step in the send journal."""
+    return f"{hex0x(plan.salt)}:{step}"
 
 
 async def created_count(rpc: Rpc, plan: Plan) -> int:
