@@ -261,7 +261,7 @@ class RpcProxy:
                 block = await self._ask("eth_getBlockByNumber", hex(number), False)
                 hashes += block["transactions"]
             # A transaction of the pool that was mined meanwhile would leave a hole in the chain.
-            await self._ask("evm_setAutomine", False)
+            await self._ask("evm_setIntervalMining", 0)
             await self._ask("anvil_reorg", depth, [])
             for tx_hash in hashes:
                 await self._ask("eth_sendRawTransaction", self._sent[tx_hash])
