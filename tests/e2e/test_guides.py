@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
 PORTS = (8545, 8600, 8700, 8800)
 TIMEOUT_S = 400
+ENDING_S = 30
 
 
 @pytest.fixture
@@ -51,6 +53,10 @@ def run_script(checkout: Path, blocks: list[str]) -> str:
         output, _ = shell.communicate(timeout=TIMEOUT_S)
     finally:
         os.killpg(shell.pid, signal.SIGTERM)
+        # The next guide needs the ports, which what this one started gives back as it ends.
+        ends_by = time.monotonic() + ENDING_S
+        while any(map(_is_taken, PORTS)) and time.monotonic() < ends_by:
+            time.sleep(0.1)
     assert shell.returncode == 0, output[-3000:]
     return output
 

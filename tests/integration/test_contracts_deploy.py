@@ -268,7 +268,9 @@ async def test_chain_without_the_deployment_proxy_is_named_and_can_be_mended() -
         with pytest.raises(ConfigError, match="lacks the deterministic deployment proxy"):
             await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
         await rpc.call("anvil_setBalance", signer, hex(10**16))
-        await rpc.call("eth_sendRawTransaction", signed)
+        sent = await rpc.call("eth_sendRawTransaction", signed)
+        while await rpc.call("eth_getTransactionReceipt", sent) is None:
+            await rpc.call("evm_mine")
         await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
 
 
