@@ -274,6 +274,16 @@ async def test_chain_without_the_deployment_proxy_is_named_and_can_be_mended() -
         await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
 
 
+async def test_several_endpoints_take_each_transaction_once(anvil: Anvil, tmp_path: Path) -> None:
+    urls = anvil.rpc_url, anvil.rpc_url.replace("127.0.0.1", "localhost")
+    deployer = Deployer(tmp_path, ",".join(urls))
+    code, _, err = await deployer.run(*DEPLOY, "--dry-run")
+    assert (code, err.splitlines()[-1]) == (0, "nothing was sent")
+    await deployer.json(*DEPLOY)
+    async with Rpc(anvil.rpc_url) as rpc:
+        assert len(await sent_by(rpc)) == len(STEPS)
+
+
 async def test_chains_have_the_same_addresses(tmp_path: Path) -> None:
     at = []
     for chain_id in ("31338", "31339"):

@@ -76,11 +76,11 @@ def deploy(network: Path, keystore: Path, password_file: Path | None, **options:
 
 
 async def _dry_run(described: NetworkFile, plan: Plan, options: dict[str, Any]) -> None:
-    from muster.chain.rpc import Rpc
+    from muster.chain.quorum import open_rpc
     from muster.client.contracts.costs import estimate
     from muster.deploy.deploying import require_proxy
 
-    async with Rpc(endpoint(options)[0]) as rpc:
+    async with open_rpc(endpoint(options)[0]) as rpc:
         await _require_chain(rpc, described)
         await require_proxy(rpc)
         found = await estimate(rpc, plan, described.chain_id)
@@ -96,7 +96,7 @@ async def _dry_run(described: NetworkFile, plan: Plan, options: dict[str, Any]) 
 async def _deploy(described: NetworkFile, key: bytes, options: dict[str, Any]) -> None:
     from muster.chain import TransactionSender, save_deployment
     from muster.chain.connection import open_journal
-    from muster.chain.rpc import Rpc
+    from muster.chain.quorum import open_rpc
     from muster.client.contracts.costs import estimate
     from muster.deploy import send_plan
     from muster.deploy.deploying import require_proxy
@@ -104,7 +104,7 @@ async def _deploy(described: NetworkFile, key: bytes, options: dict[str, Any]) -
 
     rpc_url, deployments = endpoint(options)
     chain_id, plan = described.chain_id, described.plan(address_of(key))
-    async with Rpc(rpc_url) as rpc:
+    async with open_rpc(rpc_url) as rpc:
         await _require_chain(rpc, described)
         await require_proxy(rpc)
         found = await estimate(rpc, plan, chain_id)
