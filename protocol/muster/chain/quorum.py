@@ -147,7 +147,7 @@ class QuorumRpc(Rpc):
         if len(said) < self._enough:
             raise ChainUnreachable(
                 f"{len(said)} of {len(self._endpoints)} RPC endpoints answer, "
-                f"{self._enough} must: {problem}",
+                f"{self._enough} must: {problem or 'the others are silent'}",
                 hint="wait a little, or name others with --rpc",
             )
         return said
