@@ -50,9 +50,10 @@ async def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--read", metavar="URL", help="Be the process that is killed.")
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--head", type=int, default=0, help="Read up to this block.")
     asked = parser.parse_args()
     if asked.read:
-        print(await read(asked.read, asked.folder), flush=True)
+        print(await read(asked.read, asked.folder, asked.head), flush=True)
         return
     index.EVENTS, index.OWNERS = asked.events, asked.events // index.PER_OWNER
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
@@ -65,12 +66,12 @@ async def main() -> None:
                 print(f"{asked.events} deposits made in {time.perf_counter() - began:.0f} s")
                 head = await chain.block_number()
             began = time.perf_counter()
-            true = await read(anvil.rpc_url, Path(folder), keeps=False)
+            true = await read(anvil.rpc_url, Path(folder), head, keeps=False)
             direct_s = time.perf_counter() - began
             endpoint = PublicEndpoint(PROFILES["public"], SEED)
             async with RpcProxy(anvil.rpc_url, endpoint) as proxy:
                 began = time.perf_counter()
-                killed, said = await killed_again_and_again(proxy, Path(folder), asked)
+                killed, said = await killed_again_and_again(proxy, Path(folder), head, asked)
                 wall_s = time.perf_counter() - began
     assert said == true, f"{said} instead of {true}"
     print_table(
@@ -94,13 +95,14 @@ async def main() -> None:
 
 
 async def killed_again_and_again(
-    proxy: RpcProxy, folder: Path, asked: argparse.Namespace
+    proxy: RpcProxy, folder: Path, head: int, asked: argparse.Namespace
 ) -> tuple[int, str]:
     """Return how often a sync was killed before it was done, and what it saw in the end."""
     chance, killed = Random(SEED), 0
     while True:
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", __file__, "--read", proxy.url, "--folder", str(folder)),
+            *("--head", str(head)),
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
             stdout=asyncio.subprocess.PIPE,
         )
@@ -119,15 +121,20 @@ async def killed_again_and_again(
             return killed, output.decode().strip()
 
 
-async def read(url: str, folder: Path, *, keeps: bool = True) -> str:
-    """Read all events, whatever the endpoint does; return what says what was seen."""
+async def read(url: str, folder: Path, head: int, *, keeps: bool = True) -> str:
+    """Read all events, whatever the endpoint does; return what says what was seen.
+
+    A node that lags ends before the head; the next poll goes on.
+    """
     async with await connected(url, folder) as chain:
         # Those of a development chain are not kept otherwise.
         chain.log_file = folder / "logs.sqlite" if keeps else None
-        reader, view, events = EventReader(chain), ChainView(), []
-        while len(events) == 0:
+        reader, view, events, at = EventReader(chain), ChainView(), [], 0
+        while at < head:
             try:
-                events = (await reader.poll()).events
+                poll = await reader.poll()
+                assert poll.rewound_to is None
+                events, at = events + poll.events, poll.head.number
             except ChainError as error:
                 print(f"again: {error}", file=sys.stderr)
     digest = hashlib.sha256()

@@ -50,13 +50,13 @@ def test_another_plan_has_other_addresses(other: Plan) -> None:
 
 
 def test_other_code_has_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = contract_abi("StakeVault")
+    real, salt = contract_abi("StakeVault"), PLAN.salt
     altered = replace(real, bytecode=real.bytecode + b"\0")
     monkeypatch.setattr(
         "muster.deploy.plan.contract_abi",
         lambda name: altered if name == "StakeVault" else contract_abi(name),
     )
-    assert Plan("a network", ACCOUNT, DeployParameters()).salt != PLAN.salt
+    assert Plan("a network", ACCOUNT, DeployParameters()).salt != salt
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=20, max_size=20))
