@@ -66,6 +66,7 @@ class TransactionSender:
         self._policy = policy or SendPolicy()
         self._sleep = sleep
         self._submitting = asyncio.Lock()
+        self._mined_in = 0
         self._watcher = Watcher(
             rpc, key, self.address, self._journal, self._policy, clock=clock, sleep=sleep
         )
@@ -179,13 +180,18 @@ class TransactionSender:
 
     async def _prepare(self, to: Address | None, data: bytes, fee_factor: float) -> Unsigned:
         call = self._call(to, data)
-        gas, nonce, block, tip = await self._rpc.try_batch(
-            [
-                ("eth_estimateGas", [call, "pending"]),
-                ("eth_getTransactionCount", [self.address, "pending"]),
-                *MARKET,
-            ]
-        )
+        for attempt in range(1, self._policy.send_attempts + 1):
+            gas, nonce, block, tip = await self._rpc.try_batch(
+                [
+                    ("eth_estimateGas", [call, "pending"]),
+                    ("eth_getTransactionCount", [self.address, "pending"]),
+                    *MARKET,
+                ]
+            )
+            # A node that lags does not know what the call rests on.
+            if not isinstance(gas, RpcError) or not self._is_behind(block):
+                break
+            await self._sleep(self._policy.first_poll_s * 2**attempt)
         if isinstance(gas, RpcError):
             raise _explained(gas)
         if isinstance(nonce, RpcError):
@@ -199,6 +205,11 @@ class TransactionSender:
             fees=market_fees(block, tip).times(fee_factor).at_most(self._policy.highest_fee_wei),
         )
 
+    def _is_behind(self, block: Any) -> bool:
+        """Return whether a newest block is older than one with a transaction of ours."""
+        is_block = isinstance(block, dict) and "number" in block
+        return is_block and from_hex(block["number"]) < self._mined_in
+
     async def _next_nonce(self, on_chain: int) -> int:
         """Return the nonce after all that was sent; `on_chain` counts what the node waits with."""
         settled = await self._journal.settled_from(on_chain)
@@ -210,6 +221,7 @@ class TransactionSender:
     async def _succeeded(self, receipt: Receipt, to: Address | None, data: bytes) -> Receipt:
         """Return a receipt that says so, else raise why not: the call again, on the state after."""
         if has_succeeded(receipt):
+            self._mined_in = from_hex(receipt["blockNumber"])
             return receipt
         tx_hash = receipt["transactionHash"]
         try:

@@ -350,3 +350,29 @@ def test_highest_fee_is_what_the_environment_says(said: str | None, wei: int) ->
 def test_highest_fee_that_is_no_price_is_refused(said: str) -> None:
     with pytest.raises(ConfigError, match=f"MUSTER_MAX_FEE_GWEI is '{said}'"):
         highest_fee({"MUSTER_MAX_FEE_GWEI": said})
+
+
+@pytest.mark.parametrize(("behind", "is_believed"), [(1, False), (0, True)])
+async def test_refusal_by_a_node_that_lags_is_asked_again(behind: int, is_believed: bool) -> None:
+    pool = Pool()
+    sender = pool.sender()
+    mined = int((await sender.send(TO, b"approve"))["blockNumber"], 16)
+    asked, block = [0], pool.methods["eth_getBlockByNumber"]
+
+    def estimate(_call: Any, _block: str) -> str:
+        asked[0] += 1
+        if asked[0] > 2:
+            return hex(100_000)
+        raise RpcError("execution reverted", code=3, data=REVERT)
+
+    def newest(number: str, full: bool) -> Any:
+        return {**block(number, full), "number": hex(mined - behind if asked[0] <= 2 else mined)}
+
+    pool.methods |= {"eth_estimateGas": estimate, "eth_getBlockByNumber": newest}
+    if is_believed:
+        with pytest.raises(ContractRevert, match="LedgerPaused"):
+            await sender.send(TO, b"deposit")
+        assert asked == [1]
+    else:
+        assert (await sender.send(TO, b"deposit"))["status"] == "0x1"
+        assert asked == [3]
