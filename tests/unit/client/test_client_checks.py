@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from client_world import (
     CALIBRATION,
@@ -23,8 +24,16 @@ from client_world import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.client.validator.checks import Claim, check_claim, check_file, strain_of, unreadable
+from muster.client.validator.checks import (
+    Claim,
+    check_claim,
+    check_file,
+    count_strikes,
+    strain_of,
+    unreadable,
+)
 from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
+from muster.client.validator.replay import Replay
 from muster.devnet.simulator.machines import EOS
 from muster.inference import Prefill
 from muster.protocol.errors import EngineError
@@ -32,7 +41,7 @@ from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
 from muster.tasks import Graded, TaskSet, exact_match, registry
-from muster.toploc import build_proofs
+from muster.toploc import ChunkResult, build_proofs
 
 TICKET = make_ticket()
 ROWS = make_rollouts(TICKET)
@@ -354,6 +363,25 @@ def test_strikes_below_the_limit_are_rejected_and_from_there_on_fraud(
     assert CALIBRATION.fraud_strikes == 2
     assert_found(judge(forge(1)), Verdict.REJECTED, reason)
     assert_found(judge(forge(1, 2)), Verdict.FRAUD, reason)
+
+
+def spoilt(chunk_fails: bool, margin: float, *tokens: int) -> Replay:
+    mismatches = CALIBRATION.chunk.max_exponent_mismatches + 1 if chunk_fails else 0
+    chunk = ChunkResult(mismatches, 0.0, 0.0, 0, points=8)
+    return Replay((chunk,), np.array([margin], np.float32), ((1, 2), tokens))
+
+
+def test_samples_of_the_same_tokens_share_their_rounding_and_are_one_strike() -> None:
+    alike = [spoilt(True, 0.0, 7, 8)] * 4
+    assert count_strikes(alike, CALIBRATION) == 1
+    assert count_strikes([*alike, spoilt(True, 0.0, 7, 9)], CALIBRATION) == 2
+
+
+def test_samples_of_the_same_tokens_that_nobody_sampled_so_are_a_strike_each() -> None:
+    wide = 2 * CALIBRATION.sampler.margin
+    assert count_strikes([spoilt(False, wide, 7, 8)] * 4, CALIBRATION) == 4
+    mixed = [spoilt(True, wide, 7, 8), spoilt(True, 0.0, 7, 8), spoilt(True, 0.0, 7, 9)]
+    assert count_strikes(mixed, CALIBRATION) == 2
 
 
 def test_strikes_of_both_checks_add_up_under_the_first_reason() -> None:

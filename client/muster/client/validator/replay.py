@@ -29,6 +29,8 @@ class Replay:
     margins: npt.NDArray[np.float32]
     """[T]: how far each token that the model sampled is below the replayed maximum, in logits / T.
     Replies of an environment were not sampled."""
+    tokens: tuple[tuple[int, ...], tuple[int, ...]]
+    """Prompt and completion: samples that are alike in both have the same hidden states."""
 
 
 def replay_rows(
@@ -61,7 +63,7 @@ def replay_rows(
             recipe.sampling.temperature,
         )
         margins = map(_of_the_model, part, replayed.margins)
-        replays += map(Replay, map(tuple, chunks), margins)
+        replays += map(Replay, map(tuple, chunks), margins, samples[chosen])
     return replays
 
 
