@@ -60,7 +60,7 @@ class Chunks:
     @property
     def addresses(self) -> npt.NDArray[np.uintp]:
         """Where each chunk's first element is in memory, for as long as `samples` lives."""
-        row_bytes = self.samples[0].strides[0]
+        row_bytes = self.samples[0][0].nbytes
         starts = [np.arange(count) * self.chunk_tokens * row_bytes for count in self.counts]
         bases = [sample.ctypes.data for sample in self.samples]
         moved = [base + start for base, start in zip(bases, starts, strict=True)]

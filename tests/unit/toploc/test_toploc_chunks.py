@@ -80,6 +80,14 @@ def test_addresses_are_where_chunks_begin() -> None:
     assert chunks.addresses.tolist() == [chunk.ctypes.data for chunk in chunks]
 
 
+def test_addresses_do_not_hang_on_the_stride_of_a_single_row() -> None:
+    # numpy lets the stride of an axis of one be anything.
+    odd = np.lib.stride_tricks.as_strided(np.zeros((1, 2), np.uint16), (1, 2), (1000, 2))
+    chunks = cut([odd, samples()[0]], chunk_tokens=2, topk=3)
+    assert chunks.samples[0].strides == (1000, 2)
+    assert chunks.addresses.tolist() == [chunk.ctypes.data for chunk in chunks]
+
+
 def test_samples_of_different_width_are_refused() -> None:
     with pytest.raises(ProofError, match="hidden"):
         cut(samples(), chunk_tokens=2, topk=3)
