@@ -11,6 +11,7 @@ import json
 import logging
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from muster.devnet.display import Progress
     from muster.devnet.keys import Member
     from muster.devnet.network import Network
+    from muster.devnet.processes import Child
     from muster.devnet.report import DemoFacts
     from muster.protocol.ids import RunId
 
@@ -332,7 +334,18 @@ def _require_alive(network: Network) -> None:
     members = {member.name for member in network.cast.members if member.role != "honest"}
     steady = {"trainer", "base-model", "calibrate", "run-create"} | members
     children = network.processes.children
-    network.processes.require_running(*(c for n, c in children.items() if n not in steady))
+    try:
+        network.processes.require_running(*(c for n, c in children.items() if n not in steady))
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_frauds(children)}", hint=error.hint) from error
+
+
+def _frauds(children: Mapping[str, Child]) -> str:
+    """Return what the validators found last: why an honest worker may have had to stop."""
+    validators = [child for name, child in children.items() if name.startswith("validator")]
+    logs = [child.log.read_text(errors="replace").splitlines() for child in validators]
+    lines = [[line for line in log if "verdict=FRAUD" in line][-3:] for log in logs]
+    return "".join(f"\n{line}" for found in lines for line in found)
 
 
 async def _status(network: Network) -> dict[str, Any] | None:
