@@ -115,6 +115,9 @@ class GreedyDecoder(WorkerLoop):
         finally:
             engine.generate = honest  # type: ignore[method-assign]
 
+    async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
+        """Ask nothing: the answer would be no."""
+
 
 KINDS: dict[str, type[WorkerLoop]] = {
     "other-model": OtherModel,

@@ -16,6 +16,7 @@ from client_chain import (
     make_view,
 )
 from client_world import (
+    CALIBRATION,
     DOMAIN,
     NODE_KEY,
     NOW,
@@ -42,10 +43,16 @@ Check = Callable[[], bool]
 class Desk:
     """A worker's loop among fakes."""
 
-    def __init__(self, state: Path, loop_class: type[WorkerLoop] = WorkerLoop) -> None:
+    def __init__(
+        self,
+        state: Path,
+        loop_class: type[WorkerLoop] = WorkerLoop,
+        *,
+        engine: HashEngine | None = None,
+    ) -> None:
         self.orchestrator = FakeOrchestrator()
         self.fetcher = FakeFetcher()
-        self.engine = HashEngine()
+        self.engine = engine or HashEngine()
         self.view = make_view()
         self.journal = SubmissionJournal(state)
         self.chain_errors = 0
@@ -61,6 +68,7 @@ class Desk:
             fetcher=self.fetcher,  # type: ignore[arg-type]
             engine=self.engine,  # type: ignore[arg-type]
             recipe=RECIPE,
+            calibration=CALIBRATION,
             task_set=TASK_SET,
             journal=self.journal,
             poll_s=0.001,

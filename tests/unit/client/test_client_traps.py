@@ -46,7 +46,9 @@ from muster.protocol.traps import KINDS, PLANS, Trap, TrapKind, TrapPlan
 
 TICKET = make_ticket()
 ROWS = make_rollouts(TICKET)
-PLACE: Any = SimpleNamespace(recipe=RECIPE, task_set=TASK_SET, engine=HashEngine(VERSION))
+PLACE: Any = SimpleNamespace(
+    recipe=RECIPE, task_set=TASK_SET, engine=HashEngine(VERSION), calibration=CALIBRATION
+)
 PLAN = TrapPlan(RunId(7), TICKET.worker, Step(0), Step(10), 1_000_000, keccak(b"secret"))
 
 
@@ -56,7 +58,7 @@ PLAN = TrapPlan(RunId(7), TICKET.worker, Step(0), Step(10), 1_000_000, keccak(b"
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", range(4))
 def test_right_verdict_of_a_trap_is_rejected_by_one_strike(kind: TrapKind, row: int) -> None:
-    made, rows = lay(Trap(kind, row), TICKET, ROWS, PLACE, CALIBRATION)
+    made, rows = lay(Trap(kind, row), TICKET, ROWS, PLACE)
     assert made is not None
     submission = make_submission(TICKET, rows)
     judgement = examine(make_claim(submission, TICKET), rows, RULES, HashEngine(VERSION))
@@ -67,7 +69,7 @@ def test_right_verdict_of_a_trap_is_rejected_by_one_strike(kind: TrapKind, row: 
 
 
 def test_other_seed_gives_itself_away_only_to_who_replays() -> None:
-    kind, rows = lay(Trap(TrapKind.OTHER_SEED, 1), TICKET, ROWS, PLACE, CALIBRATION)
+    kind, rows = lay(Trap(TrapKind.OTHER_SEED, 1), TICKET, ROWS, PLACE)
     assert kind is TrapKind.OTHER_SEED
     changed, honest = rows[1], ROWS[1]
     same = replace(
@@ -82,8 +84,9 @@ def test_other_seed_gives_itself_away_only_to_who_replays() -> None:
 def test_where_nothing_fails_the_file_stays_honest() -> None:
     sampler = CALIBRATION.sampler.model_copy(update={"margin": 1e9})
     lenient = CALIBRATION.model_copy(update={"sampler": sampler})
+    place = SimpleNamespace(**{**vars(PLACE), "calibration": lenient})
     alike = [replace(row, proofs=ROWS[0].proofs) for row in ROWS]
-    kind, rows = lay(Trap(TrapKind.COLD, 0), TICKET, alike, PLACE, lenient)
+    kind, rows = lay(Trap(TrapKind.COLD, 0), TICKET, alike, place)
     assert (kind, rows) == (None, alike)
 
 

@@ -36,11 +36,12 @@ from muster.client.tickets import TicketFault, lease_fault
 from muster.client.worker.generation import build_submission
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
+from muster.client.worker.selfcheck import require_sound
 from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_together
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ApiError, ChainError, ConfigError, TaskError
+from muster.protocol.errors import ApiError, ChainError, ConfigError, EngineError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
@@ -233,15 +234,37 @@ class WorkerLoop:
     # 5. generate
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
-        """Return the ticket's rollouts; the policy is loaded."""
+        """Return the ticket's rollouts; the policy is loaded.
+
+        Raises EngineError when a validator would not accept them.
+        """
         self.state = "generating"
         place, started = self.place, time.perf_counter()
         rollouts = await self.compute.run(
             build_submission, ticket, place.recipe, place.task_set, place.engine
         )
+        generating_s = time.perf_counter() - started
         tokens = sum(len(rollout.completion_tokens) for rollout in rollouts)
-        self.tokens_per_s = tokens / max(time.perf_counter() - started, 1e-9)
+        self.tokens_per_s = tokens / max(generating_s, 1e-9)
+        await self.check(rollouts, generating_s)
         return rollouts
+
+    async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
+        """Raise EngineError when a validator would not accept what was generated just now."""
+        place = self.place
+        try:
+            await self.compute.run(
+                require_sound,
+                rollouts,
+                place.recipe,
+                place.calibration,
+                place.engine,
+                generating_s,
+            )
+        except EngineError:
+            # Perhaps it is the weights: they are read again before the next try.
+            self._loaded = None
+            raise
 
     # 6. submit
 

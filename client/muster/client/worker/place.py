@@ -14,6 +14,7 @@ from muster.protocol.ids import Address, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import Fetcher
 from muster.tasks import TaskSet
+from muster.toploc import Calibration
 
 if TYPE_CHECKING:
     from muster.chain import ChainView
@@ -43,6 +44,8 @@ class WorkerPlace:
     """What generates."""
     recipe: Recipe
     """The run's recipe."""
+    calibration: Calibration
+    """The limits that the run's validators apply."""
     task_set: TaskSet
     """The run's problems."""
     journal: SubmissionJournal

@@ -61,6 +61,7 @@ async def run_worker(
                 fetcher=seat.fetcher,
                 engine=await load_engine(engine_factory, settings),
                 recipe=recipe,
+                calibration=calibration,
                 task_set=await fetch_task_set(
                     seat.api, config.task_set_hash, settings.state_dir / TASK_SETS
                 ),

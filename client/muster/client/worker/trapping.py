@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from muster.client.documents import fetch_calibration
 from muster.client.journal import Journal
 from muster.client.validator.checks import count_strikes
 from muster.client.validator.replay import replay_rows
@@ -27,7 +26,6 @@ from muster.protocol.ids import Hash32
 from muster.protocol.messages import Submission, Ticket
 from muster.protocol.rollouts import Rollout
 from muster.protocol.traps import Trap, TrapKind, TrapPlan
-from muster.toploc import Calibration
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +73,11 @@ class TrapWorker(WorkerLoop):
                 f"the plan is for worker {self.plan.worker} of run {self.plan.run_id}",
                 hint="check --plan, --worker and --run",
             )
-        self._calibration: Calibration | None = None
+        if place.calibration.fraud_strikes < 2:
+            raise ConfigError(
+                "one strike is fraud in this run: a trap would be slashed",
+                hint="traps need a calibration with fraud_strikes of 2 or more",
+            )
         self._spoilt: dict[Slot, TrapKind | None] = {}
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
@@ -84,23 +86,9 @@ class TrapWorker(WorkerLoop):
         trap = self.plan.trap_at(ticket.step, ticket.index)
         if trap is None:
             return rollouts
-        calibration = await self._limits()
-        kind, rollouts = await self.compute.run(
-            lay, trap, ticket, rollouts, self.place, calibration
-        )
+        kind, rollouts = await self.compute.run(lay, trap, ticket, rollouts, self.place)
         self._spoilt[ticket.step, ticket.index] = kind
         return rollouts
-
-    async def _limits(self) -> Calibration:
-        if self._calibration is None:
-            config = self.place.view.runs[self.place.run_id].config
-            self._calibration = await fetch_calibration(self.place.api, config.calibration_hash)
-            if self._calibration.fraud_strikes < 2:
-                raise ConfigError(
-                    "one strike is fraud in this run: a trap would be slashed",
-                    hint="traps need a calibration with fraud_strikes of 2 or more",
-                )
-        return self._calibration
 
     def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
         """Note what the slot became, then claim as any worker does."""
@@ -127,13 +115,12 @@ def lay(
     ticket: Ticket,
     rollouts: list[Rollout],
     place: WorkerPlace,
-    calibration: Calibration,
 ) -> tuple[TrapKind | None, list[Rollout]]:
     """Return the rollouts with one sample spoilt, and how; as they were where nothing fails."""
     number = trap.row % len(rollouts)
     for kind in trap.kinds():
         spoilt = _spoil(kind, number, ticket, rollouts, place)
-        if spoilt is not None and _strikes(spoilt, place, calibration) == 1:
+        if spoilt is not None and _strikes(spoilt, place) == 1:
             return kind, [*rollouts[:number], spoilt, *rollouts[number + 1 :]]
     logger.info("no trap could be laid", extra={"step": ticket.step, "index": ticket.index})
     return None, rollouts
@@ -167,5 +154,5 @@ def _with_other_proof(rollouts: list[Rollout], number: int) -> Rollout | None:
     return None
 
 
-def _strikes(row: Rollout, place: WorkerPlace, calibration: Calibration) -> int:
-    return count_strikes(replay_rows([row], place.engine, place.recipe), calibration)
+def _strikes(row: Rollout, place: WorkerPlace) -> int:
+    return count_strikes(replay_rows([row], place.engine, place.recipe), place.calibration)

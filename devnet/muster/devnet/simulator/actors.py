@@ -98,6 +98,9 @@ class SimulatedWorker(WorkerLoop):
             return [replace(row, task_reward=1.0 - row.task_reward) for row in rollouts]
         return rollouts
 
+    async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
+        """Ask nothing: no simulated machine is disturbed."""
+
 
 def engine_for(conduct: Conduct) -> SimulatedEngine:
     """Return the model that a worker of this conduct runs."""

@@ -121,6 +121,7 @@ class Nodes:
                 fetcher=SimulatedFetcher(rng, scenario.fetch_s, scenario.relay_failures),  # type: ignore[arg-type]
                 engine=engine_for(person.conduct),  # type: ignore[arg-type]
                 recipe=self._stage.recipe,
+                calibration=self._stage.rules.calibration,
                 task_set=self._stage.tasks,
                 journal=Disk(folder),
                 poll_s=scenario.poll_s,
