@@ -100,6 +100,18 @@ async def test_file_that_was_accepted_twice_is_trained_on_once() -> None:
     assert (taken.end.position, len(taken.groups)) == (5, 4)
 
 
+async def test_record_that_comes_as_the_step_begins_to_wait_is_not_missed() -> None:
+    feed, loop = Feed(), asyncio.get_running_loop()
+    for seed, good in enumerate([1, 1]):
+        _submit(feed, seed, good)
+    reader = _reader(feed, refill_submissions=8)
+    # Runs in the loop's next turn.
+    reader._on_short = lambda _: loop.call_soon(_submit, feed, 2, 2)  # type: ignore[assignment]
+    async with asyncio.timeout(5):
+        taken = await reader.next_step(START, PolicyVersion(0))
+    assert taken.end.position == 3
+
+
 async def test_empty_step_is_an_input_without_groups() -> None:
     feed = Feed()
     for seed in range(2):

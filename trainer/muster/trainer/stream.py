@@ -247,7 +247,9 @@ class StreamReader:
             self._on_short(Shortage(Step(newest + 1), cursor.position, refill))
         # What is told may be lost on its way: say it again.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._ledger.changed(), REPEAT_S if refill else None)
+            # Not `wait_for`: its task begins to listen a moment later, and may miss the change.
+            async with asyncio.timeout(REPEAT_S if refill else None):
+                await self._ledger.changed()
 
     def _item_at(self, position: int) -> StreamItem | None:
         stream = self._ledger.stream()
