@@ -7,12 +7,14 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from muster.chain import Chain, Deployment, RunConfig, RunTerms
+from muster.client import relay as relay_module
 from muster.client.relay import RelaySettings, serve_relay
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
@@ -124,6 +126,42 @@ async def test_relay_process_mirrors_what_is_anchored_and_stops_on_sigterm(
             assert psutil.Process(process.pid).memory_info().rss < MAX_RSS_MB << 20
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, 20) == 0
+
+
+async def relaying(chain: Chain, anvil: Anvil, tmp_path: Path, **changes: Any) -> RelaySettings:
+    return RelaySettings(
+        run=await create_run(chain),
+        upstream=("http://127.0.0.1:9",),
+        rpc=anvil.rpc_url,
+        deployments=tmp_path / "deployments",
+        store=tmp_path / "relay",
+        port=0,
+        **changes,
+    )
+
+
+async def test_relay_ends_when_the_run_is_closed_and_nobody_fetches(
+    chain: Chain, anvil: Anvil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "LOOK_S", 0.02)
+    settings = await relaying(chain, anvil, tmp_path, linger_s=0)
+    running = asyncio.ensure_future(serve_relay(settings))
+    await asyncio.wait([running], timeout=0.5)
+    assert not running.done()
+    await chain.write("RunRegistry", "closeRun", [settings.run])
+    async with asyncio.timeout(10):
+        await running
+
+
+@pytest.mark.parametrize("changes", [{"linger_s": 3600}, {"linger_s": 0, "keep_going": True}])
+async def test_relay_of_a_closed_run_stays_for_who_fetches(
+    chain: Chain, anvil: Anvil, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    settings = await relaying(chain, anvil, tmp_path, **changes)
+    await chain.write("RunRegistry", "closeRun", [settings.run])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await serve_relay(settings)
 
 
 async def test_relay_refuses_to_start_for_a_run_that_does_not_exist(

@@ -97,6 +97,7 @@ def node_options(command: F) -> F:
             help="Blocks on top of an event before it is acted on. [default: 0]",
         ),
         click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
+        click.option("--keep-going", is_flag=True, default=None, help="Stay when the run is over."),
         click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable."),
         click.option("--state-dir", type=FOLDER, help="Where the process keeps its state."),
         click.option("--orchestrator", metavar="URL", help="The run's orchestrator."),

@@ -6,6 +6,9 @@ Wires the chain (which roots are true, who trains) to the mirror and the server 
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from muster.chain import Chain
     from muster.shardcast import ShardServer, Trust
 
+logger = logging.getLogger(__name__)
+
+LOOK_S = 15.0
+"""Pause between two looks whether the run was closed."""
 NO_ROOT = bytes(32)
 """What the chain holds for a version that was never published."""
 
@@ -48,6 +55,10 @@ class RelaySettings(Settings):
     """File that receives the URL once the process listens."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     """Least time between two looks at an upstream, or at the chain for one version."""
+    linger_s: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
+    """How long after the run was closed nobody may have fetched anything before it ends."""
+    keep_going: bool = False
+    """Serve a closed run until stopped."""
     token_file: Path | None = None
     """File with the bearer token that clients must show; none without it."""
     upstream_token_file: Path | None = None
@@ -78,6 +89,8 @@ def relay() -> None:
 @click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Receives the URL once up.")
 @click.option("--poll-s", type=float, help="Seconds between two looks at upstream and chain.")
+@click.option("--linger-s", type=float, help="Once closed, serve until idle so long. [1 day]")
+@click.option("--keep-going", is_flag=True, default=None, help="Serve a closed run until stopped.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="Bearer token for clients.")
 @click.option(
     "--upstream-token-file", type=click.Path(path_type=Path), help="Bearer token for upstreams."
@@ -85,7 +98,7 @@ def relay() -> None:
 @click.option("--connections-per-address", type=int, help="Most open connections per address.")
 @click.option("--requests-per-s", type=float, help="Most requests per second and address.")
 def run(config: Path | None, **flags: object) -> None:
-    """Mirror a run until stopped.
+    """Mirror a run until stopped, or until it is closed and nobody fetches any more.
 
     \b
     Example:
@@ -100,8 +113,11 @@ def run(config: Path | None, **flags: object) -> None:
 
 
 async def serve_relay(settings: RelaySettings) -> None:
-    """Mirror and serve until cancelled; raises ConfigError or ChainError when it cannot start."""
+    """Mirror and serve until cancelled, or until the run is closed and nobody has fetched for
+    `linger_s`; raises ConfigError or ChainError when it cannot start.
+    """
     from muster.chain import Chain
+    from muster.lifecycle import run_beside
     from muster.protocol.ids import RunId
     from muster.shardcast import ChunkStore, Relay, ServerLimits, ShardServer
     from muster.shardcast.metrics import ShardMetrics
@@ -134,7 +150,25 @@ async def serve_relay(settings: RelaySettings) -> None:
             metrics=metrics,
         ) as server:
             announce(server, settings.ready_file)
-            await mirror.run()
+            if settings.keep_going:
+                await mirror.run()
+            await run_beside(_until_unneeded(chain, settings, server), mirror.run())
+
+
+async def _until_unneeded(chain: Chain, settings: RelaySettings, server: ShardServer) -> None:
+    """Return once the run is closed and nobody has asked for a chunk for long enough."""
+    from muster.protocol.errors import ChainError
+
+    while True:
+        idle_s = time.monotonic() - server.chunk_asked_at
+        if idle_s >= settings.linger_s:
+            try:
+                if (await chain.read("RunRegistry", "closedAt", [settings.run]))[0]:
+                    break
+            except ChainError as error:
+                logger.debug("chain does not answer", extra={"error": str(error)})
+        await asyncio.sleep(max(LOOK_S, settings.linger_s - idle_s))
+    logger.info("run complete", extra={"run_id": settings.run})
 
 
 async def chain_trust(chain: Chain, run_id: int) -> Trust:

@@ -48,6 +48,8 @@ class NodeSettings(Settings):
     """CPU threads of the model."""
     device: str = "cpu"
     """Where the model computes, as torch names it."""
+    keep_going: bool = False
+    """Go on when the run is over: its owner may extend it, or others dispute."""
 
 
 class WorkerSettings(NodeSettings):

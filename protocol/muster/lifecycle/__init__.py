@@ -49,12 +49,21 @@ def _counted(function: Callable[[], T]) -> T:
         _computing -= 1
 
 
-async def run_together(*mains: Coroutine[Any, Any, None]) -> None:
-    """Run coroutines until all have ended; the first error cancels the others and is raised."""
+async def run_beside(main: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, and others as long as it runs; the first error ends them all."""
+
+    async def leading() -> None:
+        try:
+            await main
+        finally:
+            for task in beside:
+                task.cancel()
+
+    beside: list[asyncio.Task[None]] = []
     try:
         async with asyncio.TaskGroup() as tasks:
-            for main in mains:
-                tasks.create_task(main)
+            beside += [tasks.create_task(other) for other in others]
+            tasks.create_task(leading())
     except BaseExceptionGroup as group:
         # One cause ended them all: callers handle that, not a group.
         raise first_error(group) from None

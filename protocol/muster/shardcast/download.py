@@ -61,10 +61,20 @@ class ShardClient:
         self._threads.shutdown(wait=False)
 
     async def versions(
-        self, url: str, run_id: RunId, *, after: int = -1, wait_s: int = 0
+        self,
+        url: str,
+        run_id: RunId,
+        *,
+        after: int = -1,
+        wait_s: int = 0,
+        whole_only: bool = False,
     ) -> list[PolicyVersion] | Fault:
-        """Return what a relay offers, newest first; waits for something newer than `after`."""
+        """Return what a relay offers, newest first; waits for something newer than `after`.
+
+        With `whole_only` it leaves out what is still on its way there.
+        """
         query = f"?after={after}&wait={wait_s}" if after >= 0 else f"?wait={wait_s}"
+        query += "&whole=1" * whole_only
         data = await self._read(f"{url}/v1/{run_id}/versions{query}", _MAX_LISTING_BYTES)
         return data if isinstance(data, Fault) else _parse_versions(data)
 

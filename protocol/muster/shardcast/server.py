@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
@@ -70,6 +71,8 @@ class ShardServer:
     ) -> None:
         """`token` is the bearer token clients must show; `wanted` hears of versions waited for."""
         self.metrics = metrics or ShardMetrics()
+        self.chunk_asked_at = time.monotonic()
+        """When a chunk was asked for last, or this was made; of the monotonic clock."""
         self._store = store
         self._host = host
         self._port = port
@@ -196,13 +199,20 @@ class ShardServer:
 
     async def _versions(self, request: web.BaseRequest, run_id: RunId) -> web.Response:
         after = _query_number(request, "after", default=-1)
+        whole_only = bool(_query_number(request, "whole", default=0))
+
+        def all_of_them() -> list[PolicyVersion]:
+            versions = self._store.versions(run_id)
+            if whole_only:
+                return [v for v in versions if self._store.is_complete(run_id, v)]
+            return versions
 
         def listed() -> list[PolicyVersion] | None:
-            versions = self._store.versions(run_id)
+            versions = all_of_them()
             return versions if any(version > after for version in versions) else None
 
         found = await self._until(listed, self._wait_s(request))
-        versions = self._store.versions(run_id) if found is None else found
+        versions = all_of_them() if found is None else found
         body = json.dumps({"versions": versions}).encode()
         return web.Response(body=body, content_type="application/json")
 
@@ -224,6 +234,7 @@ class ShardServer:
         return web.Response(body=data, content_type=kind)
 
     async def _chunk(self, request: web.BaseRequest, digest: Hash32) -> web.StreamResponse:
+        self.chunk_asked_at = time.monotonic()
         region = await self._locate(digest)
         if region is None:
             return _not_found()

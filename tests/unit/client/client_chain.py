@@ -50,6 +50,7 @@ def make_view() -> Any:
         seats={address_of(VALIDATOR_KEY): 1},
         checkpoints={VERSION: checkpoint},
         latest_version=VERSION,
+        closed_at=0,
     )
     view = SimpleNamespace(
         workers={WORKER: make_account()}, runs={RUN: run}, batches={}, payments=[]

@@ -36,6 +36,7 @@ from muster.client.worker.place import WorkerPlace
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.recipe import Recipe
 
 Check = Callable[[], bool]
 
@@ -49,6 +50,8 @@ class Desk:
         loop_class: type[WorkerLoop] = WorkerLoop,
         *,
         engine: HashEngine | None = None,
+        recipe: Recipe = RECIPE,
+        keep_going: bool = False,
     ) -> None:
         self.orchestrator = FakeOrchestrator()
         self.fetcher = FakeFetcher()
@@ -67,12 +70,13 @@ class Desk:
             api=self.orchestrator,  # type: ignore[arg-type]
             fetcher=self.fetcher,  # type: ignore[arg-type]
             engine=self.engine,  # type: ignore[arg-type]
-            recipe=RECIPE,
+            recipe=recipe,
             calibration=CALIBRATION,
             task_set=TASK_SET,
             journal=self.journal,
             poll_s=0.001,
             heartbeat_s=0.005,
+            keep_going=keep_going,
         )
         self.loop = loop_class(place)
         quick = {"first_s": 0.001, "longest_s": 0.002}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.settings import WorkerSettings
-from muster.lifecycle import ComputeThread, run_together
+from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
@@ -138,8 +138,32 @@ async def test_first_error_ends_all_and_is_raised_alone() -> None:
         raise ConfigError("the cause")
 
     with pytest.raises(ConfigError, match="the cause"):
-        await run_together(forever(), failing())
+        await run_beside(forever(), failing())
     assert ended.is_set()
+
+
+async def test_what_runs_beside_ends_with_what_it_is_for() -> None:
+    ended = asyncio.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def brief() -> None:
+        await asyncio.sleep(0)
+
+    await run_beside(brief(), forever())
+    assert ended.is_set()
+
+
+async def test_an_error_beside_ends_the_main_too() -> None:
+    async def failing() -> None:
+        raise ConfigError("the cause")
+
+    with pytest.raises(ConfigError, match="the cause"):
+        await run_beside(asyncio.Event().wait(), failing())  # type: ignore[arg-type]
 
 
 PROGRAM = """

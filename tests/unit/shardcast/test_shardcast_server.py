@@ -6,6 +6,7 @@ import logging
 import os
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -155,6 +156,21 @@ async def test_listing_waits_for_a_newer_version(
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await asyncio.to_thread(publish, store, {"f": b"2"}, 2)
+    assert (await waiting).json() == {"versions": [2, 1]}
+
+
+async def test_what_is_still_on_its_way_is_left_out_of_the_whole_versions(
+    store: ChunkStore, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    publish(store, {"f": b"1"}, 1)
+    origin = ChunkStore(tmp_path / "origin")
+    manifest = publish(origin, {"f": b"2"}, 2)
+    store.begin(manifest, SIGNATURE)
+    assert (await http.get(f"/v1/{RUN}/versions")).json() == {"versions": [2, 1]}
+    waiting = asyncio.create_task(http.get(f"/v1/{RUN}/versions?whole=1&after=1&wait=5"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await asyncio.to_thread(fill, store, origin, manifest)
     assert (await waiting).json() == {"versions": [2, 1]}
 
 

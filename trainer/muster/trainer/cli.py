@@ -62,6 +62,7 @@ def trainer() -> None:
 @click.option("--host", help="Address the origin listens on.")
 @click.option("--port", type=int, help="Port the origin listens on; 0 for any free one.")
 @click.option("--ready-file", type=FILE, help="Receives the origin's URL once it listens.")
+@click.option("--hand-over-s", type=float, help="Wait so long for relays at the end.")
 @click.option("--metrics-host", help="Address of the Prometheus endpoint.")
 @click.option("--metrics-port", type=int, help="Its port; without one there is none.")
 @click.option("--wandb-project", help="Log to this Weights & Biases project.")

@@ -73,6 +73,8 @@ class TrainerSettings(Settings):
     """Port the origin listens on; 0 for any free one."""
     ready_file: Path | None = None
     """File that receives the origin's URL once it listens."""
+    hand_over_s: Annotated[float, Field(ge=0, le=604800)] = 600.0
+    """How long the origin stays after the last step until relays hold the last version."""
     metrics_host: str = "127.0.0.1"
     """Address of the Prometheus endpoint."""
     metrics_port: Annotated[int | None, Field(ge=0, le=65535)] = None

@@ -135,6 +135,11 @@ class Trainer:
         self._pools = DifficultyPools()
         self._saved = SAVED
 
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest version that was made."""
+        return self._version
+
     async def run(self) -> None:
         """Train; returns when the last version is published and evaluated.
 

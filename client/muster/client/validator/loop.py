@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry, OrchestratorApi
 from muster.client.doctor.selfproof import fictitious_ticket
+from muster.client.ending import is_over, settled_at
 from muster.client.facts import HistoryView
 from muster.client.outage import SURVIVED, Outages
+from muster.client.quantities import format_time
 from muster.client.validator.calls import ASK_S, CallDuty, Windows
 from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import Claim, Finding
@@ -51,7 +53,7 @@ from muster.client.validator.soundness import (
 )
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain, address_of, digest, sign
-from muster.protocol.errors import ApiError, ConfigError, ValidatorDisturbed
+from muster.protocol.errors import ApiError, ChainError, ConfigError, ValidatorDisturbed
 from muster.protocol.ids import Address, BatchName, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.shardcast import Fetcher
@@ -105,6 +107,8 @@ class ValidatorPlace:
     """The chain's time."""
     checks_everything: bool = False
     """Whether it also judges what it is not called for."""
+    keep_going: bool = False
+    """Whether it stays when the run is over and nothing of it can be disputed any more."""
     checking: CheckingDuty | None = None
     """Proves that it recomputes what it judges; without one it proves nothing."""
     clock: Callable[[], float] = time.monotonic
@@ -171,19 +175,45 @@ class ValidatorLoop:
         self.fingerprints: dict[BatchName, list[Fingerprints]] = {}
         """What was recomputed of batches that are being judged, by number and root."""
         self._woken = asyncio.Event()
+        self._has_said_over = False
 
     async def run(self) -> None:
-        """Judge batches until cancelled; raises ConfigError when the run has no seat for it."""
+        """Judge batches until the run is over and nothing of it can be disputed any more, or until
+        cancelled; raises ConfigError when the run has no seat for it.
+        """
         try:
-            while True:
+            while not await self._has_ended():
                 self._woken.clear()
                 self.require_seat()
                 pause = await self._round()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._woken.wait()
+            logger.info("run complete", extra={"run_id": self.place.run_id})
         finally:
             self.examiner.close()
+
+    async def _has_ended(self) -> bool:
+        """Return whether nothing of this run can ask for a validator any more; says when it may."""
+        place = self.place
+        run, steps = place.view.runs[place.run_id], place.rules.recipe.training.steps
+        if place.keep_going or not is_over(run, steps):
+            return False
+        windows = place.windows
+        ends_at = settled_at(
+            place.view,
+            place.run_id,
+            outcome_deadline_s=windows.outcome_deadline_s,
+            challenge_window_s=windows.challenge_window_s,
+        )
+        if not self._has_said_over:
+            self._has_said_over = True
+            until = "disputes are decided" if ends_at is None else format_time(ends_at)
+            logger.info("run over, staying for challenges", extra={"at_least_until": until})
+        try:
+            return ends_at is not None and await place.now() >= ends_at
+        except ChainError:
+            return False
 
     async def on_change(self, _events: list[Event]) -> None:
         """Take note of new events of the chain."""

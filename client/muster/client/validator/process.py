@@ -31,7 +31,7 @@ from muster.client.validator.jury import JuryDuty, JuryPlace
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace, require_seat
 from muster.client.validator.soundness import Soundness, pausing
 from muster.client.validator.votes import VoteJournal
-from muster.lifecycle import run_together
+from muster.lifecycle import run_beside
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address
 from muster.tasks import check_task_set, require_pinned
@@ -78,6 +78,7 @@ async def run_validator(
                 windows=await read_windows(seat.chain),
                 now=seat.chain.now,
                 checks_everything=settings.checks_everything,
+                keep_going=settings.keep_going,
                 checking=_checking(settings, account, seat),
             )
             loop = loop_class(place)
@@ -95,7 +96,7 @@ async def run_validator(
             )
             duty = JuryDuty(await _jury_place(settings, account, seat, loop, votes))
             assert place.checking is not None  # just made
-            await run_together(loop.run(), duty.run(), place.checking.run(), following)
+            await run_beside(loop.run(), duty.run(), place.checking.run(), following)
 
 
 def _checking(settings: ValidatorSettings, account: Wallet, seat: Seat) -> CheckingDuty:

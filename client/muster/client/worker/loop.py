@@ -29,6 +29,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from muster.api import Lease, NoWork
+from muster.client.ending import is_over
 from muster.client.facts import ticket_terms
 from muster.client.hardware import measure, report
 from muster.client.outage import SURVIVED, Outage, Outages
@@ -38,7 +39,7 @@ from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
 from muster.client.worker.selfcheck import require_sound
 from muster.client.worker.standing import require_good_standing
-from muster.lifecycle import ComputeThread, run_together
+from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError, ChainError, ConfigError, EngineError, TaskError
@@ -55,6 +56,8 @@ SOFTWARE = f"muster-rl {metadata.version('muster-rl')}"
 """What the worker says it runs."""
 TICKET_PAUSE_S = 1.0
 """Pause after a ticket that is not worked on: the same one comes again until its deadline."""
+OUTCOMES_S = 3600.0
+"""How long after a run's end outcomes of what was submitted are waited for."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 """Answers to an upload that repeating it cannot change."""
 _PASSING = frozenset({"ticket_unknown", "worker_not_active"})
@@ -90,6 +93,7 @@ class WorkerLoop:
         self.earned: list[tuple[int, int]] = []
         """For each acceptance, when it was recorded and its worth in wei."""
         self._has_resumed = False
+        self._over_since: float | None = None
         self._node = address_of(place.key)
         self._loaded: tuple[PolicyVersion, Hash32] | None = None
         self.outages = Outages()
@@ -99,10 +103,13 @@ class WorkerLoop:
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until cancelled; raises MusterError once the worker may not work any more."""
+        """Work until the run is over and what was submitted is judged, or until cancelled.
+
+        Raises MusterError once the worker may not work any more.
+        """
         self._posted.extend(sorted(self.place.view.batches))
         try:
-            await run_together(self._work(), self._heartbeat())
+            await run_beside(self._work(), self._heartbeat())
         finally:
             self.compute.close()
 
@@ -119,7 +126,7 @@ class WorkerLoop:
         return self._loaded[0] if self._loaded else None
 
     async def _work(self) -> None:
-        while True:
+        while not self._has_ended():
             self._woken.clear()
             pause = await self._round()
             # News from the chain may mean work, but the orchestrator needs a moment to see it too.
@@ -127,6 +134,21 @@ class WorkerLoop:
                 async with asyncio.timeout(pause):
                     await self._woken.wait()
                     await asyncio.sleep(self.place.poll_s)
+        run, waiting = self.place.run_id, len(self.place.journal.unfinished())
+        logger.info("run complete", extra={"run_id": run, "without_outcome": waiting})
+
+    def _has_ended(self) -> bool:
+        """Return whether there is nothing left to do in this run."""
+        if self.place.keep_going or not self._is_over():
+            self._over_since = None
+            return False
+        now = time.monotonic()
+        self._over_since = self._over_since or now
+        return not self.place.journal.unfinished() or now - self._over_since > OUTCOMES_S
+
+    def _is_over(self) -> bool:
+        place = self.place
+        return is_over(place.view.runs[place.run_id], place.recipe.training.steps)
 
     async def _round(self) -> float:
         """Settle, work on at most one ticket, and live through what is away meanwhile."""
@@ -136,7 +158,7 @@ class WorkerLoop:
                 await self._resume()
                 self._has_resumed = True
             self.require_good_standing()
-            pause = await self.work_once()
+            pause = self._idle() if self._is_over() else await self.work_once()
         except SURVIVED as error:
             await asyncio.sleep(self.outages.failed(error))
             return 0.0
@@ -145,14 +167,17 @@ class WorkerLoop:
         self.outages.recovered()
         return pause
 
+    def _idle(self) -> float:
+        self.state = "idle"
+        return self.place.poll_s
+
     async def work_once(self) -> float:
         """Work on at most one ticket; return how many seconds to wait before the next."""
         lease = await self.lease()
         if isinstance(lease, NoWork):
             self._note_reason(lease.reason)
             await self._prefetch()
-            self.state = "idle"
-            return max(lease.retry_after_s, self.place.poll_s)
+            return max(lease.retry_after_s, self._idle())
         ticket = lease.ticket
         if fault := await self._fault(lease):
             return self._refuse(ticket, fault)

@@ -54,6 +54,8 @@ class WorkerPlace:
     """Shortest pause between two looks for work."""
     heartbeat_s: float
     """Seconds between signs of life."""
+    keep_going: bool = False
+    """Whether it stays when the run is over."""
 
     def __repr__(self) -> str:
         return f"WorkerPlace(run_id={self.run_id}, worker={self.worker!r})"

@@ -20,7 +20,7 @@ from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.place import WorkerPlace
 from muster.client.worker.standing import require_good_standing
-from muster.lifecycle import run_together
+from muster.lifecycle import run_beside
 from muster.tasks import require_pinned
 from muster.wallet import Wallet
 
@@ -68,6 +68,7 @@ async def run_worker(
                 journal=journal,
                 poll_s=settings.poll_s,
                 heartbeat_s=settings.heartbeat_s,
+                keep_going=settings.keep_going,
             )
             loop = loop_class(place)
             following = follow(
@@ -78,4 +79,4 @@ async def run_worker(
                 on_change=loop.on_change,
             )
             watching = [watch(loop, seat.chain)] if watch else []
-            await run_together(loop.run(), following, *watching)
+            await run_beside(loop.run(), following, *watching)

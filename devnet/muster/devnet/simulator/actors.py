@@ -18,7 +18,7 @@ from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop
 from muster.client.worker.place import WorkerPlace
 from muster.devnet.simulator.machines import SimulatedEngine
-from muster.lifecycle import run_together
+from muster.lifecycle import run_beside
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
@@ -129,7 +129,7 @@ class SimulatedValidator(ValidatorLoop):
 
     async def run(self) -> None:
         """Judge batches and serve on juries."""
-        await run_together(super().run(), self.jury.run())
+        await run_beside(super().run(), self.jury.run())
 
     def close(self) -> None:
         """Let go of the journals."""

@@ -126,6 +126,7 @@ class Nodes:
                 journal=Disk(folder),
                 poll_s=scenario.poll_s,
                 heartbeat_s=scenario.heartbeat_s,
+                keep_going=True,
             )
             machine = Machine(rng, scenario.generate_s)
             return SimulatedWorker(place, machine, person.conduct)  # type: ignore[arg-type]
@@ -158,6 +159,7 @@ class Nodes:
                 file_patience_s=60.0,
                 windows=Windows(fixed.outcome_deadline, fixed.challenge_window),
                 now=endpoint.now,
+                keep_going=True,
                 clock=loop.time,
             )
             machine = Machine(rng, scenario.check_s)
