@@ -52,6 +52,7 @@ COMMANDS = {
     "rewards": Lazy("muster.client.cli:rewards", "Show and claim what a worker has earned."),
     "validator": Lazy("muster.client.cli:validator", "Check rollouts and sign verdicts."),
     "dispute": Lazy("muster.client.dispute:dispute", "Challenge outcomes before a jury."),
+    "model": Lazy("muster.client.model.command:model", "Take the model that a run makes."),
     "relay": Lazy("muster.client.relay:relay", "Mirror policy weights for others."),
     "shardcast": Lazy(
         "muster.client.shardcast_cli:shardcast", "Broadcast large files, verified chunk by chunk."

@@ -43,7 +43,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 def check_folder(folder: Path) -> Iterator[Finding]:
     """Yield what is wrong, or not, with every file of a fetched folder; hashes them all."""
-    manifest = read_manifest(folder)
+    yield from check_files(folder, read_manifest(folder))
+
+
+def check_files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Yield what is wrong, or not, with every file that a manifest names in a folder."""
     for file, spans in manifest.spans_by_file():
         try:
             with (folder / file.name).open("rb", buffering=0) as source:

@@ -84,7 +84,7 @@ def _manifests(
             for number, checkpoint in run.checkpoints.items()
             if number <= version and store.document(checkpoint.manifest_root) is None
         }
-        fetched = asyncio.run(_fetch(relays, int(run.run_id), wanted))
+        fetched = asyncio.run(fetch_manifests(relays, int(run.run_id), wanted))
 
     def manifest_of(root: Hash32) -> bytes | None:
         return store.document(root) or fetched.get(root)
@@ -92,10 +92,10 @@ def _manifests(
     return manifest_of
 
 
-async def _fetch(
+async def fetch_manifests(
     relays: Sequence[str], run_id: int, wanted: dict[Hash32, int]
 ) -> dict[Hash32, bytes]:
-    """Return those manifests that relays have: each is the one of its root."""
+    """Return those of the wanted manifests, versions by root, that relays have."""
     import aiohttp
 
     from muster.protocol.encoding import keccak

@@ -1,0 +1,162 @@
+"""A version as a model folder: fetched from any relay, checked against the root on chain.
+
+DIR/                    the version's files, as Hugging Face's libraries load them
+DIR/README.md           the model card
+DIR/manifest.muster     what the files are; its hash is the root on chain
+DIR/lineage.json        every submission that went into it
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.chain import RunView
+from muster.client.audit.history import History
+from muster.client.audit.lineage import trace
+from muster.client.audit.lineage_command import fetch_manifests
+from muster.client.model.card import Origin, write_card
+from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable, StorageError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.shardcast import Fetcher, Manifest
+from muster.shardcast.checks import check_files, read_manifest
+from muster.shardcast.fetcher import Progress
+
+MANIFEST, LINEAGE, CARD = "manifest.muster", "lineage.json", "README.md"
+OTHER_CARD = "MUSTER.md"
+"""The card's name where the model brings a README of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which version is wanted, where from and where to."""
+
+    run_id: RunId
+    """The run."""
+    version: PolicyVersion | None
+    """The version; None for the newest."""
+    relays: Sequence[str]
+    """Who may give it."""
+    out: Path
+    """The folder that receives it; it must not hold anything else."""
+
+
+async def fetch_model(wish: Wish, history: History, progress: Progress | None = None) -> Manifest:
+    """Fetch a version into its folder, and write its card; returns its manifest.
+
+    Goes on where an interrupted fetch stopped. Raises ConfigError when there is no such version or
+    the folder holds something else, PolicyUnavailable when no relay delivers.
+    """
+    run, version = version_of(history, wish.run_id, wish.version)
+    checkpoint = run.checkpoints[version]
+    require_free(wish.out)
+    # Beside the folder: what was fetched is renamed, not copied.
+    cache = wish.out.with_name(f".{wish.out.name}.part")
+    async with Fetcher(wish.relays, cache) as fetcher:
+        try:
+            folder = await fetcher.fetch(
+                wish.run_id, version, checkpoint.manifest_root, progress=progress
+            )
+        except PolicyUnavailable as error:
+            if version != run.latest_version:
+                error.hint = f"relays keep the newest versions; the newest is {run.latest_version}"
+            raise
+    manifest = read_manifest(folder)
+    wanted = {c.manifest_root: int(v) for v, c in run.checkpoints.items() if v < version}
+    found = await fetch_manifests(wish.relays, int(wish.run_id), wanted)
+    found[manifest.root()] = manifest.to_bytes()
+    _describe(folder, history, run, manifest, found.get)
+    try:
+        if wish.out.exists():
+            wish.out.rmdir()
+        folder.rename(wish.out)
+        shutil.rmtree(cache)
+    except OSError as error:
+        raise StorageError(f"cannot give {folder} its name {wish.out}: {error}") from error
+    return manifest
+
+
+def version_of(
+    history: History, run_id: RunId, version: PolicyVersion | None
+) -> tuple[RunView, PolicyVersion]:
+    """Return a run and the version that is meant; raises ConfigError when there is none."""
+    history.require_run(run_id)
+    run = history.ledger.runs[run_id]
+    wanted = run.latest_version if version is None else version
+    if wanted is None or wanted not in run.checkpoints:
+        raise ConfigError(
+            f"run {run_id} has no version {'yet' if wanted is None else wanted}",
+            hint="its trainer publishes version 0 first"
+            if run.latest_version is None
+            else f"its newest is {run.latest_version}",
+        )
+    return run, wanted
+
+
+def require_free(out: Path) -> None:
+    """Raise ConfigError when a folder holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not empty", hint="choose another --out; nothing was touched")
+
+
+def _describe(
+    folder: Path,
+    history: History,
+    run: RunView,
+    manifest: Manifest,
+    manifest_of: Callable[[Hash32], bytes | None],
+) -> None:
+    """Write the card, the manifest and the lineage beside the version's files."""
+    lineage = trace(history.ledger, run.run_id, manifest.version, manifest_of)
+    base = run.checkpoints.get(PolicyVersion(0))
+    [report] = history.report(run.run_id).runs
+    origin = Origin(
+        chain_id=history.deployment.chain_id,
+        registry=history.deployment.contracts["RunRegistry"],
+        run=report,
+        manifest=manifest,
+        tx=run.checkpoints[manifest.version].tx_hash,
+        base_root=None if base is None else hex0x(base.manifest_root),
+        documents={
+            "recipe": hex0x(run.config.recipe_hash),
+            "problems": hex0x(run.config.task_set_hash),
+            "calibration": hex0x(run.config.calibration_hash),
+        },
+    )
+    has_own = any(file.name == CARD for file in manifest.files)
+    (folder / (OTHER_CARD if has_own else CARD)).write_text(write_card(origin, lineage))
+    (folder / LINEAGE).write_text(json.dumps(lineage.to_json()))
+    (folder / MANIFEST).write_bytes(manifest.to_bytes())
+
+
+# Checking what lies there
+
+
+def manifest_in(folder: Path) -> Manifest:
+    """Return the manifest that a fetched model folder holds; raises ConfigError."""
+    try:
+        return Manifest.from_bytes((folder / MANIFEST).read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"there is no {MANIFEST} in {folder}", hint="`muster model fetch` makes such folders"
+        ) from error
+    except EncodingError as error:
+        raise ConfigError(
+            f"{folder / MANIFEST} is damaged: {error}", hint="fetch the model again"
+        ) from error
+
+
+def faults_of(folder: Path, run: RunView | None) -> list[str]:
+    """Return what of a fetched model folder is not what the chain says; hashes every file."""
+    manifest = manifest_in(folder)
+    name = f"run {manifest.run_id} version {manifest.version}"
+    checkpoint = run.checkpoints.get(manifest.version) if run else None
+    if checkpoint is None:
+        return [f"the chain knows no {name}"]
+    if checkpoint.manifest_root != keccak(manifest.to_bytes()):
+        return [f"the chain has {name} as {hex0x(checkpoint.manifest_root)}"]
+    return [f"{each.name} is damaged" for each in check_files(folder, manifest) if each.damaged]
