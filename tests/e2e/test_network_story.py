@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import re
+import shlex
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from muster.devnet.demo import settle, start, train
+from muster.devnet.demo import settle, start, take_model, train
 from muster.devnet.display import Progress
 from muster.devnet.facts import gather_facts
 from muster.devnet.keys import cast
@@ -21,6 +25,14 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs" / "demo.toml"
 LEARNED = {"the policy learned"}
 """Three steps are too few for this promise; all others must hold."""
+GUIDE = ROOT / "docs" / "guides" / "model.md"
+SAYS = {
+    "model fetch": "next     muster model chat model",
+    "model chat": "\n",
+    "model verify": "is run 1 version 3, as published on chain 31337",
+    "audit lineage": "no contradictions",
+}
+"""What the guide's commands print."""
 STORY_TIMEOUT_S = 300
 
 
@@ -57,10 +69,48 @@ async def test_network_keeps_its_promises_when_the_orchestrator_loses_its_databa
             await network.start_orchestrator(run_id)
             returned_at = await train(network, run_id, progress)
             await settle(network, run_id, progress)
+            await take_model(network, run_id, progress)
+            await _walk_guide(network, tmp_path)
+            await _validators_end(network)
             facts = await gather_facts(network, run_id, 3, began, returned_at)
     report = build_report(facts)
+    assert (tmp_path / "net" / "trained-model" / "README.md").read_text().startswith("---")
     assert {c["name"] for c in report["checks"] if not c["passed"]} <= LEARNED
     assert {slash["reason"] for slash in report["slashes"]} == {"wrong_reward", "toploc_mismatch"}
+
+
+async def _walk_guide(network: Network, folder: Path) -> None:
+    """Give every command of the guide, in a folder of its own."""
+    (folder / "walk").mkdir()
+    environment = {
+        **os.environ,
+        "MUSTER_RPC": network.rpc,
+        "MUSTER_DEPLOYMENTS": str(folder / "deployments"),
+        "HOME": str(folder / "home"),
+    }
+    blocks = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
+    lines = "".join(blocks).splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        words = shlex.split(line.replace("http://127.0.0.1:8600", network.orchestrator_url))
+        command = [sys.executable, "-c", "from muster.devnet.cli import main; main()", *words[1:]]
+        given = await asyncio.create_subprocess_exec(
+            *command,
+            env=environment,
+            cwd=folder / "walk",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await given.communicate()
+        assert given.returncode == 0, (line, errors.decode())
+        assert SAYS[words[1] + " " + words[2]] in output.decode(), (line, output.decode())
+
+
+async def _validators_end(network: Network) -> None:
+    for name in ("validator-1", "validator-2"):
+        child = network.processes.children[name]
+        assert await child.wait() == 0
+        assert "run complete" in child.log_tail(1)
 
 
 async def _first_outcome(network: Network) -> None:

@@ -135,6 +135,7 @@ def test_version_of_another_signer_is_not_fetched(tmp_path: Path, key: Key, weig
     with serving(tmp_path, *publishing, "--serve") as origin:
         error = refused("fetch", "--relay", origin, "--signer", STRANGER, "--into", tmp_path / "m")
     assert isinstance(error, PolicyUnavailable)
+    assert "muster model fetch" in error.hint
 
 
 def test_token_is_demanded_when_there_is_one(tmp_path: Path, key: Key, weights: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.errors import ConfigError, PolicyUnavailable, StorageError
 
 if TYPE_CHECKING:
     from muster.protocol.ids import Address, Hash32
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from muster.shardcast.metrics import ShardMetrics
 
 PATH = click.Path(path_type=Path)
+OF_A_RUN = (
+    "is it a training run's? Its versions are signed for its chain: muster model fetch, or --root"
+)
+"""What to do where no relay has a version that the signer signed."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -190,18 +194,23 @@ def fetch(
 
     async def run() -> Path:
         with progress_bar() as progress:
-            return await fetch_files(
-                relay,
-                into,
-                signer=_address(signer) if signer else None,
-                root=_root(root) if root else None,
-                run_id=RunId(run_id),
-                version=None if version is None else PolicyVersion(version),
-                reserve=origin,
-                token=read_token(token_file),
-                wait_s=wait_s,
-                progress=progress,
-            )
+            try:
+                return await fetch_files(
+                    relay,
+                    into,
+                    signer=_address(signer) if signer else None,
+                    root=_root(root) if root else None,
+                    run_id=RunId(run_id),
+                    version=None if version is None else PolicyVersion(version),
+                    reserve=origin,
+                    token=read_token(token_file),
+                    wait_s=wait_s,
+                    progress=progress,
+                )
+            except PolicyUnavailable as error:
+                if signer:
+                    error.hint = OF_A_RUN
+                raise
 
     click.echo(str(asyncio.run(run())))
 
@@ -316,7 +325,7 @@ async def _until_cancelled(running: Relay | None, _server: ShardServer) -> None:
 
 
 async def _remote_manifests(url: str, run_id: int, token: str | None) -> list[Manifest]:
-    from muster.protocol.errors import EncodingError, PolicyUnavailable
+    from muster.protocol.errors import EncodingError
     from muster.protocol.ids import RunId
     from muster.shardcast import Manifest
     from muster.shardcast.download import Fault, ShardClient

@@ -197,6 +197,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
             run_id = await start(network, progress)
             returned_at = await train(network, run_id, progress)
             await settle(network, run_id, progress)
+            await take_model(network, run_id, progress)
             facts = await gather_facts(network, run_id, steps, began, returned_at)
         report = write_report(options.folder, facts)
         show_report(console, options.folder, facts, report)
@@ -403,6 +404,22 @@ async def _is_settled(network: Network, view: ChainView) -> bool:
     stored = read_database(network.database)
     slashed = {view.workers[slash.owner].worker_id for slash in view.slashes}
     return all(row.file_hash in judged for row in stored) and cheaters == slashed
+
+
+async def take_model(network: Network, run_id: RunId, progress: Progress) -> None:
+    """Fetch what the run has made from its relay, as anybody may, and ask it something."""
+    from muster.client.audit.history import Wanted, read
+    from muster.client.model.chat import Manners, Speaker
+    from muster.client.model.fetch import Wish, fetch_model
+    from muster.tasks import TaskSet
+
+    out = network.folder / "trained-model"
+    history = await read(Wanted((network.rpc,), network.options.deployments))
+    await fetch_model(Wish(run_id, None, (network.relay_url,), out), history)
+    asked = TaskSet.open(network.folder / "held-out.jsonl")[0].prompt
+    speaker = Speaker(out, Manners(64, 0.0, "cpu", "float32"))
+    answer = await asyncio.to_thread(lambda: "".join(speaker.answer(asked)))
+    progress.say(f"the trained model is in {out}: {asked} {answer}")
 
 
 # --------------------------------------------------------------------- report

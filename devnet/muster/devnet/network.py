@@ -162,6 +162,11 @@ class Network:
         return self._url("orchestrator")
 
     @property
+    def relay_url(self) -> str:
+        """Where the relay serves policies."""
+        return self._url("relay")
+
+    @property
     def database(self) -> Path:
         """The orchestrator's database."""
         return self.folder / "state" / "orchestrator.sqlite3"
