@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ async def test_a_readme_of_the_models_own_stays(tmp_path: Path) -> None:
             files[CARD].write_text("its own")
             return files
 
-        object.__setattr__(network.run, "policy", with_readme)
+        network.run = replace(network.run, policy=with_readme)
         await network.publish(PolicyVersion(1))
         await fetch(network, tmp_path / "model", "--relay", network.origin)
     assert (tmp_path / "model" / CARD).read_text() == "its own"
