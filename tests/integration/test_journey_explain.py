@@ -27,6 +27,7 @@ from client_network import (
 from muster.api import OrchestratorApi
 from muster.chain import ChainView
 from muster.client.doctor import command
+from muster.client.quantities import format_tokens
 from muster.devnet.adversary import ForgedReward
 from muster.devnet.cli import muster
 from muster.protocol.errors import ConfigError
@@ -170,7 +171,10 @@ async def test_a_fraud_says_which_check_what_it_cost_and_how_to_appeal(network: 
     slashed = [s for s in (await network.view()).slashes if s.owner == WORKERS[1].address]
     assert slashed
     found = [await explain(network, p) for p, _ in outcomes(await network.view(), Verdict.FRAUD)]
-    assert any(each["slash"] for each in found)
+    of = next(each["slash"] for each in found if each["slash"])
+    assert f"slashed     {format_tokens(int(of['amount_wei']))} tokens, " in text
+    assert of["in_all"]["words"].startswith("banned; lost ")
+    assert f"in all: {of['in_all']['words']}" in text
 
 
 @pytest.mark.usefixtures("hash_engine")
@@ -303,6 +307,8 @@ async def test_status_of_a_slashed_worker_says_why_there_is_no_work(network: Net
     assert found["not_accepted"][0]["reason"] == "WRONG_REWARD"
     text = await run(network, "worker", "status", "--run", "1", "--worker", WORKERS[1].address)
     assert "fraud WRONG_REWARD: muster explain" in text.stdout
+    assert f"slashed    {found['loss']['words']}\n" in text.stdout
+    assert "0 units are in flight" not in text.stdout
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from muster.protocol.reasons import VERDICTS, checks_of, words_of
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
-    from muster.chain import BatchView, Chain, ChainView, CourtTerms, Standing
+    from muster.chain import BatchView, Chain, ChainView, CourtTerms, SlashView, Standing
     from muster.client.rerun import Recomputed
 
 
@@ -190,8 +190,17 @@ def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, 
             "amount_wei": str(slash.amount_wei),
             "state": slash.state,
             "transaction": slash.tx_hash,
+            "in_all": _in_all(view, slash),
         },
     } | describe_recourse(view, place, money)
+
+
+def _in_all(view: ChainView, slash: SlashView) -> dict[str, Any]:
+    from muster.chain import loss_of
+
+    loss = loss_of(view, slash.owner)
+    assert loss is not None  # it was slashed
+    return loss.to_json(format_tokens)
 
 
 def _payment(batch: BatchView, record: OutcomeRecord, money: Money) -> dict[str, Any]:
@@ -266,11 +275,18 @@ def _checks(found: dict[str, Any], verdict: Verdict) -> list[str]:
     return checks_of(verdict, lenient_reason(found["reason_code"]))
 
 
-def _slash(slash: dict[str, Any] | None) -> str | None:
+def _slash(slash: dict[str, Any] | None) -> list[str] | None:
+    from muster.chain import STATE_WORDS, SlashState
+
     if slash is None:
         return None
-    amount = format_tokens(int(slash["amount_wei"]))
-    return f"{amount} tokens, {slash['state']}, {slash['transaction']}"
+    taken, tx = int(slash["amount_wei"]), slash["transaction"]
+    where = STATE_WORDS[SlashState(slash["state"])]
+    words = f"{format_tokens(taken)} tokens, {where}, {tx}"
+    return [
+        words if taken else f"nothing: no stake was left to take, {tx}",
+        f"in all: {slash['in_all']['words']}",
+    ]
 
 
 def _paid(payment: dict[str, Any], run: int) -> str:

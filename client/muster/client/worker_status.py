@@ -109,7 +109,8 @@ def why_no_work(facts: Facts) -> Iterator[str]:
     """Yield every reason why the worker gets no ticket now, with what to do; none: it may."""
     yield from _reasons_of_worker(facts)
     yield from _reasons_of_run(facts)
-    if facts.in_flight >= facts.unit_cap:
+    is_active = facts.worker.status.lower() == "active"
+    if is_active and facts.in_flight >= facts.unit_cap:
         yield (
             f"{facts.in_flight:,} units are in flight and the stake covers {facts.unit_cap:,}: "
             "add stake, or wait until outcomes are final"
@@ -158,7 +159,10 @@ def _reasons_of_run(facts: Facts) -> Iterator[str]:
 
 def describe(facts: Facts, view: ChainView) -> dict[str, Any]:
     """Return how a worker stands, as JSON values; amounts in wei as text."""
+    from muster.chain import loss_of
+
     worker, earnings = facts.worker, facts.earnings
+    loss = loss_of(view, worker.address)
     counts, refused = _outcomes(facts, view)
     return {
         "worker": worker.address,
@@ -172,6 +176,7 @@ def describe(facts: Facts, view: ChainView) -> dict[str, Any]:
             "slashed_wei": str(worker.slashed_wei),
             "required_wei": str(facts.required_wei),
         },
+        "loss": None if loss is None else loss.to_json(format_tokens),
         "units": {"in_flight": facts.in_flight, "cap": facts.unit_cap},
         "outcomes": counts,
         "not_accepted": refused,
@@ -222,8 +227,8 @@ def facts_of(found: dict[str, Any]) -> dict[str, Any]:
         "node": found["node"],
         "stake": f"{format_tokens(int(stake['active_wei']))} tokens, "
         f"{format_tokens(int(stake['required_wei']))} required"
-        + (f", {format_tokens(unbonding)} unbonding" if unbonding else "")
-        + (f", {format_tokens(int(s))} slashed" if int(s := stake["slashed_wei"]) else ""),
+        + (f", {format_tokens(unbonding)} unbonding" if unbonding else ""),
+        "slashed": found["loss"]["words"] if found["loss"] else None,
         "in flight": f"{units['in_flight']:,} of {units['cap']:,} units that the stake covers",
         "outcomes": ", ".join(f"{count} {name}" for name, count in found["outcomes"].items()),
         "refused": [

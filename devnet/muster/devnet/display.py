@@ -12,6 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from muster.chain import losses
+from muster.client.quantities import format_tokens
 from muster.devnet.drawing import terminal_curve
 from muster.devnet.report import DemoFacts
 from muster.protocol.ids import Address
@@ -115,12 +117,9 @@ def show_report(console: Console, folder: Path, facts: DemoFacts, report: dict[s
         numbers = (str(w[name]) for name in ("accepted", "rejected", "fraud", "units"))
         table.add_row(names[w["address"]], w["status"], *numbers, paid)
     console.print(table)
-    for slash in report["slashes"]:
-        amount = int(slash["amount_wei"]) / 10**18
-        name = names.get(slash["worker"], slash["worker"])
-        console.print(
-            f"\n{name} lost {amount:g} tokens for {slash['reason']}: {slash['tx']}", soft_wrap=True
-        )
+    for loss in losses(facts.view):
+        words = f"\n{names.get(loss.owner, loss.owner)}: {loss.words(format_tokens)}"
+        console.print(words, soft_wrap=True, highlight=False, markup=False)
     console.print()
     for check in report["checks"]:
         console.print(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from muster.chain import ChainView, SlashView
+from muster.chain import ChainView, SlashView, reason_of
 from muster.devnet.keys import Cast, Role
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
@@ -178,16 +178,9 @@ def _slash(facts: DemoFacts, slash: SlashView) -> dict[str, str]:
     return {
         "worker": slash.owner,
         "amount_wei": str(slash.amount_wei),
-        "reason": _slash_reason(facts, slash),
+        "reason": reason_of(facts.view, slash),
         "tx": slash.tx_hash,
     }
-
-
-def _slash_reason(facts: DemoFacts, slash: SlashView) -> str:
-    batch = facts.view.batches.get(slash.batch_id) if slash.batch_id is not None else None
-    if batch is None or batch.records is None or slash.position is None:
-        return ""
-    return batch.records[slash.position].reason.name.lower()
 
 
 # ---------------------------------------------------------------------- checks

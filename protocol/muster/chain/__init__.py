@@ -14,6 +14,7 @@ from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
 from muster.chain.following import apply_poll, find_run, follow, read_view
 from muster.chain.journal_store import JournalStore
+from muster.chain.losses import STATE_WORDS, Loss, loss_of, losses, reason_of
 from muster.chain.reader import EventReader, Poll
 from muster.chain.send_journal import SendJournal
 from muster.chain.sender import TransactionSender
@@ -54,6 +55,7 @@ from muster.chain.watching import SendPolicy
 connect = Chain.connect
 
 __all__ = [
+    "STATE_WORDS",
     "ZERO_ADDRESS",
     "Batch",
     "BatchView",
@@ -70,6 +72,7 @@ __all__ = [
     "Fault",
     "Funds",
     "JournalStore",
+    "Loss",
     "OutcomeProof",
     "PauseCause",
     "PauseView",
@@ -97,6 +100,9 @@ __all__ = [
     "find_run",
     "follow",
     "load_deployment",
+    "loss_of",
+    "losses",
     "read_view",
+    "reason_of",
     "save_deployment",
 ]

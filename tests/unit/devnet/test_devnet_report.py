@@ -51,7 +51,14 @@ class View(SimpleNamespace):
 def make_view() -> Any:
     batch = SimpleNamespace(run_id=RUN, root=ROOT, block_number=9, records=list(RECORDS))
     slash = SimpleNamespace(
-        owner=CHEATER, amount_wei=500, tx_hash="0x1", batch_id=1, position=4, state="released"
+        owner=CHEATER,
+        amount_wei=500,
+        tx_hash="0x1",
+        batch_id=1,
+        position=4,
+        state="released",
+        fault=None,
+        is_double_submission=False,
     )
     return View(
         workers={

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN, Network
 
-from muster.chain import Deployment
+from muster.chain import Deployment, loss_of
 from muster.client.audit.report import build_report
 from muster.orchestrator.dashboard import page, samples
 from muster.orchestrator.dashboard.chart import draw, round_levels
@@ -39,7 +39,7 @@ from muster.orchestrator.sample_reader import choose
 from muster.orchestrator.services.payments import Payments
 from muster.orchestrator.services.relays import MAX_ANSWER_BYTES, RelayWatch
 from muster.protocol.errors import ChainUnreachable
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Reason, Submission, Verdict
 
 PINNED = {
@@ -163,6 +163,21 @@ async def test_timeline_names_every_transaction(site: Site) -> None:
         assert f'data-copy="{transaction}"' in html
     for words in ("Leased", "Uploaded", "Committed", "Judged", "Slashed", "No payment"):
         assert words in html
+
+
+async def test_a_fraudster_has_one_line_with_all_that_was_lost(site: Site) -> None:
+    """A fraud that finds nothing left hides no earlier slash, which the page of cases lists."""
+    view = site.bench.services.projection.view
+    taken = view.slashes[0]
+    empty = [replace(taken, offence=Hash32(bytes([n]) * 32), amount_wei=0) for n in range(9)]
+    view.slashes.extend(empty)
+    loss = loss_of(view, taken.owner)
+    assert loss is not None
+    for path in ("/", f"/workers/{taken.owner}"):
+        html = await site.get(path)
+        assert html.count("9 later frauds found nothing left") == 1
+        assert f'data-copy="{taken.tx_hash}"' in html
+    assert (await site.get("/cases")).count("none was left") == 9
 
 
 @pytest.mark.parametrize(("is_paid", "word"), [(True, ">Paid<"), (False, ">Payment<")])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from muster.chain import STATE_WORDS, SlashState
 from muster.client.audit.charts import Bar, bar_chart
 from muster.client.audit.history import History
 from muster.client.audit.report import AuditReport, RunReport
@@ -242,7 +243,12 @@ def _slashes(report: AuditReport) -> str:
         ("worker", "tokens", "why", "state", "outcome", "verdict posted in", "slashed in"),
         (
             (
-                *(code(s.worker), number(tokens(s.amount_wei)), text(s.reason), text(s.state)),
+                *(
+                    code(s.worker),
+                    number(tokens(s.amount_wei)),
+                    text(s.reason),
+                    text(STATE_WORDS[SlashState(s.state)]),
+                ),
                 text("" if s.batch_id is None else f"{s.batch_id}:{s.position}"),
                 *(code(s.outcome_tx), code(s.tx)),
             )

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import ChainView, Deployment, RunView, SlashView, WorkerView
+from muster.chain import (
+    ChainView,
+    Deployment,
+    Loss,
+    RunView,
+    SlashView,
+    WorkerView,
+    losses,
+    reason_of,
+)
 from muster.client.audit import calls, disputes, money, work
 from muster.client.audit.contradictions import Check, Contradiction
 from muster.client.audit.observed import Observed, parameter
@@ -172,6 +181,8 @@ class AuditReport:
     """Slashes of the audited runs, in chain order."""
     payments: tuple[PaymentReport, ...]
     """Payments of the audited runs, in chain order."""
+    losses: tuple[Loss, ...]
+    """What each stake lost in the audited runs, one for whoever was slashed."""
     checks: tuple[Check, ...]
     """What was recomputed: always over the whole chain."""
 
@@ -188,6 +199,8 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Return the stable JSON form."""
         values = asdict(self)
+        # Sums of the slashes, for people.
+        del values["losses"]
         values["checks"] = [check.to_json() for check in self.checks]
         values["contradictions"] = [found.to_json() for found in self.contradictions]
         return values
@@ -234,7 +247,20 @@ def build_report(
             for p in view.payments
             if run_id in (None, p.run_id)
         ),
+        losses=tuple(
+            loss for loss in losses(view) if run_id is None or _is_of(view, loss.owner, run_id)
+        ),
         checks=(*about_source, *run_checks(view, deployment, observed, table=table)),
+    )
+
+
+def _is_of(view: ChainView, owner: Address, run_id: RunId) -> bool:
+    """Return whether an owner was slashed in a run."""
+    return any(
+        slash.owner == owner
+        and (batch := view.batches.get(slash.batch_id or 0)) is not None
+        and batch.run_id == run_id
+        for slash in view.slashes
     )
 
 
@@ -356,15 +382,10 @@ def _worker_report(worker: WorkerView, counts: Counts, paid_wei: int) -> WorkerR
 
 def _slash_report(view: ChainView, slash: SlashView) -> SlashReport:
     batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
-    reason = slash.fault or ("double submission" if slash.is_double_submission else "")
-    if batch and slash.position is not None:
-        # A tampered chain may point anywhere.
-        of_position = (batch.records or [])[slash.position : slash.position + 1]
-        reason = "".join(record.reason.name.lower() for record in of_position)
     return SlashReport(
         worker=slash.owner,
         amount_wei=str(slash.amount_wei),
-        reason=reason,
+        reason=reason_of(view, slash),
         state=slash.state,
         run_id=batch.run_id if batch else None,
         batch_id=slash.batch_id,

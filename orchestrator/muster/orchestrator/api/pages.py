@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 
+from muster.chain import losses
 from muster.orchestrator.api.deps import ServicesDep, host_of
 from muster.orchestrator.dashboard.figures import Panel, panels
 from muster.orchestrator.dashboard.network import read_health
@@ -37,6 +38,7 @@ MAX_QUERY_CHARACTERS = 100
 """Longest thing that is searched for."""
 FRONT_SUBMISSIONS = 12
 FRONT_WORKERS = 8
+FRONT_LOSSES = 5
 WORKER_SUBMISSIONS = 25
 
 
@@ -98,6 +100,7 @@ async def run_page(request: Request, services: ServicesDep) -> Response:
         total=services.projection.total,
         alarm_steps=services.training.latest("alarm_steps") or 0,
         run=services.projection.run,
+        losses=losses(services.projection.view)[: -FRONT_LOSSES - 1 : -1],
     )
 
 

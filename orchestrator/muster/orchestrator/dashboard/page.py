@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from muster.chain import STATE_WORDS, SlashState
 from muster.orchestrator.dashboard import wording
 from muster.orchestrator.dashboard.chart import draw
 from muster.orchestrator.dashboard.figures import Panel
@@ -115,6 +116,8 @@ _ENVIRONMENT.filters |= {
     "visible": wording.visible,
     "titled": wording.titled,
     "meaning": _meaning,
+    "stake_is": lambda state: STATE_WORDS[SlashState(state)],
+    "where": lambda loss: loss.where(wording.tokens),
 }
 _ENVIRONMENT.globals |= {
     "asset": _asset_url,

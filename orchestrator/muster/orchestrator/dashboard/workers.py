@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from muster.api.status import SlashStatus, WorkerStatus
-from muster.chain import PaymentView, SlashView, WorkerView
+from muster.api.status import WorkerStatus
+from muster.chain import Loss, PaymentView, WorkerView, loss_of
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.life import WorkerState
 from muster.orchestrator.services.projection import Tally
@@ -86,8 +86,8 @@ class WorkerDetail:
     """What it says it runs."""
     reasons: list[tuple[Reason, int]]
     """Why submissions of it were not accepted, the most frequent first."""
-    slashes: list[SlashStatus]
-    """Slashes, latest first."""
+    loss: Loss | None
+    """What its stake lost; None when it was never slashed."""
     payments: list[PaymentView]
     """Payments by this run, latest first."""
 
@@ -119,13 +119,9 @@ def find_worker(services: Services, address: Address) -> WorkerDetail | None:
         view=view,
         software=None if beat is None else beat.software,
         reasons=[(reason, count) for reason, count in reasons.most_common() if count > 0],
-        slashes=[services.status.slash(slash) for slash in _slashes_of(services, address)],
+        loss=loss_of(services.projection.view, address),
         payments=_payments_of(services, address),
     )
-
-
-def _slashes_of(services: Services, owner: Address) -> list[SlashView]:
-    return [s for s in reversed(services.projection.view.slashes) if s.owner == owner]
 
 
 def _payments_of(services: Services, worker: Address) -> list[PaymentView]:
