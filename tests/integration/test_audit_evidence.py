@@ -117,7 +117,7 @@ async def test_all_verdicts_are_borne_out_by_an_honest_copy(
     assert found_in(result) == []
     count = len(result.stderr.splitlines())
     assert count >= 3
-    assert f"{count} of {count} outcomes run again agree" in result.stdout
+    assert f"{count} of {count} outcomes agree, 0 contradict" in result.stdout
     assert "fraud: agrees" in result.stderr
 
 
@@ -243,10 +243,6 @@ def alter_policy(folder: Path, _record: OutcomeRecord) -> None:
 
 
 TAMPERINGS: list[tuple[Callable[[Path, OutcomeRecord], None], Kind, str]] = [
-    (withhold, Kind.EVIDENCE_WITHHELD, "the file 0x"),
-    (withhold_submission, Kind.EVIDENCE_WITHHELD, "the submissions of batch"),
-    (withhold_recipe, Kind.EVIDENCE_WITHHELD, "the recipe 0x"),
-    (alter_policy, Kind.EVIDENCE_WITHHELD, "policy 0, root 0x"),
     (alter_file, Kind.EVIDENCE_ALTERED, "has the hash 0x"),
     (alter_submission, Kind.EVIDENCE_ALTERED, "are not those that batch"),
     (break_submission, Kind.EVIDENCE_ALTERED, "malformed"),
@@ -272,6 +268,53 @@ async def test_a_tampered_copy_is_caught_with_what_is_wrong(
     assert all(each["batch_id"] is not None and each["tx"] for each in found)
 
 
+MISSING: list[tuple[Callable[[Path, OutcomeRecord], None], str, str]] = [
+    (withhold, "the file 0x", "--files"),
+    (withhold_submission, "the submissions of batch", "--files"),
+    (withhold_recipe, "the recipe 0x", "--documents"),
+    (alter_policy, "policy 0, root 0x", "--relay URL"),
+]
+
+
+@pytest.mark.parametrize(("withhold", "why", "how"), MISSING)
+async def test_what_is_missing_cannot_be_run_again_and_contradicts_nothing(
+    judged: Network,
+    tmp_path: Path,
+    withhold: Callable[[Path, OutcomeRecord], None],
+    why: str,
+    how: str,
+) -> None:
+    folder, record = copy_of(judged, tmp_path), (await records_of(judged, Verdict.ACCEPTED))[0]
+    withhold(folder, record)
+    result = await rerun(judged, folder)
+    assert found_in(result) == []
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    check = checks["verdicts are what the evidence gives"]
+    missing = check["not_rerun"]
+    assert any(why in each["why"] and how in each["how"] for each in missing), missing
+    assert f"{len(missing)} cannot be run again" in check["detail"]
+    # Nothing that ran again bears out nothing.
+    runs = len(result.stderr.splitlines())
+    assert (result.exit_code == 0) is check["passed"] is (len(missing) < runs)
+
+
+async def test_the_result_is_on_top_and_fits_a_terminal(judged: Network, tmp_path: Path) -> None:
+    folder, records = copy_of(judged, tmp_path), await records_of(judged, Verdict.ACCEPTED)
+    withhold(folder, records[0])
+    alter_file(folder, records[1])
+    result = await audit(judged, "run", "1", "--evidence", str(folder), "--all")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith("1 contradiction: 1 of ")
+    assert "1 contradict, 1 cannot be run again" in f"{lines[2]} {lines[3]}"
+    at = [n for n, line in enumerate(lines) if line.startswith("evidence-altered: ")]
+    checks = [n for n, line in enumerate(lines) if line.startswith(("ok  ", "FAIL"))]
+    assert len(at) == 1
+    assert at[0] < checks[0]
+    assert [line for line in lines if len(line) > 80] == []
+    assert " wei" not in result.stdout.replace("amounts in wei", "")
+
+
 # The orchestrator's database
 
 
@@ -289,6 +332,16 @@ CHANGES = [
     ("update submissions set submission = '{'", "malformed"),
     ("update submissions set file_hash = randomblob(32)", "says another"),
     ("delete from submissions", "the 0 submissions kept"),
+    ("delete from submissions where sequence = 1", "are not those that were committed"),
+    ("delete from submissions where sequence = 1", "index 0 was received, and is not here"),
+    ("delete from batches where root = FIRST", "has later things, and not this batch"),
+    ("delete from outcomes where batch_id = 1", "signed the outcomes on chain, and none are kept"),
+    ("update batches set is_judged = 1, root = zeroblob(32) where root = FIRST", "is not on chain"),
+    ("update identity set run_id = 2", "(run, chain, ledger) [(2, "),
+    ("update submissions set units = units + 1", "(worker, step, index, units) are"),
+    ("update submissions set signature = ticket_signature", "who is no node of"),
+    ("update submissions set ticket_signature = signature", "its ticket is signed by"),
+    ("update submissions set ticket = json_set(ticket, '$.index', 99)", "its ticket is for"),
     ("update outcomes set records = zeroblob(56)", "did not sign the outcomes kept"),
 ]
 
@@ -300,6 +353,8 @@ async def test_an_untouched_database_is_a_projection_of_the_chain(
     result = await audit(judged, "run", "1", "--database", str(database))
     assert result.exit_code == 0, result.output
     assert "ok   the database is a projection of the chain" in result.stdout
+    assert "not compared, not on chain: the tables " in result.stdout
+    assert "leases" in result.stdout
     not_one = await audit(judged, "run", "1", "--database", str(tmp_path / "none"))
     assert "is not an orchestrator's database" in str(not_one.exception)
 
@@ -310,7 +365,8 @@ async def test_a_tampered_database_is_caught_with_what_is_wrong(
 ) -> None:
     database = database_of(judged, tmp_path)
     with sqlite3.connect(database) as opened:
-        opened.execute(change)
+        first = (await judged.view()).batches[1].root.hex()
+        opened.execute(change.replace("FIRST", f"x'{first}'"))
     result = await audit(judged, "run", "1", "--database", str(database), "--json")
     assert result.exit_code == 1
     found = found_in(result)

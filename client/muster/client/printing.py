@@ -12,6 +12,9 @@ from typing import Any
 
 import click
 
+WIDTH = 80
+"""Columns that a text fits in when nobody says how many there are."""
+
 
 def printable(text: str) -> str:
     """Return a text without control characters: strangers' words must not drive the terminal."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -54,7 +54,6 @@ class Kind(StrEnum):
     SOURCE_CHAIN = "source-chain"
     SOURCE_DISAGREES = "source-disagrees"
     HISTORY_REWRITTEN = "history-rewritten"
-    EVIDENCE_WITHHELD = "evidence-withheld"
     EVIDENCE_ALTERED = "evidence-altered"
     DATABASE_ALTERED = "database-altered"
     VERDICT_WRONG = "verdict-wrong"
@@ -109,7 +108,6 @@ RULES: dict[Kind, str] = {
     Kind.SOURCE_CHAIN: "every block names the hash of the one before it",
     Kind.SOURCE_DISAGREES: "every honest source shows the same blocks",
     Kind.HISTORY_REWRITTEN: "blocks that were final stay",
-    Kind.EVIDENCE_WITHHELD: "a judged submission can be had by who wants to judge it again",
     Kind.EVIDENCE_ALTERED: "evidence has the hashes that were committed and pinned on chain",
     Kind.DATABASE_ALTERED: "the orchestrator's database is a projection of the chain",
     Kind.VERDICT_WRONG: "the same checks on the same evidence give the recorded outcome",
@@ -160,6 +158,24 @@ class Contradiction:
 
 
 @dataclass(frozen=True, slots=True)
+class NotRerun:
+    """An outcome that was to be run again and could not be: neither borne out nor contradicted."""
+
+    batch_id: int
+    """Its batch."""
+    position: int
+    """Its place there."""
+    why: str
+    """What is missing."""
+    how: str
+    """What would let it be run again, the same text for the same kind of thing."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was recomputed."""
 
@@ -175,15 +191,20 @@ class Check:
     """How much disagrees."""
     notes: tuple[str, ...] = ()
     """What cannot be told, at most MAX_LISTED; contradicts nothing."""
+    not_rerun: tuple[NotRerun, ...] = ()
+    """Outcomes that could not be run again."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, without what disagrees."""
-        return {
+        value: dict[str, Any] = {
             "name": self.name,
             "passed": self.passed,
             "detail": self.detail,
             "notes": list(self.notes),
         }
+        if self.not_rerun:
+            value["not_rerun"] = [each.to_json() for each in self.not_rerun]
+        return value
 
 
 def summarise(name: str, found: Iterable[Contradiction], summary: str) -> Check:

@@ -7,7 +7,7 @@ up to a moment is held against what was final for it by then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,6 +28,7 @@ from muster.client.audit.contradictions import Check, Contradiction, Kind, summa
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed, parameter
 from muster.client.audit.table import OutcomeTable
+from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 
@@ -170,8 +171,9 @@ def payments(view: ChainView, table: OutcomeTable, window_s: int | None) -> Chec
     found += [
         Contradiction(
             Kind.RUN_OVERDRAWN,
-            f"run {run.run_id}: {run.paid_wei} wei paid and {run.reserved_wei} set aside "
-            f"of {run.funded_wei}",
+            f"run {run.run_id}: {format_tokens(run.paid_wei)} tokens paid and "
+            f"{format_tokens(run.reserved_wei)} set aside "
+            f"of {format_tokens(run.funded_wei)}",
         )
         for run in view.runs.values()
         if run.available_wei < 0 or run.reserved_wei < 0
@@ -180,7 +182,7 @@ def payments(view: ChainView, table: OutcomeTable, window_s: int | None) -> Chec
     return summarise(
         "payments are units × price, for accepted slots that are final",
         found,
-        f"{len(view.payments)} payments, {total} wei",
+        f"{len(view.payments)} payments, {format_tokens(total)} tokens",
     )
 
 
@@ -202,13 +204,16 @@ def _payment_problems(
         yield _paid(payment, Kind.PAYMENT_RUN, what)
         return
     if not worth[0] <= payment.amount_wei <= worth[1]:
-        what = f"{payment.amount_wei} wei for {payment.units} units, worth {worth[0]} to {worth[1]}"
+        least, most = map(format_tokens, worth)
+        amount = format_tokens(payment.amount_wei)
+        what = f"{amount} tokens for {payment.units} units, worth {least} to {most}"
         yield _paid(payment, Kind.PAYMENT_PRICE, what)
     paid, due = sums
     if paid.exceeds(due):
         what = (
-            f"{payment.worker} was paid {paid.slots} slots, {paid.units} units and {paid.wei} wei "
-            f"of run {payment.run_id}, final were {due.slots}, {due.units} and {due.wei}"
+            f"{payment.worker} was paid {paid.slots} slots, {paid.units} units and "
+            f"{format_tokens(paid.wei)} tokens of run {payment.run_id}, final were {due.slots}, "
+            f"{due.units} and {format_tokens(due.wei)}"
         )
         yield _paid(payment, Kind.PAYMENT_UNDUE, what)
 
@@ -269,7 +274,10 @@ def _slash_problems(view: ChainView, slash: SlashView) -> Iterator[tuple[Kind, s
     ppm = _fraud_ppm(slash_terms(view, slash, batch.run_id), record, slash.priors)
     shares = tuple(-(-stake * ppm // PPM) for stake in slash.stake_before)
     if slash.taken != shares:
-        what = f"{slash.taken} wei were taken of {slash.stake_before}, due were {shares}"
+        what = (
+            f"{_both(slash.taken)} tokens were taken of {_both(slash.stake_before)}, "
+            f"due were {_both(shares)}"
+        )
         yield Kind.SLASH_SHARE, what
     case = view.cases.get(record.leaf(batch.batch_id, slash.position))
     is_reported = record.verdict is not Verdict.FRAUD and case is not None and case.overturned
@@ -325,16 +333,25 @@ def _split_problems(slash: SlashView, deployment: Deployment) -> Iterator[str]:
     assert slash.split is not None  # the caller's filter
     burned, insured, rewarded = slash.split
     if burned + insured + rewarded != slash.amount_wei:
-        yield f"{slash.split} wei do not add up to {slash.amount_wei}"
+        split = ", ".join(map(format_tokens, slash.split))
+        yield f"{split} tokens do not add up to {format_tokens(slash.amount_wei)}"
     insurance_ppm = parameter(deployment, None, "insurance_ppm")
     if insurance_ppm is not None and insured != slash.amount_wei * insurance_ppm // PPM:
-        yield f"{insured} wei were insured of {slash.amount_wei}"
+        yield f"{format_tokens(insured)} tokens were insured of {format_tokens(slash.amount_wei)}"
     if slash.reporter == ZERO_ADDRESS:
         most: int | None = 0
     else:
         most = parameter(deployment, None, "reporter_cap")
     if most is not None and rewarded > most:
-        yield f"{rewarded} wei went to the reporter {slash.reporter}, at most {most} may"
+        yield (
+            f"{format_tokens(rewarded)} tokens went to the reporter {slash.reporter}, "
+            f"at most {format_tokens(most)} may"
+        )
+
+
+def _both(wei: Iterable[int]) -> str:
+    """Return active and unbonding stake, in tokens."""
+    return " + ".join(map(format_tokens, wei))
 
 
 # Sums
@@ -350,7 +367,7 @@ def sums(view: ChainView, observed: Observed) -> Check:
     return summarise(
         "sums equal what the contracts hold",
         found,
-        f"{stake} wei of stake, {reward} wei of reward",
+        f"{format_tokens(stake)} tokens of stake, {format_tokens(reward)} of reward",
     )
 
 
@@ -361,12 +378,16 @@ def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) 
         ("rewards", reward, observed.escrow_wei),
     ):
         if held < ours:
-            yield f"{what} add up to {ours} wei, the contract holds {held}"
+            yield (
+                f"{what} add up to {format_tokens(ours)} tokens, "
+                f"the contract holds {format_tokens(held)}"
+            )
     for owner, account in observed.stakes.items():
         told = view.stakes.get(owner, StakeView(owner))
         if (told.active_wei, told.unbonding_wei) != (account.active_wei, account.unbonding_wei):
-            events = f"{told.active_wei} + {told.unbonding_wei} wei"
-            yield f"{owner} has {events} by the events, the vault says {account}"
+            events = _both((told.active_wei, told.unbonding_wei))
+            vault = _both((account.active_wei, account.unbonding_wei))
+            yield f"{owner} has {events} tokens by the events, by the vault {vault}"
     for what, count, theirs in (
         ("runs", len(view.runs), observed.runs),
         ("batches", len(view.batches), observed.batches),

@@ -3,9 +3,9 @@
 1. draw: `--sample N --seed S` outcomes, each with the same chance; everybody who draws alike gets
    the same
 2. find: submissions and tickets, the file, the pinned documents, the policy; each against the hash
-   that the chain has; what is missing or another is a contradiction
+   that the chain has; what is another is a contradiction, what is missing cannot be run again
 3. judge: with the validator's own checks, as the chain stood when the batch was committed
-4. compare with the recorded outcome, field by field
+4. compare with the recorded outcome, field by field: it agrees or it contradicts
 5. prove: what the signers of accepted ones showed as proof of checking must come from the same
    hidden states
 """
@@ -16,7 +16,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,7 +24,13 @@ import numpy as np
 
 from muster.api import BatchEntry
 from muster.chain import BatchView, RunView
-from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.contradictions import (
+    Check,
+    Contradiction,
+    Kind,
+    NotRerun,
+    summarise,
+)
 from muster.client.audit.evidence import EvidenceStore
 from muster.client.audit.history import History
 from muster.client.audit.proofs import ProofBook
@@ -49,6 +55,20 @@ if TYPE_CHECKING:
 
 CHECK_1 = range(10, 20)
 """Reasons of check 1, for which no file is needed."""
+HOW_FILES = (
+    "keep the orchestrator's --files and give them as --evidence, or a bundle that "
+    "muster explain BATCH:POSITION --rerun FILE --save BUNDLE wrote"
+)
+"""How submissions are had."""
+HOW_DOCUMENTS = "give the orchestrator's --documents as --evidence"
+"""How recipe, calibration and task set are had."""
+HOW_POLICIES = (
+    "keep: a folder vVERSION of a worker, relay or trainer as --evidence; fetch: --relay URL of "
+    "one that still has it; rebuild: --relay URL of one with an earlier version and its deltas"
+)
+"""How an old policy is had; a fetch rebuilds it from deltas by itself."""
+HOW_NONE = "nothing does: the evidence of one file bears it out as little as it contradicts it"
+"""What can be done about an outcome that hangs on more than its file."""
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 """Hears how many outcomes were run again, of how many, and what came of the last."""
@@ -98,22 +118,38 @@ async def rerun_verdicts(
             Contradiction(Kind.EVIDENCE_ALTERED, f"{path.name} is no bundle: {error}")
             for path, error in copies.store.broken
         ]
-        silent = 0
+        not_rerun: list[NotRerun] = []
+        contradicted = 0
         for done, row in enumerate(rows, 1):
-            contradictions, is_silent = await judge.outcome(row)
-            found += contradictions
-            silent += is_silent
+            result = await judge.outcome(row)
+            if isinstance(result, Contradiction):
+                contradicted += 1
+                found.append(result)
+            elif result is not None:
+                not_rerun.append(result)
             if progress is not None:
-                progress(done, len(rows), judge.describe(row, contradictions, is_silent))
-    agreed = len(rows) - silent
+                progress(done, len(rows), judge.describe(row, result))
+    verdicts = _sum_up(len(rows), contradicted, found, not_rerun)
     proofs = judge.proofs.check()
-    verdicts = summarise(
-        "verdicts are what the evidence gives",
-        found,
-        f"{agreed} of {len(rows)} outcomes run again agree"
-        + (f", {silent} cannot be told from one file" if silent else ""),
-    )
     return [verdicts] if proofs is None else [verdicts, proofs]
+
+
+def _sum_up(
+    count: int, contradicted: int, found: list[Contradiction], not_rerun: list[NotRerun]
+) -> Check:
+    """Return the check of `count` outcomes; it fails also when none of them could be run again."""
+    agreed = count - contradicted - len(not_rerun)
+    figures = f"{agreed} of {count} outcomes agree, {contradicted} contradict"
+    if not_rerun:
+        figures += f", {len(not_rerun)} cannot be run again"
+    check = summarise("verdicts are what the evidence gives", found, figures)
+    nothing_ran = len(not_rerun) == count
+    return replace(
+        check,
+        passed=check.passed and not nothing_ran,
+        detail=figures,
+        not_rerun=tuple(not_rerun),
+    )
 
 
 class Rejudge:
@@ -137,24 +173,28 @@ class Rejudge:
         self._loaded: PolicyVersion | None = None
         self._slots = slots_of(history.ledger, run.run_id)
 
-    def describe(self, row: int, found: Sequence[Contradiction], is_silent: bool) -> str:
+    def describe(self, row: int, result: Contradiction | NotRerun | None) -> str:
         """Return one line on what came of an outcome."""
         batch, position = self.table.place(row)
         verdict = self.table.record(row).verdict.name.lower()
-        word = "contradicted" if found else "cannot be told" if is_silent else "agrees"
+        if isinstance(result, NotRerun):
+            word = f"cannot be run again: {result.why}"
+        else:
+            word = "agrees" if result is None else f"contradicts: {result.detail}"
         return f"{batch.batch_id}:{position} {verdict}: {word}"
 
-    async def outcome(self, row: int) -> tuple[list[Contradiction], bool]:
-        """Return what contradicts an outcome, and whether its evidence says nothing."""
+    async def outcome(self, row: int) -> Contradiction | NotRerun | None:
+        """Return what contradicts an outcome, or why it cannot be run again; None: it agrees."""
         batch, position = self.table.place(row)
         record = self.table.record(row)
 
-        def wrong(kind: Kind, detail: str) -> tuple[list[Contradiction], bool]:
+        def wrong(kind: Kind, detail: str) -> Contradiction:
             at = (batch.posted_tx, batch.posted_block, batch.batch_id, position)
-            return [Contradiction(kind, detail, *at)], False
+            return Contradiction(kind, detail, *at)
 
         if record.reason in NOT_OF_ONE_FILE:
-            return [], True
+            why = NOT_OF_ONE_FILE[record.reason]
+            return NotRerun(batch.batch_id, position, why, HOW_NONE)
         try:
             entries, data = self._evidence(batch, record)
             self._rules = self._rules or self._read_rules()
@@ -164,16 +204,17 @@ class Rejudge:
             if problems:
                 problems, again = await self._compare(batch, position, entries, data)
             await self.proofs.compare(batch, position, again.fingerprints)
-        except Withheld as error:
-            return wrong(Kind.EVIDENCE_WITHHELD, str(error))
+        except Missing as error:
+            return NotRerun(batch.batch_id, position, str(error), error.how)
         except EncodingError as error:
             return wrong(Kind.EVIDENCE_ALTERED, str(error))
-        return wrong(Kind.VERDICT_WRONG, problems) if problems else ([], False)
+        return wrong(Kind.VERDICT_WRONG, problems) if problems else None
 
     def _evidence(self, batch: BatchView, record: OutcomeRecord) -> tuple[list[BatchEntry], bytes]:
         entries = self._copies.store.entries(batch)
         if entries is None:
-            raise Withheld(f"the submissions of batch {batch.batch_id} are not in the evidence")
+            what = f"the submissions of batch {batch.batch_id} are not in the evidence"
+            raise Missing(what, HOW_FILES)
         if merkle_root([entry.submission.leaf() for entry in entries]) != batch.root:
             raise EncodingError(
                 f"the submissions shown are not those that batch {batch.batch_id} was committed for"
@@ -183,7 +224,7 @@ class Rejudge:
         if data is None and record.reason in CHECK_1:
             data = b""
         elif data is None:
-            raise Withheld(f"the file {name} is not in the evidence")
+            raise Missing(f"the file {name} is not in the evidence", HOW_FILES)
         elif file_hash(data) != record.file_hash:
             raise EncodingError(f"the file kept as {name} has the hash {hex0x(file_hash(data))}")
         return entries, data
@@ -229,8 +270,9 @@ class Rejudge:
                 try:
                     return await fetcher.fetch(run_id, version, root)
                 except PolicyUnavailable as error:
-                    raise Withheld(f"policy {version} is on no relay: {error}") from error
-        raise Withheld(f"policy {version}, root {hex0x(root)}, is not in the evidence")
+                    what = f"policy {version} is on no relay: {error}"
+                    raise Missing(what, HOW_POLICIES) from error
+        raise Missing(f"policy {version}, root {hex0x(root)}, is not in the evidence", HOW_POLICIES)
 
     def _candidates(self, version: PolicyVersion, manifest: Manifest | None) -> Iterator[Path]:
         """Yield folders that may hold the policy; those of bundles are unpacked."""
@@ -260,13 +302,18 @@ class Rejudge:
         return "; ".join(wrong), again
 
 
-class Withheld(MusterError):
+class Missing(MusterError):
     """Evidence that the chain names is not in the copy."""
+
+    def __init__(self, message: str, how: str) -> None:
+        super().__init__(message)
+        self.how = how
+        """How it could be had."""
 
 
 def _present(value: T | None, what: str) -> T:
     if value is None:
-        raise Withheld(f"the {what} is not in the evidence")
+        raise Missing(f"the {what} is not in the evidence", HOW_DOCUMENTS)
     return value
 
 

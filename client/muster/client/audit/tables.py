@@ -1,45 +1,127 @@
-"""An audit's report as tables on a terminal."""
+"""An audit's report on a terminal: the result first, in tokens and 80 columns."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from muster.client.printing import WIDTH, printable
+from muster.client.quantities import format_tokens
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from muster.client.audit.contradictions import Check, NotRerun
     from muster.client.audit.report import AuditReport
 
 SHOWN_NOTES = 5
 """Notes of one check that are printed."""
-WIDTH = 160
-"""Columns of the tables when nobody watches: wide enough for everything."""
+SHOWN_CONTRADICTIONS = 20
+"""Contradictions that are printed."""
+SHOWN_POLICIES = 8
+"""Newest policy versions of the table."""
 
 
 def print_report(report: AuditReport) -> None:
-    """Print a report as tables."""
+    """Print the result first, then what contradicts, the checks and the tables."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = WIDTH
-    console.print(f"chain {report.chain_id}, read up to block {report.block}")
+    fold = partial(_fold, console)
+    fold(f"chain {report.chain_id}, read up to block {report.block}")
+    fold(_result(report), style="bold green" if report.passed else "bold red")
+    for check in report.checks:
+        if check.not_rerun:
+            fold(check.detail)
+    _print_contradictions(fold, report)
+    for check in report.checks:
+        _print_not_rerun(fold, check)
+    console.print()
+    for check in report.checks:
+        _print_check(fold, check)
     for table in _tables(report):
         if table.row_count:
+            console.print()
             console.print(table)
-    print_checks(console, report)
+    if report.losses:
+        fold("\nslashes", style="bold")
+    for loss in report.losses:
+        fold(f"{short(loss.owner)}  {loss.words(format_tokens)}", indent=2)
+    fold("\n--json has whole hashes, amounts in wei, and everything that is left out here")
+
+
+def _result(report: AuditReport) -> str:
+    checks, failed = len(report.checks), sum(not check.passed for check in report.checks)
+    count = sum(check.count for check in report.checks)
+    if report.passed:
+        return f"no contradiction in {checks} checks"
+    if not count:
+        return f"{failed} of {checks} checks could not be made"
+    things = "contradiction" if count == 1 else "contradictions"
+    return f"{count} {things}: {failed} of {checks} checks failed"
+
+
+def _print_contradictions(fold: Callable[..., None], report: AuditReport) -> None:
+    for found in report.contradictions[:SHOWN_CONTRADICTIONS]:
+        fold(f"\n{found.kind}: {found}", indent=2)
+        fold(f"  the rule is that {found.kind.rule}", indent=2)
+    if (more := sum(check.count for check in report.checks) - SHOWN_CONTRADICTIONS) > 0:
+        fold(f"\nand {more} more contradictions")
+
+
+def _print_not_rerun(fold: Callable[..., None], check: Check) -> None:
+    """Print what could not be run again, by what would let it be."""
+    groups: dict[str, list[NotRerun]] = {}
+    for each in check.not_rerun:
+        groups.setdefault(each.how, []).append(each)
+    for how, members in groups.items():
+        first = members[0]
+        fold(
+            f"\n{len(members)} cannot be run again, such as {first.batch_id}:{first.position}: "
+            f"{first.why}",
+            indent=2,
+        )
+        fold(f"  {how}", indent=2)
+
+
+def _print_check(fold: Callable[..., None], check: Check) -> None:
+    found = f"{check.count} contradict" if check.count and not check.not_rerun else check.detail
+    fold(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {found}", indent=5)
+    for note in check.notes[:SHOWN_NOTES]:
+        fold(f"note {note}", indent=5)
+    if (more := len(check.notes) - SHOWN_NOTES) > 0:
+        fold(f"note {more} more: --json has them")
+
+
+def _fold(console: Console, text: str, *, indent: int = 0, style: str = "") -> None:
+    """Print a text folded between words: hashes stay whole, to be copied."""
+    lead = text[: len(text) - len(text.lstrip("\n"))]
+    lines = textwrap.wrap(
+        printable(text.lstrip("\n")),
+        console.width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print(lead + "\n".join(lines), style=style, soft_wrap=True)
 
 
 def _tables(report: AuditReport) -> list[Table]:
     return [
         _table(
             "runs",
-            ("run", "policy", "batches", "judged", "submitted", "accepted", "rejected", "fraud"),
+            ("run", "policy", "batches", "accepted", "rejected", "fraud"),
             ("units", "funded", "paid"),
             [
                 (
-                    *(r.run_id, r.checkpoints[-1].version if r.checkpoints else "-", r.batches),
-                    *(r.judged, r.submitted, r.accepted, r.rejected, r.fraud, r.units),
+                    *(r.run_id, r.checkpoints[-1].version if r.checkpoints else "-"),
+                    f"{r.judged}/{r.batches}",
+                    *(r.accepted, r.rejected, r.fraud, r.units),
                     *(tokens(r.funded_wei), tokens(r.paid_wei)),
                 )
                 for r in report.runs
@@ -47,23 +129,14 @@ def _tables(report: AuditReport) -> list[Table]:
         ),
         _table(
             "workers",
-            ("worker", "status", "stake", "judged", "accepted", "rejected", "fraud"),
+            ("worker", "status", "stake", "accepted", "rejected", "fraud"),
             ("units", "paid"),
             [
                 (
-                    *(short(w.address), w.status, tokens(w.stake_wei), w.submitted, w.accepted),
+                    *(short(w.address), w.status, tokens(w.stake_wei), w.accepted),
                     *(w.rejected, w.fraud, w.units, tokens(w.paid_wei)),
                 )
                 for w in report.workers
-            ],
-        ),
-        _table(
-            "slashes",
-            ("worker", "tokens", "reason"),
-            ("state", "batch", "transaction"),
-            [
-                (short(s.worker), tokens(s.amount_wei), s.reason, s.state, s.batch_id, s.tx)
-                for s in report.slashes
             ],
         ),
         _table(
@@ -71,9 +144,9 @@ def _tables(report: AuditReport) -> list[Table]:
             ("run", "version", "block"),
             ("manifest root", "transaction"),
             [
-                (r.run_id, c.version, c.block, short(c.manifest_root), c.tx)
+                (r.run_id, c.version, c.block, short(c.manifest_root), short(c.tx))
                 for r in report.runs
-                for c in r.checkpoints
+                for c in r.checkpoints[-SHOWN_POLICIES:]
             ],
         ),
         _table(
@@ -81,7 +154,7 @@ def _tables(report: AuditReport) -> list[Table]:
             ("worker", "run", "slots"),
             ("units", "tokens", "transaction"),
             [
-                (short(p.worker), p.run_id, p.slots, p.units, tokens(p.amount_wei), p.tx)
+                (short(p.worker), p.run_id, p.slots, p.units, tokens(p.amount_wei), short(p.tx))
                 for p in report.payments
             ],
         ),
@@ -93,11 +166,9 @@ def _table(
 ) -> Table:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1))
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in (*columns, *more):
-        # Whole transaction hashes are what an auditor copies: they fold where the rest is cut.
-        is_hash = column == "transaction"
-        table.add_column(column, no_wrap=not is_hash, overflow="fold" if is_hash else "ellipsis")
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*(str(value) for value in row))
     return table
@@ -111,21 +182,3 @@ def short(text: str) -> str:
 def tokens(wei: str) -> str:
     """Return wei as whole tokens, six digits."""
     return f"{int(wei) / 10**18:,.6g}"
-
-
-def print_checks(console: Console, report: AuditReport) -> None:
-    """Print every check with its mark, then every contradiction with its rule."""
-    for check in report.checks:
-        mark = "[green]ok  [/green]" if check.passed else "[red]FAIL[/red]"
-        console.print(f"{mark} {check.name}: ", soft_wrap=True, highlight=False, end="")
-        console.print(check.detail, soft_wrap=True, highlight=False, markup=False)
-        for note in check.notes[:SHOWN_NOTES]:
-            console.print(f"note {note}", soft_wrap=True, highlight=False, markup=False)
-        if (more := len(check.notes) - SHOWN_NOTES) > 0:
-            console.print(f"note {more} more: --json has them")
-    kinds = sorted({found.kind for found in report.contradictions})
-    for kind in kinds:
-        console.print(f"{kind}: the rule is that {kind.rule}", soft_wrap=True, highlight=False)
-    failed = sum(not check.passed for check in report.checks)
-    verdict = f"{failed} contradictions" if failed else "no contradiction"
-    console.print(f"{verdict} in {len(report.checks)} checks")

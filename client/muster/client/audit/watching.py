@@ -17,6 +17,7 @@ from muster.client.audit.observed import observe
 from muster.client.audit.report import run_checks
 from muster.client.audit.sources import Ear, Proof, prove
 from muster.client.audit.table import tabulate
+from muster.client.quantities import format_tokens
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import RunId
 
@@ -139,10 +140,13 @@ class Watch:
             yield from (("outcome", text) for text in self._outcomes(args))
         elif event.name == "Slashed":
             wei = args["from_active"] + args["from_unbonding"]
-            yield "slash", f"{args['owner']} {wei} wei, offence 0x{args['offence'].hex()}"
+            yield (
+                "slash",
+                f"{args['owner']} {format_tokens(wei)} tokens, offence 0x{args['offence'].hex()}",
+            )
         elif event.name == "RewardClaimed":
             units = f"{args['slots']} slots, {args['units']} units"
-            yield "claim", f"{args['worker']} {args['amount']} wei for {units}"
+            yield "claim", f"{args['worker']} {format_tokens(args['amount'])} tokens for {units}"
         elif event.name == "CheckpointPublished":
             root = f"root 0x{args['manifest_root'].hex()}"
             yield "policy", f"run {args['run_id']} version {args['version']}, {root}"
