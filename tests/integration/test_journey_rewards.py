@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from client_network import PARAMETERS, PRICE, WORKERS, Network, eventually, open_network
 
 from muster.api import OrchestratorApi
+from muster.client.quantities import format_tokens
 from muster.devnet.anvil import Anvil
 from muster.devnet.cli import muster
 from muster.wallet import save_wallet
@@ -85,8 +86,12 @@ async def test_overdue_work_is_claimed_once_with_what_the_orchestrator_shows(
         assert seen["claimable_slots"] == sum(batch.count for batch in batches.values())
         before = await network.owner.token.balance_of(WORKERS[0].address)
         claim = ("claim", "--keystore", str(tmp_path / "payer.json"))
-        await rewards(network, *claim, "--orchestrator", network.orchestrator)
+        claimed = await rewards(network, *claim, "--orchestrator", network.orchestrator)
+        assert claimed["claimed_tokens"] == seen["claimable_tokens"] == format_tokens(mine * PRICE)
+        assert (claimed["claimable_slots"], claimed["worker"]) == (0, WORKERS[0].address)
         paid = await network.owner.token.balance_of(WORKERS[0].address) - before
         assert paid == mine * PRICE
         after = await rewards(network, "--orchestrator", network.orchestrator)
         assert (after["claimable_slots"], after["paid_slots"]) == (0, seen["claimable_slots"])
+        text = await run(network, "rewards", "--run", "1", "--worker", WORKERS[0].address)
+        assert "claimable  nothing now" in text

@@ -210,6 +210,24 @@ async def test_rotation_of_a_leaving_worker_is_refused(stage: Stage) -> None:
     assert "is exiting" in str(await stage.error(*words, "--light", "--yes"))
 
 
+# What comes next
+
+
+async def test_staking_says_what_comes_next(stage: Stage) -> None:
+    words = ("stake", "--keystore", stage.key("worker"), "--amount", "5", "--yes", "--faucet")
+    worker = await stage.run(*words)
+    assert worker.stdout.startswith("0x")
+    assert len(worker.stdout.split()) == 1
+    assert f"105 tokens are {HONEST.address}'s active stake now" in worker.stderr
+    assert "active now" in worker.stderr
+    assert "muster worker run --run RUN --keystore NODE.json" in worker.stderr
+    assert f"muster worker status --run RUN --worker {HONEST.address}" in worker.stderr
+    key = stage.key("validator")
+    validator = await stage.run("stake", "--keystore", key, "--amount", "5", "--yes", "--faucet")
+    assert "muster worker run" not in validator.stderr
+    assert "a run's owner seats this address, then: muster validator run" in validator.stderr
+
+
 # Bad input
 
 

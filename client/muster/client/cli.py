@@ -128,6 +128,7 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
         register_worker,
         stake_offer,
         take_from_faucet,
+        what_next,
     )
 
     amount = parse_tokens(options["amount"]) if options["amount"] else None
@@ -155,11 +156,13 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
             receipt = await add_stake(chain, owner, offer.amount_wei)
         else:
             receipt = await register_worker(chain, owner, node, offer.amount_wei)
+        next_step = await what_next(chain, owner.address, options["run"])
     if options["as_json"]:
         staked = {"account": owner.address, "amount_tokens": format_tokens(offer.amount_wei)}
         print_json({**staked, "transaction": receipt.tx_hash})
     else:
         click.echo(receipt.tx_hash)
+    click.echo(next_step, err=True)
 
 
 @click.command()
@@ -199,7 +202,7 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
 async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) -> None:
     from muster.chain import Chain, ChainView, read_view
     from muster.client.preflight import find_run
-    from muster.client.rewards import claim, describe_earnings, find_earnings
+    from muster.client.rewards import claim, describe_earnings, facts_of, find_earnings
 
     key = sender.key if sender else None
     async with await Chain.connect(*endpoint(options), key=key) as chain:
@@ -213,11 +216,11 @@ async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) 
             orchestrator=options["orchestrator"],
         )
         transactions = await claim(chain, earnings) if sender else []
-    report = describe_earnings(earnings, transactions)
+    report = describe_earnings(earnings, to_address(worker), transactions)
     if options["as_json"]:
         print_json(report)
     else:
-        print_facts(report)
+        print_facts(facts_of(report))
     if earnings.unseen:
         batches = ", ".join(map(str, earnings.unseen))
         click.echo(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.chain import (
@@ -206,9 +206,19 @@ def _claim(group: Sequence[Earning]) -> Claim:
     )
 
 
-def describe_earnings(earnings: Earnings, transactions: Sequence[str]) -> dict[str, Any]:
-    """Return what people and programs want to know about earnings, as JSON values."""
-    report: dict[str, Any] = {"run": earnings.run_id}
+def describe_earnings(
+    earnings: Earnings, worker: Address, transactions: Sequence[str]
+) -> dict[str, Any]:
+    """Return what programs want to know about earnings, as JSON values.
+
+    With transactions, which claimed all that was claimable, as things are after them.
+    """
+    report: dict[str, Any] = {"run": earnings.run_id, "worker": worker}
+    if transactions:
+        report["claimed_slots"] = len(earnings.claimable)
+        report["claimed_tokens"] = format_tokens(earnings.amount_wei(earnings.claimable))
+        paid = (*earnings.paid, *earnings.claimable)
+        earnings = replace(earnings, claimable=(), paid=paid)
     for name in ("claimable", "pending", "paid"):
         part: tuple[Earning, ...] = getattr(earnings, name)
         report[f"{name}_slots"] = len(part)
@@ -218,6 +228,29 @@ def describe_earnings(earnings: Earnings, transactions: Sequence[str]) -> dict[s
     if transactions:
         report["transactions"] = list(transactions)
     return report
+
+
+def facts_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return described earnings as names and lines for people."""
+    run = found["run"]
+    transactions = found.get("transactions", [])
+
+    def line(name: str, end: str = "") -> str | None:
+        if not found.get(f"{name}_slots"):
+            return None
+        return f"{found[f'{name}_tokens']} tokens for {found[f'{name}_slots']} submissions{end}"
+
+    claimed = line("claimed", f" of run {run}")
+    return {
+        "claimed": claimed,
+        "to": f"{found['worker']}, its wallet" if claimed else None,
+        "in": transactions,
+        "worker": None if claimed else f"{found['worker']}, run {run}",
+        "claimable": line("claimable", f": muster rewards claim --run {run} --keystore FILE")
+        or "nothing now",
+        "pending": line("pending", ", until nobody can challenge them any more"),
+        "paid": line("paid", " in all"),
+    }
 
 
 def _parts(earnings: Sequence[Earning], size: int) -> Iterator[Sequence[Earning]]:

@@ -99,6 +99,27 @@ async def stake_offer(
     )
 
 
+async def what_next(chain: Chain, account: Address, run: int | None) -> str:
+    """Return what an account has now and does next, for people who have just staked."""
+    active_wei = await chain.vault.active_stake(account)
+    worker = await chain.workers.worker_of(account)
+    held = f"staked  {format_tokens(active_wei)} tokens are {account}'s active stake now"
+    if worker.worker_id == 0:
+        return (
+            f"{held}\nnext    a run's owner seats this address, then: muster validator run\n"
+            "        or work: muster stake --node NODE.json registers a worker's node"
+        )
+    blocks = worker.active_from - await chain.block_number()
+    wait = f"active in {blocks} blocks" if blocks > 0 else "active now"
+    number = "RUN" if run is None else run
+    return (
+        f"{held}; worker {worker.worker_id}, {wait}\n"
+        f"next    muster worker run --run {number} --keystore NODE.json --orchestrator URL \\\n"
+        f"          --worker {account}\n"
+        f"then    muster worker status --run {number} --worker {account}"
+    )
+
+
 async def _terms(chain: Chain, run_id: RunId) -> RunTerms:
     if run_id > (count := await chain.runs.run_count()):
         raise ConfigError(
