@@ -65,6 +65,8 @@ def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path
     output = run_script(checkout, blocks_of("devnet.md"))
     assert '"step": 2' in output
     assert "claimable_tokens" in output
+    trained = checkout / "runs" / "by-hand" / "trained"
+    assert (trained / "README.md").read_text().startswith("---")
 
 
 def test_a_network_is_deployed_verified_and_handed_over(checkout: Path) -> None:
