@@ -32,7 +32,7 @@ from muster.chain import Deployment, loss_of
 from muster.client.audit.report import build_report
 from muster.orchestrator.dashboard import page, samples
 from muster.orchestrator.dashboard.chart import draw, round_levels
-from muster.orchestrator.dashboard.figures import Panel, Point, Series, thin
+from muster.orchestrator.dashboard.figures import Panel, Point, Series, panels, thin
 from muster.orchestrator.dashboard.submissions import Wanted, list_submissions
 from muster.orchestrator.dashboard.wording import ago, compact, percent, shorten, tokens, visible
 from muster.orchestrator.sample_reader import choose
@@ -462,10 +462,34 @@ def test_chart_stays_inside_its_box(
 
     panel = Panel("k", "t", "u", "m", "e", [series(line, False), series(dots, True)])
     chart = draw(panel, 400, 200)
-    drawn = [tuple(map(float, p.split(","))) for p in chart.lines[0].split()]
+    drawn = [tuple(map(float, p.split(","))) for p in chart.lines[0][1].split()]
     drawn += [(dot.x, y) for dot in chart.dots for y in (dot.y, dot.low, dot.high)]
     assert len(drawn) == len(line) + 3 * len(dots)
     assert all(0 <= x <= 400 and 0 <= y <= 200 for x, y in drawn)
+
+
+async def test_steps_that_learned_nothing_are_gaps_and_then_a_banner(site: Site) -> None:
+    training = site.bench.services.training
+
+    async def learn_nothing(step: int) -> None:
+        zeros = {"entropy": 0.0, "grad_norm": 0.0, "tokens": 0.0, "reward": 0.5, "wall_s": 1.0}
+        await training.report(step, {**zeros, "dropped_zero_advantage": 128.0, "dropped_easy": 0.0})
+
+    for step in (11, 12):
+        await learn_nothing(step)
+    assert "Nothing was learned" not in await site.get("/")
+    await learn_nothing(13)
+    html = await site.get("/")
+    assert "<strong>Nothing was learned</strong> for 3 steps" in html
+    assert "zero advantage (128)" in html
+    assert "easy" not in html.split("Nothing was learned")[1].split("</p>")[0]
+    await training.report(14, {"entropy": 0.4, "grad_norm": 0.1, "tokens": 9.0, "wall_s": 1.0})
+    assert "Nothing was learned" not in await site.get("/")
+    entropy = next(panel for panel in panels(training) if panel.key == "entropy")
+    (series,) = entropy.series
+    assert {11, 12, 13}.isdisjoint(point.step for point in series.points)
+    before, after = draw(entropy, 400, 200).lines
+    assert (len(before[1].split()), len(after[1].split())) == (10, 1)
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 1e9), st.integers(2, 10))

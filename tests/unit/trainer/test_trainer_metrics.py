@@ -8,6 +8,7 @@ import sys
 import textwrap
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from muster.protocol.recipe import FilterRecipe
 from muster.trainer.evaluate import Adherence, Evaluation
 from muster.trainer.exporting import PrometheusExport, log_to_wandb, serve_prometheus
 from muster.trainer.figures import StepFigures
-from muster.trainer.filters import Drop
+from muster.trainer.filters import Drop, named
 from muster.trainer.guard import Judgement
 from muster.trainer.metric_names import EVALUATION, PREFIX, STEP, flat, meaning_of
 from muster.trainer.metrics import (
@@ -65,6 +66,20 @@ def _evaluation() -> dict[str, Any]:
 def test_step_entry_has_exactly_the_documented_names() -> None:
     entry = _entry() | Judgement(Alarm(), back_to=PolicyVersion(1)).entry()
     assert posted_figures(entry).keys() == STEP.keys()
+
+
+def test_a_step_that_trained_on_nothing_has_no_figures_of_tokens() -> None:
+    nothing = replace(_figures(), tokens=0, samples=0)
+    entry = step_entry(PolicyVersion(5), _taken(), nothing, Durations(2.0, 1.0), FilterRecipe())
+    unknown = {name for name, value in entry.items() if value is None}
+    assert {"entropy", "grad_norm", "loss", "mean_ratio", "mismatch_kl", "kl"} <= unknown
+    assert unknown.isdisjoint(posted_figures(entry))
+    assert posted_figures(entry)["reward"] == 0.25
+    assert None not in _entry().values()
+
+
+def test_reasons_are_named_in_logs() -> None:
+    assert named(Counter({Drop.STALE: 2, Drop.EASY: 1})) == {"easy": 1, "stale": 2}
 
 
 def test_evaluation_entry_has_exactly_the_documented_names() -> None:

@@ -48,6 +48,11 @@ class Drop(StrEnum):
     """It does not look sampled from the policy that it names."""
 
 
+def named(dropped: Counter[Drop]) -> dict[str, int]:
+    """Return counts by the reasons' names, for logs and metrics."""
+    return {str(reason): count for reason, count in sorted(dropped.items())}
+
+
 class Sieve:
     """What of one training step's submissions is trained on, decided in stream order."""
 

@@ -52,6 +52,7 @@ from muster.trainer.difficulty import DifficultyPools
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.exporting import Export
 from muster.trainer.figures import StepFigures
+from muster.trainer.filters import named
 from muster.trainer.guard import Guard
 from muster.trainer.learner import Learner
 from muster.trainer.metrics import (
@@ -134,6 +135,7 @@ class Trainer:
         self._step_start = 0
         self._pools = DifficultyPools()
         self._saved = SAVED
+        self._empty_steps = 0
 
     @property
     def version(self) -> PolicyVersion:
@@ -223,6 +225,13 @@ class Trainer:
                 "wall_s": round(took.wall_s, 3),
             },
         )
+        self._empty_steps = 0 if figures.tokens else self._empty_steps + 1
+        if self._empty_steps:
+            dropped = named(taken.dropped + figures.dropped)
+            logger.warning(
+                "nothing was trained on",
+                extra={"step": version, "steps": self._empty_steps, "dropped": dropped},
+            )
         return judgement.back_to
 
     def _roll_back(self, version: PolicyVersion) -> None:

@@ -21,6 +21,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import FilterRecipe
 from muster.trainer.evaluate import Evaluation
 from muster.trainer.figures import StepFigures
+from muster.trainer.filters import named
 from muster.trainer.metric_names import flat
 from muster.trainer.ports import MetricsSink
 from muster.trainer.shares import Share
@@ -132,27 +133,34 @@ def step_entry(
     took: Durations,
     filters: FilterRecipe,
 ) -> dict[str, Any]:
-    """Return the line of a training step; step s makes policy version s."""
+    """Return the line of a training step; step s makes policy version s.
+
+    Figures of tokens are None where none was trained on: they are unknown, not 0.
+    """
+
+    def known(value: float) -> float | None:
+        return _finite(value) if figures.tokens else None
+
     entry: dict[str, Any] = {
         "step": int(version),
         "policy_version": int(version),
         "reward": taken.reward,
-        "loss": _finite(figures.loss),
-        "grad_norm": _finite(figures.grad_norm),
-        "entropy": _finite(figures.entropy),
-        "clip_fraction": _finite(figures.clip_fraction),
-        "clip_low": _finite(figures.clip_low),
-        "clip_high": _finite(figures.clip_high),
-        "mean_ratio": _finite(figures.mean_ratio),
-        "max_ratio": _finite(figures.max_ratio),
-        "mismatch_kl": _finite(figures.mismatch_kl),
-        "mismatch_max": _finite(figures.mismatch_max),
-        "kl": _finite(figures.kl),
+        "loss": known(figures.loss),
+        "grad_norm": known(figures.grad_norm),
+        "entropy": known(figures.entropy),
+        "clip_fraction": known(figures.clip_fraction),
+        "clip_low": known(figures.clip_low),
+        "clip_high": known(figures.clip_high),
+        "mean_ratio": known(figures.mean_ratio),
+        "max_ratio": known(figures.max_ratio),
+        "mismatch_kl": known(figures.mismatch_kl),
+        "mismatch_max": known(figures.mismatch_max),
+        "kl": known(figures.kl),
         "learning_rate": figures.learning_rate,
         "samples": figures.samples,
         "tokens": figures.tokens,
         "skipped": figures.skipped,
-        "dropped": {str(k): n for k, n in sorted((taken.dropped + figures.dropped).items())},
+        "dropped": named(taken.dropped + figures.dropped),
         "refill": taken.refill,
         "stream_from": taken.start.position,
         "stream_to": taken.end.position,

@@ -27,7 +27,7 @@ from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout, decode_rollouts
 from muster.protocol.seeds import target_length
 from muster.trainer.difficulty import DifficultyPools
-from muster.trainer.filters import Drop, Group, Sieve
+from muster.trainer.filters import Drop, Group, Sieve, named
 from muster.trainer.ports import FileSource, Ledger, StreamItem
 
 logger = logging.getLogger(__name__)
@@ -287,7 +287,7 @@ class StreamReader:
 def _step_input(start: Cursor, found: _Collection) -> StepInput:
     sieve = found.sieve
     if not sieve.kept:
-        logger.warning("nothing to train on", extra={"dropped": dict(sieve.dropped)})
+        logger.warning("nothing to train on", extra={"dropped": named(sieve.dropped)})
     return StepInput(
         groups=sieve.kept,
         dropped=sieve.dropped,

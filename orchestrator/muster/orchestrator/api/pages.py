@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 
 from muster.chain import losses
 from muster.orchestrator.api.deps import ServicesDep, host_of
-from muster.orchestrator.dashboard.figures import Panel, panels
+from muster.orchestrator.dashboard.figures import Panel, idle, panels
 from muster.orchestrator.dashboard.network import read_health
 from muster.orchestrator.dashboard.page import ASSETS, CONTENT_SECURITY_POLICY, render
 from muster.orchestrator.dashboard.samples import SampleDesk
@@ -100,6 +100,7 @@ async def run_page(request: Request, services: ServicesDep) -> Response:
         total=services.projection.total,
         alarm_steps=services.training.latest("alarm_steps") or 0,
         run=services.projection.run,
+        idle=idle(services.training),
         losses=losses(services.projection.view)[: -FRONT_LOSSES - 1 : -1],
     )
 

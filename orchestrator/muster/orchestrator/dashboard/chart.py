@@ -51,8 +51,8 @@ class Chart:
     """Where it ends."""
     bottom: float
     """Its base."""
-    lines: list[str]
-    """Points of each series' polyline; those of dots are empty."""
+    lines: list[tuple[int, str]]
+    """Polylines: number of the series, and points."""
     dots: list[Dot]
     """Measured points."""
     x_ticks: list[Tick]
@@ -79,9 +79,9 @@ def draw(panel: Panel, width: int, height: int) -> Chart:
         return round(_TOP + share * (height - _TOP - _BOTTOM), 1)
 
     lines, dots = [], []
-    for series in panel.series:
-        drawn = [] if series.is_dots else series.points
-        lines.append(" ".join(f"{x(p.step)},{y(p.value)}" for p in drawn))
+    for number, series in enumerate(panel.series):
+        for segment in () if series.is_dots else series.segments:
+            lines.append((number, " ".join(f"{x(p.step)},{y(p.value)}" for p in segment)))
         for p in series.points if series.is_dots else ():
             label = f"{series.label} {p.step}: {panel.format(p.value)}"
             dots.append(Dot(x(p.step), y(p.value), y(p.low), y(p.high), label))

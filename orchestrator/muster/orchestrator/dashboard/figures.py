@@ -6,11 +6,14 @@ they measured, which is the training step that made it.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from muster.orchestrator.services.training import TrainingMetrics
 
+IDLE_STEPS = 3
+"""Steps in a row without anything to train on after which the page says so."""
 SHOWN_POINTS = 400
 """Points of one series; a longer one is thinned."""
 
@@ -39,6 +42,16 @@ class Series:
     """By step, ascending."""
     is_dots: bool = False
     """Whether it is single measurements with intervals."""
+    gaps: tuple[int, ...] = ()
+    """Steps at which there is no value: the line is not drawn across them."""
+
+    @property
+    def segments(self) -> list[list[Point]]:
+        """The points between gaps."""
+        parts: list[list[Point]] = [[] for _ in range(len(self.gaps) + 1)]
+        for point in self.points:
+            parts[bisect(self.gaps, point.step)].append(point)
+        return [part for part in parts if part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,31 @@ Columns = Callable[[str], dict[int, float]]
 """A figure by step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Training steps at the end of a run so far in which nothing was trained on."""
+
+    steps: int
+    """How many in a row."""
+    reasons: list[tuple[str, int]]
+    """Why samples of the last of them were left out, the most frequent first."""
+
+
+def idle(training: TrainingMetrics) -> Idle | None:
+    """Return the steps that learned nothing, once there are IDLE_STEPS of them in a row."""
+    series = training.series("tokens")
+    last = next((n for n, (_, tokens) in enumerate(reversed(series)) if tokens), len(series))
+    if last < IDLE_STEPS:
+        return None
+    left_out = training.at(series[-1][0])
+    reasons = [
+        (name.removeprefix("dropped_"), int(count))
+        for name, count in left_out.items()
+        if name.startswith("dropped_") and count
+    ]
+    return Idle(last, sorted(reasons, key=lambda reason: -reason[1]))
+
+
 def panels(training: TrainingMetrics) -> list[Panel]:
     """Return the reward and the small multiples."""
     columns = training.column
@@ -112,23 +150,30 @@ def _reward(columns: Columns) -> Panel:
 
 def _multiples(columns: Columns) -> list[Panel]:
     tokens, seconds = columns("tokens"), columns("wall_s")
+    empty = {step for step, count in tokens.items() if not count}
     speed = {s: tokens[s] / seconds[s] for s in tokens if seconds.get(s, 0) > 0}
+
+    def trained(values: dict[int, float]) -> Series:
+        """Return a figure of tokens, with gaps where none was trained on."""
+        kept = {step: value for step, value in values.items() if step not in empty}
+        return Series("step", _points(kept), gaps=_streaks(empty))
+
     return [
         Panel(
             "entropy", "Entropy", "nats / token",
             "How undecided the policy is. A fall to nothing, or a turn upwards beside a growing "
             "gradient norm, comes before a collapse.",
-            _AFTER_STEP, [Series("step", _points(columns("entropy")))], floor=0.0,
+            _AFTER_STEP, [trained(columns("entropy"))], floor=0.0,
         ),
         Panel(
             "grad-norm", "Gradient norm", "L2",
             "Largest gradient norm of the step, before clipping.",
-            _AFTER_STEP, [Series("step", _points(columns("grad_norm")))], floor=0.0,
+            _AFTER_STEP, [trained(columns("grad_norm"))], floor=0.0,
         ),
         Panel(
             "speed", "Trained tokens per second", "tokens / s",
             "Completion tokens trained on, over the time the step took without waiting for work.",
-            _AFTER_STEP, [Series("step", _points(speed))], floor=0.0, decimals=0,
+            _AFTER_STEP, [trained(speed)], floor=0.0, decimals=0,
         ),
         Panel(
             "staleness", "Staleness", "versions",
@@ -152,7 +197,7 @@ def _multiples(columns: Columns) -> list[Panel]:
             "mismatch", "Mismatch", "nats / token",
             "Divergence of the policy from those that sampled, before the step: numbers that "
             "differ between machines, and staleness, raise it.",
-            _AFTER_STEP, [Series("step", _points(columns("mismatch_kl")))], floor=0.0, decimals=5,
+            _AFTER_STEP, [trained(columns("mismatch_kl"))], floor=0.0, decimals=5,
         ),
     ]  # fmt: skip
 
@@ -165,6 +210,11 @@ def _points(
     low, high = low or {}, high or {}
     steps = thin(sorted(values))
     return [Point(s, values[s], low.get(s, values[s]), high.get(s, values[s])) for s in steps]
+
+
+def _streaks(steps: set[int]) -> tuple[int, ...]:
+    """Return the first of each row of neighbouring steps."""
+    return tuple(sorted(step for step in steps if step - 1 not in steps))
 
 
 def thin(steps: Sequence[int]) -> list[int]:

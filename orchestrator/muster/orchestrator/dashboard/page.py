@@ -71,13 +71,17 @@ def _asset_url(name: str) -> str:
 
 def _chart_json(panel: Panel) -> str:
     """Return what the script draws: steps, and per series its label, style and values."""
-    steps = sorted({p.step for series in panel.series for p in series.points})
+    steps = sorted(
+        {p.step for series in panel.series for p in series.points}
+        | {step for series in panel.series for step in series.gaps}
+    )
     series = []
     for each in panel.series:
         by_step = {p.step: p for p in each.points}
         entry: dict[str, Any] = {
             "label": each.label,
             "dots": each.is_dots,
+            "has_gaps": bool(each.gaps),
             "values": [by_step[s].value if s in by_step else None for s in steps],
         }
         if any(p.low != p.high for p in each.points):

@@ -63,6 +63,10 @@ class TrainingMetrics:
         """Return one figure by step, in no order."""
         return {s: f[name] for s, f in self._figures.items() if name in f}
 
+    def at(self, step: int) -> Mapping[str, float]:
+        """Return the figures of a step."""
+        return self._figures.get(step, {})
+
     def latest(self, name: str) -> float | None:
         """Return a figure of the newest step that has it."""
         series = self.series(name)

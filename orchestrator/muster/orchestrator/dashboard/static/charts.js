@@ -65,7 +65,7 @@ const charts = (() => {
     const colours = [style("--accent"), style("--s1")];
     const series = data.series.map((each, i) => each.dots
       ? { label: each.label, paths: dots(each), points: { show: false }, stroke: style("--ink") }
-      : { label: each.label, stroke: colours[i], width: 1.75, spanGaps: true,
+      : { label: each.label, stroke: colours[i], width: 1.75, spanGaps: !each.has_gaps,
           points: { show: data.steps.length < 2 } });
     const steps = data.steps.length;
     return {
