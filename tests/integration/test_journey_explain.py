@@ -128,7 +128,7 @@ async def test_an_accepted_submission_says_when_and_how_it_is_paid_or_disputed(
     assert found["dispute"]["until"] == found["judged"]["at"] + WINDOW_S
     assert len(found["judged"]["by"]) == 2
     text = (await run(network, "explain", place)).stdout
-    assert "accepted: paid, and trained on" in text
+    assert "accepted: paid, and offered to training" in text
     assert text.count("passed") == 7
     assert f"muster dispute open {place} --keystore FILE --wait" in text
     assert "takes a bond of 10 tokens" in text

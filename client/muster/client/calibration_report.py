@@ -22,29 +22,43 @@ SERIES = {
     "true proofs": "cheap tokens, true proofs",
 }
 """What is drawn as one line, by a part of its rows' names."""
+FORGED = "that computed nothing"
+"""What forgers are called together."""
+ONE_TOKEN = ", one token only"
+"""How the names of cheats on the shortest completions end."""
+WORK_WIDTH = 27
+"""Columns of a way's name."""
 
 
 def make_table(measured: Sequence[Measurement], recipe: Recipe) -> Table:
-    """Return the measurements as a table: one row for all honest ways, one per cheat.
+    """Return the measurements as a table of 80 columns that fits a screen.
 
-    Shares have 95 % intervals. A submission is noticed when at least one of its samples is.
+    One row for all honest ways, one for all forgers that computed nothing, one for each kind of
+    cheat: of several ways, the one that is noticed least. Shares have 95 % intervals. A submission
+    is noticed when at least one of its samples is.
     """
     from rich.table import Table
 
     size = submission_size(recipe)
-    table = Table(title=f"What {size} samples per submission are accepted as", title_justify="left")
-    table.add_column("work")
-    table.add_column("trials", justify="right")
-    table.add_column("noticed", justify="right")
-    table.add_column("by proofs / sampling", justify="right")
-    table.add_column(f"submissions of {size} noticed", justify="right")
-    table.add_column("nats/token", justify="right")
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
+    table.title = f"Noticed, of {len(measured)} ways to work (95 % intervals)"
+    table.add_column("work", max_width=WORK_WIDTH)
+    for name in ("trials", "noticed", f"submissions of {size}"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_row(*_honest_cells([row for row in measured if row.kind == "honest"]))
-    table.add_section()
+    for rows in _kinds_of(measured):
+        table.add_row(*_cells(rows, size))
+    return table
+
+
+def _kinds_of(measured: Sequence[Measurement]) -> list[list[Measurement]]:
+    """Return the cheats by kind, the least noticed of each first."""
+    kinds: dict[str, list[Measurement]] = {}
     for row in measured:
         if row.kind != "honest":
-            table.add_row(*_cells(row, size))
-    return table
+            name = FORGED if row.kind == "nothing" else _series(row).removesuffix(ONE_TOKEN)
+            kinds.setdefault(name, []).append(row)
+    return [sorted(rows, key=lambda r: -r.accepted / r.trials) for rows in kinds.values()]
 
 
 def _honest_cells(rows: Sequence[Measurement]) -> list[str]:
@@ -53,19 +67,21 @@ def _honest_cells(rows: Sequence[Measurement]) -> list[str]:
     bound = (
         f"< {rate_bound(max(1, trials)):.1e}" if not failed else _interval(*wilson(failed, trials))
     )
-    by = f"{sum(r.failed_proofs for r in rows)} / {sum(r.failed_sampling for r in rows)}"
-    return [f"honest, {len(rows)} pairs of ways", str(trials), f"{failed} ({bound})", by, "", ""]
+    return [f"honest, {len(rows)} pairs of ways", str(trials), f"{failed} ({bound})", ""]
 
 
-def _cells(row: Measurement, size: int) -> list[str]:
-    failed = row.trials - row.accepted
-    noticed = f"{failed / row.trials:.1%} ({_interval(*wilson(failed, row.trials))})"
-    name = row.name if row.kind == "other" else f"{row.name} ({row.kind})"
-    if row.judged == "chunk" or row.kind == "nothing":
-        return [name, f"{row.trials} {row.judged}s", noticed, "", "", ""]
-    strength = "" if row.strength is None else f"{row.strength:.1e}"
-    by = f"{row.failed_proofs} / {row.failed_sampling}"
-    return [name, str(row.trials), noticed, by, _interval(*detection(row, size)), strength]
+def _cells(rows: Sequence[Measurement], size: int) -> list[str]:
+    least = rows[0]
+    failed = least.trials - least.accepted
+    noticed = f"{failed / least.trials:.1%} ({_interval(*wilson(failed, least.trials))})"
+    name = least.name
+    if len(rows) > 1:
+        kind = FORGED if least.kind == "nothing" else "of this kind"
+        name = f"{name} (least noticed of {len(rows)} {kind})"
+    trials = f"{least.trials} {least.judged}s"
+    if least.judged == "chunk" or least.kind == "nothing":
+        return [name, trials, noticed, ""]
+    return [name, trials, noticed, _interval(*detection(least, size))]
 
 
 def _interval(low: float, high: float) -> str:

@@ -273,10 +273,11 @@ def _recipe_steps(path: Path) -> int:
 
 async def start(network: Network, progress: Progress) -> RunId:
     """Start everything and return the run's id."""
+    progress.say("starting a chain; training a base model and measuring what honest work is")
     async with asyncio.TaskGroup() as group:
-        group.create_task(network.start_chain())
+        group.create_task(_start_chain(network, progress))
         group.create_task(network.prepare_model())
-    progress.say(f"chain {network.rpc} with 8 contracts; base model trained and calibrated")
+    progress.say("the base model is trained and calibrated")
     run_id = await network.create_run()
     progress.say(f"run {run_id} created and funded; policy 0 published")
     await network.start_services(run_id)
@@ -284,6 +285,11 @@ async def start(network: Network, progress: Progress) -> RunId:
         await network.start_worker(run_id, member)
     progress.say(f"status page {network.orchestrator_url}")
     return run_id
+
+
+async def _start_chain(network: Network, progress: Progress) -> None:
+    await network.start_chain()
+    progress.say(f"chain {network.rpc} with 8 contracts")
 
 
 # ---------------------------------------------------------------------- train

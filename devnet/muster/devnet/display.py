@@ -19,6 +19,10 @@ from muster.devnet.report import DemoFacts
 from muster.protocol.ids import Address
 
 BAR_WIDTH = 60
+LEGEND = "a worker's 5+1-: 5 submissions accepted, 1 not; reward: mean of the step, at most 1"
+"""What the lines of a log mean."""
+UNITS = "units: completion tokens of accepted work, which are paid"
+"""What the tables' column means."""
 
 
 class Progress:
@@ -28,7 +32,12 @@ class Progress:
         self._console = console
         self._names = names
         self._began = time.monotonic()
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        # The report prints the table once more, for good.
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True)
+            if console.is_terminal
+            else None
+        )
         self._shown: tuple[Any, ...] = ()
 
     def __enter__(self) -> Self:
@@ -49,8 +58,10 @@ class Progress:
         if self._live:
             self._live.update(self._draw(status), refresh=True)
             return
-        figures = (status["policy_version"], len(status["slashes"]))
+        figures = (status["policy_version"], self._slashed(status))
         if figures != self._shown:
+            if not self._shown:
+                self.say(LEGEND)
             self._shown = figures
             self.say(self._line(status))
 
@@ -61,12 +72,21 @@ class Progress:
     def _line(self, status: Mapping[str, Any]) -> str:
         workers = "  ".join(
             f"{self._name(w)} {w['accepted']}+{w['rejected'] + w['incomplete'] + w['fraud']}-"
-            for w in status["workers"]
+            for w in self._in_order(status)
         )
         return (
             f"step {status['step']}/{status['steps']}  policy {status['policy_version']}  "
-            f"reward {_latest(status)}  {workers}  slashes {len(status['slashes'])}"
+            f"reward {_latest(status)}  {workers}  slashed: {self._slashed(status) or 'nobody'}"
         )
+
+    def _in_order(self, status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the workers as they were cast, strangers last: a line's places never change."""
+        places = {address: place for place, address in enumerate(self._names)}
+        return sorted(status["workers"], key=lambda w: places.get(w["worker"], len(places)))
+
+    def _slashed(self, status: Mapping[str, Any]) -> str:
+        """Return who lost stake, each once."""
+        return ", ".join(sorted({self._name(slash) for slash in status["slashes"]}))
 
     def _draw(self, status: Mapping[str, Any]) -> Group:
         done, steps = status["policy_version"] or 0, status["steps"] or 1
@@ -77,13 +97,13 @@ class Progress:
         filled = BAR_WIDTH * done // steps
         bar = Text("━" * filled, style="green").append("━" * (BAR_WIDTH - filled), style="dim")
         curve = Text(terminal_curve([r for _, r in status["reward"]], width=54, height=6))
-        return Group(head, bar, self._table(status), curve)
+        return Group(head, bar, self._table(status), Text(UNITS, style="dim"), curve)
 
     def _table(self, status: Mapping[str, Any]) -> Table:
         table = Table(
             "worker", "status", "accepted", "rejected", "fraud", "units", "policy", box=None
         )
-        for w in status["workers"]:
+        for w in self._in_order(status):
             table.add_row(
                 self._name(w),
                 w["status"],
@@ -117,6 +137,7 @@ def show_report(console: Console, folder: Path, facts: DemoFacts, report: dict[s
         numbers = (str(w[name]) for name in ("accepted", "rejected", "fraud", "units"))
         table.add_row(names[w["address"]], w["status"], *numbers, paid)
     console.print(table)
+    console.print(f"{UNITS}; paid: tokens", style="dim", highlight=False)
     for loss in losses(facts.view):
         words = f"\n{names.get(loss.owner, loss.owner)}: {loss.words(format_tokens)}"
         console.print(words, soft_wrap=True, highlight=False, markup=False)

@@ -24,7 +24,7 @@ class Verdict(IntEnum):
     """What validators decide about a submission."""
 
     ACCEPTED = 1
-    """Paid, and trained on."""
+    """Paid, and offered to training, whose filters may leave it out."""
     INCOMPLETE = 2
     """Not paid, not punished: an honest crash explains it."""
     REJECTED = 3

@@ -90,7 +90,7 @@ WORDS = {
 """Every reason in words."""
 
 VERDICTS = {
-    Verdict.ACCEPTED: "paid, and trained on",
+    Verdict.ACCEPTED: "paid, and offered to training",
     Verdict.INCOMPLETE: "not paid, not punished",
     Verdict.REJECTED: "not paid",
     Verdict.FRAUD: "not paid, and slashed",

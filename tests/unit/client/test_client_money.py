@@ -17,6 +17,7 @@ from muster.client.rewards import (
     candidate_outcomes,
     claim,
     describe_earnings,
+    facts_of,
     find_earnings,
 )
 from muster.client.stake import (
@@ -288,7 +289,7 @@ async def test_an_overdue_batch_that_nobody_shows_is_named() -> None:
     view.batches[2].committed_at = 1
     earnings = await find_earnings(FakeLedger(view), view, RUN, WORKER)  # type: ignore[arg-type]
     assert earnings.unseen == (2,)
-    assert describe_earnings(earnings, [])["overdue_batches_unseen"] == [2]
+    assert describe_earnings(earnings, WORKER, [])["overdue_batches_unseen"] == [2]
     view.batches[2].committed_at = 2
     earnings = await find_earnings(FakeLedger(view), view, RUN, WORKER)  # type: ignore[arg-type]
     assert earnings.unseen == ()
@@ -298,7 +299,24 @@ async def test_report_states_slots_and_tokens() -> None:
     view = make_view([make_record(0), make_record(1)])
     chain: Any = FakeLedger(view)
     earnings = await find_earnings(chain, view, RUN, WORKER)
-    report = describe_earnings(earnings, ["0xab"])
-    assert report["claimable_slots"] == 2
+    report = describe_earnings(earnings, WORKER, [])
+    assert (report["claimable_slots"], report["worker"]) == (2, WORKER)
     assert report["claimable_tokens"] == "0.0000000000000006"
-    assert report["transactions"] == ["0xab"]
+    assert facts_of(report)["claimable"] == (
+        "0.0000000000000006 tokens for 2 submissions: "
+        f"muster rewards claim --run {RUN} --keystore FILE"
+    )
+
+
+async def test_a_claim_says_what_was_claimed_for_whom_and_where() -> None:
+    view = make_view([make_record(0), make_record(1)])
+    chain: Any = FakeLedger(view)
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    report = describe_earnings(earnings, WORKER, ["0xab"])
+    assert (report["claimed_slots"], report["claimable_slots"], report["paid_slots"]) == (2, 0, 2)
+    facts = facts_of(report)
+    assert facts["claimed"] == f"0.0000000000000006 tokens for 2 submissions of run {RUN}"
+    assert facts["to"] == f"{WORKER}, its wallet"
+    assert facts["in"] == ["0xab"]
+    assert facts["claimable"] == "nothing now"
+    assert facts["paid"] == "0.0000000000000006 tokens for 2 submissions in all"
