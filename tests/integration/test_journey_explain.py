@@ -32,6 +32,7 @@ from muster.devnet.adversary import ForgedReward
 from muster.devnet.cli import muster
 from muster.protocol.errors import ConfigError
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.rollouts import decode_rollouts
 from muster.wallet import save_wallet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -184,6 +185,25 @@ async def test_a_rerun_of_a_fraud_names_the_row(network: Network) -> None:
     again = (await explain(network, *words, "--state-dir", str(network.folder / "doctor")))["rerun"]
     assert (again["verdict"], again["reason"]) == ("fraud", "WRONG_REWARD")
     assert "claims reward 1.0, the verifier says" in again["detail"]
+
+
+@pytest.mark.usefixtures("hash_engine")
+async def test_a_rerun_of_accepted_work_says_how_much_of_it_can_be_trained_on(
+    network: Network,
+) -> None:
+    place, record = outcomes(await network.view(), Verdict.ACCEPTED)[0]
+    rewards: dict[int, set[float]] = {}
+    rows = decode_rollouts(Path(stored(network, record)).read_bytes())
+    for row in rows:
+        rewards.setdefault(row.group, set()).add(row.task_reward)
+    wanted = sum(len(rewards[row.group]) > 1 for row in rows)
+    words = (place, "--orchestrator", network.orchestrator, "--rerun", stored(network, record))
+    state = ("--state-dir", str(network.folder / "doctor"))
+    text = (await run(network, "explain", *words, *state)).stdout
+    assert f"{wanted} of {len(rows)} samples are in groups whose rewards differ" in text
+    fraud, false = outcomes(await network.view(), Verdict.FRAUD)[0]
+    words = (fraud, "--orchestrator", network.orchestrator, "--rerun", stored(network, false))
+    assert "samples are in groups" not in (await run(network, "explain", *words, *state)).stdout
 
 
 # Evidence bundles

@@ -305,10 +305,19 @@ def rerun_facts(again: Recomputed, found: dict[str, Any]) -> dict[str, Any]:
     reason = f" {record.reason.name}: {again.detail}" if again.detail else ""
     return {
         "rerun": f"{record.verdict.name.lower()}{reason}, {record.units} units",
+        "training": _training(again),
         "statistics": [str(each) for each in again.statistics],
         "checked by": [f"{who}: {proof}" for who, proof in again.proofs.items()],
         "so": advice_on(again, found) if "recorded_verdict" in found else None,
     }
+
+
+def _training(again: Recomputed) -> str | None:
+    """Return how much of accepted work the trainer's filters can leave in."""
+    if again.preferring is None or again.record.verdict is not Verdict.ACCEPTED:
+        return None
+    words = f"{again.preferring} of {again.record.rollouts} samples are in groups whose rewards "
+    return words + "differ; the others are left out, as are stale, repeated and filtered ones"
 
 
 def rerun_json(again: Recomputed) -> dict[str, Any]:
@@ -318,6 +327,7 @@ def rerun_json(again: Recomputed) -> dict[str, Any]:
         "reason": again.record.reason.name,
         "detail": again.detail,
         "units": again.record.units,
+        "samples_with_preference": again.preferring,
         "proofs_of_checking": dict(again.proofs),
         "statistics": [
             {"name": s.name, "worst": s.worst, "limit": s.limit, "passes": s.passes}

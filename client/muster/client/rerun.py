@@ -22,7 +22,7 @@ from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord
-from muster.protocol.rollouts import MAX_FILE_BYTES
+from muster.protocol.rollouts import MAX_FILE_BYTES, Rollout
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
@@ -43,6 +43,9 @@ class Recomputed:
     """What checks 6 and 7 measured, if it came to them."""
     fingerprints: Mapping[Address, bytes] = field(default_factory=dict)
     """What the validators asked about must have shown as proof of checking."""
+    preferring: int | None = None
+    """Samples in groups whose task rewards differ: no other can be trained on. None of a file that
+    was not read."""
     proofs: Mapping[Address, Proof] = field(default_factory=dict)
     """What those validators did show, where somebody has it."""
 
@@ -125,13 +128,22 @@ async def recompute(
 
     Of the validators in `seats`, also what their fingerprints must be.
     """
-    judgement = await _judge(claim, data, rules, engine, decoder, seats)
+    rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
     return Recomputed(
         record=outcome_record(claim, judgement),
         detail=judgement.finding.detail if judgement.finding else "",
         statistics=measure(judgement.replays, rules.calibration),
         fingerprints=judgement.fingerprints,
+        preferring=None if rows is None else _preferring(rows),
     )
+
+
+def _preferring(rows: Sequence[Rollout]) -> int:
+    """Return the samples in groups whose task rewards differ."""
+    rewards: dict[int, list[float]] = {}
+    for row in rows:
+        rewards.setdefault(row.group, []).append(row.task_reward)
+    return sum(len(group) for group in rewards.values() if len(set(group)) > 1)
 
 
 async def _judge(
@@ -141,13 +153,14 @@ async def _judge(
     engine: InferenceEngine,
     decoder: FileDecoder,
     seats: Sequence[Address],
-) -> Judgement:
+) -> tuple[list[Rollout] | None, Judgement]:
+    """Return the file's rows, None where it was not read, and what the checks say."""
     if finding := check_claim(claim) or check_file(data):
-        return unread(claim, finding)
+        return None, unread(claim, finding)
     sampling = rules.recipe.sampling
     max_rows = sampling.problems_per_submission * sampling.samples_per_problem
     try:
         rows = await decoder.decode(data, max_rows=max_rows)
     except EncodingError as error:
-        return unread(claim, unreadable(str(error)))
-    return await asyncio.to_thread(examine, claim, rows, rules, engine, seats)
+        return None, unread(claim, unreadable(str(error)))
+    return rows, await asyncio.to_thread(examine, claim, rows, rules, engine, seats)

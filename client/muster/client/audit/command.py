@@ -13,10 +13,12 @@ No orchestrator is asked. Exits 1 when anything contradicts. `--json` prints one
      "slashes": [{"worker", "amount_wei", "reason", "state", "run_id", "batch_id", "position",
                   "offence", "tx", "outcome_tx"}],
      "payments": [{"run_id", "worker", "slots", "units", "amount_wei", "tx"}],
-     "checks": [{"name", "passed", "detail", "notes": [text]}],
+     "checks": [{"name", "passed", "detail", "notes": [text],
+                 "not_rerun": [{"batch_id", "position", "why", "how"}]}],
      "contradictions": [{"kind", "detail", "rule", "tx", "block", "batch_id", "position"}]}
 
-Wei are decimal text; `rejected` includes incomplete work; with `--run`, figures are those of that
+Wei are decimal text; `not_rerun`, where verdicts were run again, has those that could not be and
+contradicts nothing; `rejected` includes incomplete work; with `--run`, figures are those of that
 run while the checks cover the whole chain.
 """
 

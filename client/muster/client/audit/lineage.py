@@ -47,8 +47,9 @@ class Ingredient:
     units: int
     """Its units."""
     use: str
-    """trained, or why its turn passed: repeated (the file came before), stale (too old a policy);
-    overturned: trained, and a jury said later that it should not have been accepted."""
+    """trained (but for what the recipe's filters leave out of a file), or why its turn passed:
+    repeated (the file came before), stale (too old a policy); overturned: trained, and a jury said
+    later that it should not have been accepted."""
     posted_tx: str | None
     """The transaction that recorded the verdict."""
 
@@ -85,7 +86,7 @@ class Lineage:
     """What cannot be."""
 
     def by_worker(self) -> list[tuple[str, int, int]]:
-        """Return each worker with the submissions and units of it that were trained on."""
+        """Return each worker with the submissions and units of it that training consumed."""
         counts: Counter[str] = Counter()
         units: Counter[str] = Counter()
         for each in self.ingredients:

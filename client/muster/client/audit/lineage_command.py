@@ -124,14 +124,18 @@ def print_lineage(found: Lineage, *, knows_recipe: bool) -> None:
         click.echo(line)
     click.echo()
     rows = [[worker, str(count), str(units)] for worker, count, units in found.by_worker()]
-    print_table(("worker", "files trained on", "units"), rows)
+    print_table(("worker", "files consumed", "units"), rows)
     left = [each for each in found.ingredients if each.use in ("repeated", "stale")]
     if left:
         click.echo(
             f"{len(left)} files were passed over: {', '.join(sorted({e.use for e in left}))}"
         )
     if not knows_recipe:
-        click.echo("the recipe is not at hand: stale files count as trained on")
+        click.echo("the recipe is not at hand: stale files count as consumed")
+    click.echo(
+        "Of a file that was consumed, groups whose rewards are all equal, and what else the\n"
+        "recipe filters, are not trained on: muster explain FILE_HASH --rerun counts them."
+    )
     for each in found.contradictions:
         click.echo(f"FAIL {each.kind}: {each}")
     click.echo(f"{len(found.contradictions) or 'no'} contradictions")

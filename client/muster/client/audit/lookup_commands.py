@@ -11,6 +11,7 @@ import click
 from muster.client.audit.flags import read_history, source_options
 from muster.client.options import json_option
 from muster.client.printing import print_facts, print_table
+from muster.client.quantities import format_tokens
 
 SHOWN_OUTCOMES = 30
 """Newest outcomes of a worker that are printed; --json has all."""
@@ -32,7 +33,7 @@ def worker(address: str, as_json: bool, **options: Any) -> None:
 
     found = worker_facts(read_history(options), to_address(address))
     if not as_json:
-        print_facts({name: str(value) for name, value in found["worker"].items()})
+        print_facts(dict(map(_in_tokens, found["worker"].items())))
         _print_rows(found["outcomes"][-SHOWN_OUTCOMES:])
         _print_rows(found["slashes"])
         _print_rows(found["payments"])
@@ -85,8 +86,16 @@ def _words(value: Any) -> Any:
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     if rows:
-        columns = list(rows[0])
-        print_table(columns, [[str(row[name]) for name in columns] for row in rows])
+        worded = [dict(map(_in_tokens, row.items())) for row in rows]
+        print_table(list(worded[0]), [list(row.values()) for row in worded])
+
+
+def _in_tokens(item: tuple[str, Any]) -> tuple[str, str]:
+    """Return a named value for people: amounts in tokens."""
+    name, value = item
+    if name.endswith("_wei") and value is not None:
+        return f"{name.removesuffix('_wei')}_tokens", format_tokens(int(value))
+    return name, str(value)
 
 
 def _finish(found: dict[str, Any], *, as_json: bool) -> None:
