@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
@@ -39,16 +41,17 @@ ROUTERS = (
 )
 
 
+_ABOUT: dict[str, Any] = {
+    "title": "Muster orchestrator",
+    "description": "Requests and answers are specified in docs/protocol.md section 11.",
+}
+
+
 class Application(FastAPI):
     """The routes, behind the guard and beside the express."""
 
     def __init__(self, services: Services) -> None:
-        super().__init__(
-            title="Muster orchestrator",
-            description="Requests and answers are specified in docs/protocol.md section 11.",
-            docs_url=None,
-            redoc_url=None,
-        )
+        super().__init__(**_ABOUT, docs_url=None, redoc_url=None)
         self.state.services = services
         self.state.dashboard = pages.Dashboard(services)
         self._entrance = Guard(Express(super().__call__, services), quotas=services.quotas)
@@ -63,7 +66,18 @@ def create_app(services: Services) -> FastAPI:
     app = Application(services)
     add_error_handlers(app)
     app.add_exception_handler(pages.NotAnswered, pages.show_problem)
+    _route(app)
+    return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document of every orchestrator; nothing needs to be loaded for it."""
+    app = FastAPI(**_ABOUT)
+    _route(app)
+    return app.openapi()
+
+
+def _route(app: FastAPI) -> None:
     for router in ROUTERS:
         app.include_router(router)
     document_routes(app)
-    return app
