@@ -12,7 +12,7 @@ from pathlib import Path
 import orchestrator_bench
 import pytest
 import pytest_asyncio
-from dashboard_browser import LOOKS, SCREENSHOTS, Watched, open_browser, open_page
+from browser import LOOKS, SCREENSHOTS, Watched, open_browser, open_page
 from dashboard_stage import (
     HOSTILE,
     History,
