@@ -320,7 +320,6 @@ class Network:
             ["--database", str(self.database), "--origin", self._url("origin")],
             ["--relay", self._url("relay"), "--lease-s", str(self.options.lease_s)],
             ["--commit-interval-s", "0.3", "--retry-after-s", "0.2", *self._pace_flags()],
-            ["--tokenizer", str(self.folder / "model" / "tokenizer.json")],
             self._key_flags(self.cast.orchestrator),
         )
 

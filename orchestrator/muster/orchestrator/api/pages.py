@@ -189,7 +189,7 @@ async def submission_page(submission_id: str, request: Request, services: Servic
         case=None if leaf is None else view.cases.get(leaf),
         slashes=[services.status.slash(s) for s in slashes],
         samples=await dashboard_of(request).samples.of(file_hash),
-        has_text=services.settings.tokenizer is not None,
+        has_text=dashboard_of(request).samples.has_text,
     )
 
 
@@ -215,7 +215,7 @@ async def samples_page(request: Request, services: ServicesDep) -> Response:
         services,
         "samples.html",
         files=await dashboard_of(request).samples.latest(),
-        has_text=services.settings.tokenizer is not None,
+        has_text=dashboard_of(request).samples.has_text,
     )
 
 
