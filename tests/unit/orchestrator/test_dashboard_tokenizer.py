@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 import httpx
 import orchestrator_bench
 import pytest
+import uvloop
 from dashboard_stage import History, save_tokenizer, sorting_rollouts, store
 from orchestrator_fakes import RUN, Network
 
@@ -62,6 +64,11 @@ async def test_tokenizer_is_fetched_from_whoever_has_it(origin: Origin) -> None:
     folder = path.parent
     del tokenizer
     assert not folder.exists()
+
+
+async def test_tokenizer_is_fetched_in_the_event_loop_of_the_server(origin: Origin) -> None:
+    tokenizer = origin.tokenizer(origin.url)
+    assert await asyncio.to_thread(uvloop.run, tokenizer.find()) is not None
 
 
 async def test_version_with_another_root_on_chain_is_not_believed(origin: Origin) -> None:
