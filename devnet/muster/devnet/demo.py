@@ -340,12 +340,16 @@ def _has_worked(status: dict[str, Any], member: Member) -> bool:
 
 
 def _require_alive(network: Network) -> None:
-    """Raise when a process died that nobody killed; banned workers stop by themselves."""
+    """Raise when a process died that nobody killed; banned workers stop by themselves, and all
+    workers and validators once the run is over.
+    """
     members = {member.name for member in network.cast.members if member.role != "honest"}
-    steady = {"trainer", "base-model", "calibrate", "run-create"} | members
+    free = {"trainer", "base-model", "calibrate", "run-create"} | members
     children = network.processes.children
     try:
-        network.processes.require_running(*(c for n, c in children.items() if n not in steady))
+        network.processes.require_running(
+            *(child for name, child in children.items() if name not in free and child.exit_code)
+        )
     except ConfigError as error:
         raise ConfigError(f"{error}{_frauds(children)}", hint=error.hint) from error
 

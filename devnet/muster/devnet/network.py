@@ -227,7 +227,7 @@ class Network:
 
     async def prepare_model(self) -> None:
         """Build the base model with its task sets, and calibrate its validation limits."""
-        seed, recipe = str(self.options.seed), str(self.options.recipe)
+        seed = str(self.options.seed)
         model, tasks = str(self.folder / "model"), str(self.folder / "tasks.jsonl")
         held_out = str(self.folder / "held-out.jsonl")
         await self._run(
@@ -236,9 +236,15 @@ class Network:
             ["--task-set", tasks, "--eval-set", held_out, "--lesson", self.options.lesson],
             ["--problems", str(self.options.problems)],
         )
+        await self.calibrate()
+
+    async def calibrate(self) -> None:
+        """Calibrate the validation limits of the model and the problems that lie in the folder."""
+        model, tasks = str(self.folder / "model"), str(self.folder / "tasks.jsonl")
         await self._run(
             "calibrate",
-            ["calibrate", "--model", model, "--task-set", tasks, "--recipe", recipe],
+            ["calibrate", "--model", model, "--task-set", tasks],
+            ["--recipe", str(self.options.recipe)],
             ["--out", str(self.folder / "calibration.json"), "--profile", "quick"],
         )
 
@@ -326,7 +332,6 @@ class Network:
             ["--database", str(self.database), "--origin", self._url("origin")],
             ["--relay", self._url("relay"), "--lease-s", str(self.options.lease_s)],
             [*self._batch_flags(), *self._pace_flags()],
-            ["--tokenizer", str(self.folder / "model" / "tokenizer.json")],
             self._key_flags(self.cast.orchestrator),
         )
 

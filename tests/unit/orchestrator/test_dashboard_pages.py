@@ -485,7 +485,8 @@ async def test_steps_that_learned_nothing_are_gaps_and_then_a_banner(site: Site)
     assert "easy" not in html.split("Nothing was learned")[1].split("</p>")[0]
     await training.report(14, {"entropy": 0.4, "grad_norm": 0.1, "tokens": 9.0, "wall_s": 1.0})
     assert "Nothing was learned" not in await site.get("/")
-    entropy = next(panel for panel in panels(training) if panel.key == "entropy")
+    shown = panels(training, site.bench.services.recipe)
+    entropy = next(panel for panel in shown if panel.key == "entropy")
     (series,) = entropy.series
     assert {11, 12, 13}.isdisjoint(point.step for point in series.points)
     before, after = draw(entropy, 400, 200).lines
@@ -555,3 +556,38 @@ def test_numbers_are_short() -> None:
         "33.3 %", "0 %", "100 %", "–",
     ]  # fmt: skip
     assert shorten("0x" + "ab" * 32) == "0xababab…abab"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/workers", "/samples", "/nothing", "/healthz", "/openapi.json"]
+)
+async def test_head_is_that_of_the_page(site: Site, path: str) -> None:
+    page, head = await site.http.get(path), await site.http.head(path)
+    assert (head.status_code, head.content) == (page.status_code, b"")
+    for name in ("content-type", "content-length", "content-security-policy"):
+        assert head.headers.get(name) == page.headers.get(name)
+
+
+async def test_stream_has_no_head(site: Site) -> None:
+    assert (await site.http.head("/live")).status_code == 405
+
+
+async def test_missing_page_is_a_page_for_readers_and_an_error_for_programs(site: Site) -> None:
+    reader = {"accept": "text/html,*/*;q=0.8"}
+    shown = await site.http.get("/nothing", headers=reader)
+    assert shown.status_code == 404
+    assert "There is no such page." in shown.text
+    assert 'href="/submissions"' in shown.text
+    for path, headers in (("/nothing", {}), ("/v1/nothing", reader)):
+        answer = await site.http.get(path, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "route_unknown")
+
+
+async def test_length_has_a_panel_when_the_run_has_budgets(site: Site) -> None:
+    recipe = site.bench.services.recipe
+    budgets = recipe.sampling.model_copy(update={"target_lengths": (8, 16)})
+    with_budgets = recipe.model_copy(update={"sampling": budgets})
+    training = site.bench.services.training
+    without = [panel.key for panel in panels(training, recipe)]
+    assert "length" not in without
+    assert [p.key for p in panels(training, with_budgets)] == [*without[:-1], "length", without[-1]]
