@@ -22,11 +22,11 @@ from muster.protocol.recipe import ProofRecipe
 from muster.protocol.seeds import ticket_seed
 from muster.tasks import Problem, TaskSet
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
-from muster.trainer.cli import _plan, run
 from muster.trainer.config import TrainerSettings
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.lessons import LESSONS, Lesson
 from muster.trainer.process import _announce, _Assembly, _load_recipe, _run_config
+from muster.trainer.run_cli import _plan, run_base_model
 
 RUN = RunId(2)
 V0, V1 = PolicyVersion(0), PolicyVersion(1)
@@ -282,7 +282,7 @@ def test_base_model_command_writes_disjoint_task_sets(
         "muster.trainer.base_model.build_base_model",
         lambda folder, *, seed, lesson: built.append((folder, seed, lesson)),
     )
-    words = ["base-model", "--out", str(tmp_path / "m"), "--seed", "4", "--problems", "30"]
+    words = ["--out", str(tmp_path / "m"), "--seed", "4", "--problems", "30"]
     words += [
         "--held-out",
         "10",
@@ -291,7 +291,7 @@ def test_base_model_command_writes_disjoint_task_sets(
         "--eval-set",
         str(tmp_path / "b"),
     ]
-    result = CliRunner().invoke(run, words)
+    result = CliRunner().invoke(run_base_model, words)
     assert result.exit_code == 0, result.output
     assert result.output == f"{tmp_path / 'm'}\n"
     assert built == [(tmp_path / "m", 4, LESSONS["sort"])]
