@@ -6,7 +6,7 @@ sends nothing, and needs no password.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -325,7 +325,7 @@ async def _carry_out(name: str, options: dict[str, Any], plan: Plan) -> None:
             click.echo("nothing was sent", err=True)
             return
         await require_gas(chain, account, f"run {name}", money)
-        click.echo("\n".join(_lines(words)), err=True)
+        click.echo("\n".join(lines_of(words)), err=True)
         if not options["yes"]:
             click.confirm("Go on?", abort=True, err=True)
         receipts = [await step.send(chain) for step in act.steps]
@@ -356,7 +356,8 @@ def _words(act: Act, now: int, gas: int, money: GasMoney) -> dict[str, Any]:
     return {**act.facts, "takes effect": effect, "gas": cost}
 
 
-def _lines(words: dict[str, Any]) -> list[str]:
+def lines_of(words: Mapping[str, Any]) -> list[str]:
+    """Return names and values for a screen of 80 columns; nothing for a value that is empty."""
     import textwrap
 
     width = max(map(len, words))
@@ -380,7 +381,7 @@ def _print(report: dict[str, Any], words: dict[str, Any], as_json: bool) -> None
     elif "transactions" in words:
         print_facts(words)
     else:
-        click.echo("\n".join(_lines(words)))
+        click.echo("\n".join(lines_of(words)))
 
 
 def _mined_at(receipts: list[Receipt]) -> int:

@@ -9,8 +9,8 @@ from muster.devnet.lazy import Lazy, LazyGroup
 COMMANDS = {
     "list": Lazy("muster.client.runs:runs_list", "Which runs there are, what they pay."),
     "show": Lazy("muster.client.runs:runs_show", "Everything the chain says about a run."),
-    "base-model": Lazy("muster.trainer.run_cli:run_base_model", "Build the demo's base model."),
-    "create": Lazy("muster.trainer.run_cli:run_create", "Create, fund and publish a run."),
+    "base-model": Lazy("muster.trainer.cli:run_base_model", "Build the demo's base model."),
+    "create": Lazy("muster.devnet.run_create:create", "Create, fund and publish a run."),
     "fund": Lazy("muster.client.owner_cli:fund", "Pay tokens into a run."),
     "change": Lazy("muster.client.owner_cli:change", "Announce, apply or drop other terms."),
     "rotate": Lazy("muster.client.owner_cli:rotate", "Replace trainer, orchestrator, validator."),

@@ -1,4 +1,4 @@
-"""`muster trainer`: the command line of the trainer.
+"""`muster trainer` and `muster run base-model`: the trainer's command lines.
 
 Parses flags and prints; stdout is data. Everything heavy is imported by the command that needs it.
 """
@@ -118,3 +118,42 @@ def trainer_run(
     from muster.trainer.process import serve
 
     run_until_stopped(lambda: serve(settings, key))
+
+
+@click.command("base-model")
+@click.option("--out", type=FOLDER, required=True, help="Receives the model folder.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same bytes.")
+@click.option("--task-set", type=FILE, help="Also write the training problems here.")
+@click.option("--eval-set", type=FILE, help="Also write held-out problems here.")
+@click.option("--problems", type=int, default=2048, show_default=True, help="Training problems.")
+@click.option("--held-out", type=int, default=256, show_default=True, help="Held-out problems.")
+@click.option(
+    "--lesson",
+    default="sort",
+    show_default=True,
+    help="What it almost learns: sort, length (sort within a budget), calculator (call a tool).",
+)
+def run_base_model(
+    out: Path,
+    seed: int,
+    lesson: str,
+    task_set: Path | None,
+    eval_set: Path | None,
+    problems: int,
+    held_out: int,
+) -> None:
+    """Build the demo's base model: 0.1M parameters that sort digits right one time in three."""
+    import torch
+
+    from muster.trainer.base_model import build_base_model
+    from muster.trainer.lessons import lesson_of
+
+    torch.set_num_threads(1)
+    chosen = lesson_of(lesson)
+    build_base_model(out, seed=seed, lesson=chosen)
+    split = chosen.split(problems, held_out, seed)
+    for path, tasks in zip((task_set, eval_set), split, strict=True):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tasks.write(path)
+    click.echo(out)
