@@ -77,6 +77,33 @@ Agree = Callable[[Chain, RunConfig], Awaitable[None]]
 """Is shown what is about to be created, after all checks, and raises to leave it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What a run pins beside its model."""
+
+    recipe: bytes
+    """The recipe, canonical, with its verifiers."""
+    calibration: bytes
+    """The calibration, canonical."""
+    task_set: TaskSet
+    """The problems."""
+
+    def hashes(self) -> dict[str, Hash32]:
+        """Return their hashes by name."""
+        return {
+            "recipe": keccak(self.recipe),
+            "calibration": keccak(self.calibration),
+            "task_set": self.task_set.hash(),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write each under its hash."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for data in (self.recipe, self.calibration):
+            (folder / keccak(data).hex()).write_bytes(data)
+        self.task_set.write(folder / self.task_set.hash().hex())
+
+
 async def create_run(
     plan: RunPlan,
     *,
@@ -95,9 +122,8 @@ async def create_run(
     files = model_files(plan.model)
     if trainer is not None and address_of(trainer) != plan.trainer:
         raise ConfigError(f"the trainer's key is {address_of(trainer)}, not {plan.trainer}")
-    task_set, documents = check_documents(plan)
-    hashes = {name: keccak(data) for name, data in documents.items()}
-    hashes["task_set"] = task_set.hash()
+    documents = check_documents(plan)
+    hashes = documents.hashes()
     config = RunConfig(
         trainer=plan.trainer,
         orchestrator=plan.orchestrator,
@@ -114,7 +140,7 @@ async def create_run(
         await _require_tokens(plan, chain, address_of(owner))
         if agree is not None:
             await agree(chain, config)
-        _write_documents(plan.documents, documents.values(), task_set)
+        documents.write(plan.documents)
         run_id, _ = await chain.runs.create_run(config)
         logger.info("run created", extra={"run": run_id})
         if plan.fund_wei:
@@ -174,36 +200,25 @@ def model_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def check_documents(plan: RunPlan) -> tuple[TaskSet, dict[str, bytes]]:
-    """Return the task set, and recipe and calibration as the run pins them, by name.
+def check_documents(plan: RunPlan) -> Documents:
+    """Return what the run pins beside its model.
 
     The recipe is pinned together with the verifiers that graded the task set here. Raises
     ConfigError or TaskError when they are no good or do not fit together.
     """
     task_set = TaskSet.open(plan.task_set)
     task_types = _admitted_task_types(plan, task_set)
-    documents = {
-        "recipe": pinned_recipe(plan.recipe, task_types).to_bytes(),
-        "calibration": _read(plan.calibration),
-    }
+    recipe, measured = pinned_recipe(plan.recipe, task_types), _read(plan.calibration)
     if plan.recipe.sampling.problems_per_submission > len(task_set):
         raise ConfigError(
             f"{plan.task_set} has {len(task_set)} problems, a submission needs "
             f"{plan.recipe.sampling.problems_per_submission} different ones",
             hint="lower sampling.problems_per_submission, or add problems",
         )
-    calibration = Calibration.from_bytes(documents["calibration"])
+    calibration = Calibration.from_bytes(measured)
     _check_calibration(calibration, plan)
     require_files_fit(plan.recipe, calibration.model.hidden_size)
-    return task_set, documents
-
-
-def _write_documents(folder: Path, documents: Iterable[bytes], task_set: TaskSet) -> None:
-    """Write each document under its hash."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for data in documents:
-        (folder / keccak(data).hex()).write_bytes(data)
-    task_set.write(folder / task_set.hash().hex())
+    return Documents(recipe.to_bytes(), measured, task_set)
 
 
 def _admitted_task_types(plan: RunPlan, task_set: TaskSet) -> list[str]:
