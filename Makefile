@@ -103,9 +103,10 @@ example-length: setup
 example-calculator: setup
 	$(BIN)/python benchmarks/lessons.py calculator $(ARGS)
 
-# Pages that are made of the code.
+# Pages that are made of the code, and the site: open runs/site/index.html.
 docs: setup
 	$(BIN)/python tools/write_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(BENCHES:%=bench-%)
 

@@ -24,9 +24,10 @@ import httpx
 from report import machine, print_table, write
 from sqlalchemy import insert
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit" / "orchestrator"))
 
-from dashboard_browser import open_browser, open_page
+from browser import open_browser, open_page
 from dashboard_stage import History, evaluation_figures, served, store, training_figures
 from orchestrator_bench import open_bench
 from orchestrator_fakes import Network

@@ -1,4 +1,4 @@
-"""Writes docs/reference/: recipe, settings, the trainer's figures, audits, contracts' parameters.
+"""Writes docs/reference/: recipe, settings, figures, audits, contracts' parameters, HTTP API.
 
     make docs
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 import textwrap
 import types
@@ -29,6 +30,7 @@ from muster.client.relay import RelaySettings
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.deploy import BOUNDS, PROFILES, Bound, DeployParameters
 from muster.devnet.run_file import VARIABLES, RunFile
+from muster.orchestrator.app import openapi_document
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.recipe import (
     AdapterRecipe,
@@ -302,11 +304,17 @@ def _worded(name: str, value: int | None) -> str:
     return format_duration(value) if name.endswith("_s") else str(value)
 
 
+def openapi_page() -> str:
+    """Return the OpenAPI document of the orchestrator, as JSON."""
+    return json.dumps(openapi_document(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
 PAGES = {
     "config.md": config_page,
     "metrics.md": metrics_page,
     "audit.md": audit_page,
     "deployment.md": deployment_page,
+    "openapi.json": openapi_page,
 }
 """What is written, by file name."""
 

@@ -65,6 +65,8 @@ def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path
     output = run_script(checkout, blocks_of("devnet.md"))
     assert '"step": 2' in output
     assert "claimable_tokens" in output
+    trained = checkout / "runs" / "by-hand" / "trained"
+    assert (trained / "README.md").read_text().startswith("---")
 
 
 def test_an_owner_leads_a_run_from_create_to_reclaim(checkout: Path) -> None:

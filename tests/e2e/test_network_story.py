@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from muster.devnet.demo import settle, start, take_model, train
+from muster.devnet.demo import keep_open, settle, start, take_model, train
 from muster.devnet.display import Progress
 from muster.devnet.facts import gather_facts
 from muster.devnet.keys import cast
@@ -73,6 +73,7 @@ async def test_network_keeps_its_promises_when_the_orchestrator_loses_its_databa
             await _walk_guide(network, tmp_path)
             await _validators_end(network)
             facts = await gather_facts(network, run_id, 3, began, returned_at)
+        await _stranger_earns(network, tmp_path)
     report = build_report(facts)
     assert (tmp_path / "net" / "trained-model" / "README.md").read_text().startswith("---")
     assert {c["name"] for c in report["checks"] if not c["passed"]} <= LEARNED
@@ -104,6 +105,38 @@ async def _walk_guide(network: Network, folder: Path) -> None:
         output, errors = await given.communicate()
         assert given.returncode == 0, (line, errors.decode())
         assert SAYS[words[1] + " " + words[2]] in output.decode(), (line, output.decode())
+
+
+async def _stranger_earns(network: Network, folder: Path) -> None:
+    """Keep the network open, and join it from elsewhere with the line that it prints."""
+    said = io.StringIO()
+    keeping = asyncio.create_task(keep_open(network, Console(file=said, width=80)))
+    try:
+        while " devnet join " not in said.getvalue():
+            await asyncio.wait([keeping], timeout=0.2)
+            assert not keeping.done(), keeping.result()
+        [line] = [line for line in said.getvalue().splitlines() if " devnet join " in line]
+        main = [sys.executable, "-c", "from muster.devnet.cli import main; main()"]
+        joining = await asyncio.create_subprocess_exec(
+            *main,
+            *shlex.split(line)[1:],
+            env={**os.environ, "HOME": str(folder / "stranger")},
+            cwd=folder / "walk",
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert joining.stderr is not None
+        output = b""
+        while b"submission accepted" not in output:
+            output += (read := await joining.stderr.readline())
+            assert read, output.decode()
+        joining.terminate()
+        await joining.communicate()
+        assert b"is a worker, with 1000 test tokens" in output
+        assert joining.returncode == 0
+        assert not keeping.done()
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
 
 
 async def _validators_end(network: Network) -> None:

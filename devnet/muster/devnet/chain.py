@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.client.options import chain_options, endpoint
+from muster.devnet.joining import join
 from muster.settings import DEPLOYMENTS
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
         click.echo(anvil.rpc_url)
         click.echo("Ctrl-C ends it.", err=True)
         await asyncio.Event().wait()
+
+
+devnet.add_command(join)
 
 
 @devnet.command()

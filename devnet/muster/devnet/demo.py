@@ -9,23 +9,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from muster.devnet.keys import CHEATS
+from muster.devnet.keys import CHEATS, PASSWORD
 from muster.protocol.errors import ConfigError, StorageError
 from muster.settings import DEPLOYMENTS
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from muster.chain import ChainView
     from muster.devnet.display import Progress
     from muster.devnet.keys import Member
@@ -206,9 +211,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
         if as_json:
             click.echo(json.dumps(report))
         if options.keep:
-            console.print(f"\nThe network stays up: {network.orchestrator_url}  Ctrl-C ends it.")
-            console.print(f"Audit it from another terminal: muster audit --rpc {network.rpc}")
-            await asyncio.Event().wait()
+            await keep_open(network, console)
     return report
 
 
@@ -331,12 +334,16 @@ def _has_worked(status: dict[str, Any], member: Member) -> bool:
 
 
 def _require_alive(network: Network) -> None:
-    """Raise when a process died that nobody killed; banned workers stop by themselves."""
+    """Raise when a process died that nobody killed; banned workers stop by themselves, and all
+    workers and validators once the run is over.
+    """
     members = {member.name for member in network.cast.members if member.role != "honest"}
-    steady = {"trainer", "base-model", "calibrate", "run-create"} | members
+    free = {"trainer", "base-model", "calibrate", "run-create"} | members
     children = network.processes.children
     try:
-        network.processes.require_running(*(c for n, c in children.items() if n not in steady))
+        network.processes.require_running(
+            *(child for name, child in children.items() if name not in free and child.exit_code)
+        )
     except ConfigError as error:
         raise ConfigError(f"{error}{_frauds(children)}", hint=error.hint) from error
 
@@ -359,6 +366,39 @@ async def _status(network: Network) -> dict[str, Any] | None:
             return answer.json() if answer.status_code == 200 else None
     except (httpx.HTTPError, ValueError):
         return None
+
+
+# ----------------------------------------------------------------------- keep
+
+
+async def keep_open(network: Network, console: Console) -> None:
+    """Begin a run without an end for whoever joins, say how, and keep all of it up."""
+    finished = network.orchestrator_url
+    await network.fund_owner()
+    network.begin_another_run()
+    run_id = await network.create_run(steps=0)
+    await network.start_services(run_id)
+    first, *_ = network.cast.members
+    await network.start_worker(run_id, first)
+    command = shlex.join(
+        [
+            *(str(Path(sys.argv[0]).resolve()), "devnet", "join", "--run", str(run_id)),
+            *("--orchestrator", network.orchestrator_url),
+            *("--rpc", network.rpc, "--deployments", str(network.options.deployments.resolve())),
+        ]
+    )
+    say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
+    say(f"\nThe network stays up until Ctrl-C. The finished run: {finished}")
+    say(f"Run {run_id} has no end: {network.orchestrator_url}")
+    say("Earn there as a stranger, from another terminal; keys, test tokens and stake are made:\n")
+    say(f"  {command}\n")
+    say(f"All keystores here have the password {PASSWORD!r}.")
+    children = network.processes.children
+    while True:
+        network.processes.require_running(
+            *(c for n, c in children.items() if n.endswith("-open") and n != "run-create-open")
+        )
+        await asyncio.sleep(STATUS_S)
 
 
 # --------------------------------------------------------------------- settle

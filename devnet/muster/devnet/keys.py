@@ -9,6 +9,8 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address
 
+PASSWORD = "devnet"
+"""Of all devnet keystores; they guard nothing of value."""
 CHEATS = (
     "other-model",
     "stale-policy",

@@ -23,7 +23,7 @@ from muster.chain import Chain, save_deployment
 from muster.client.stake import add_stake, register_worker, take_from_faucet
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
-from muster.devnet.keys import Account, Cast, Member, Role
+from muster.devnet.keys import PASSWORD, Account, Cast, Member, Role
 from muster.devnet.processes import Child, Processes
 from muster.devnet.rpc_faults import Faults, PublicEndpoint, play
 from muster.devnet.rpc_proxy import RpcProxy
@@ -32,8 +32,6 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
 from muster.wallet import Wallet, save_wallet
 
-PASSWORD = "devnet"
-"""Password of all devnet keystores; they guard nothing of value."""
 ETHER = 10**18
 GAS_MONEY = 100 * ETHER
 WORKER_STAKE = 1_000 * ETHER
@@ -125,6 +123,9 @@ class Network:
         self.endpoint: PublicEndpoint | None = None
         """What the endpoint did wrong, where it does."""
         self._ports: dict[str, int] = {}
+        self._home = self.folder
+        """Where what belongs to the present run is."""
+        self._suffix = ""
 
     async def __aenter__(self) -> Self:
         await self._anvil.__aenter__()
@@ -169,9 +170,10 @@ class Network:
     @property
     def database(self) -> Path:
         """The orchestrator's database."""
-        return self.folder / "state" / "orchestrator.sqlite3"
+        return self._home / "state" / "orchestrator.sqlite3"
 
     def _url(self, name: str) -> str:
+        name += self._suffix
         if name not in self._ports:
             self._ports[name] = free_port()
         return f"http://127.0.0.1:{self._ports[name]}"
@@ -190,7 +192,7 @@ class Network:
                 group.create_task(self._register(member))
             for validator in self.cast.validators:
                 group.create_task(self._bond(validator))
-            group.create_task(self._give_tokens(self.cast.owner, RUN_FUNDS))
+            group.create_task(self.fund_owner())
 
     def _write_keystores(self) -> None:
         nodes = [member.node for member in self.cast.members]
@@ -216,15 +218,16 @@ class Network:
             await take_from_faucet(chain, validator.address, VALIDATOR_STAKE)
             await add_stake(chain, _wallet(validator), VALIDATOR_STAKE)
 
-    async def _give_tokens(self, account: Account, amount_wei: int) -> None:
-        async with await self.connect(account) as chain:
-            await take_from_faucet(chain, account.address, amount_wei)
+    async def fund_owner(self) -> None:
+        """Give the owner what a run costs."""
+        async with await self.connect(self.cast.owner) as chain:
+            await take_from_faucet(chain, self.cast.owner.address, RUN_FUNDS)
 
     # ----------------------------------------------------------------- the run
 
     async def prepare_model(self) -> None:
         """Build the base model with its task sets, and calibrate its validation limits."""
-        seed, recipe = str(self.options.seed), str(self.options.recipe)
+        seed = str(self.options.seed)
         model, tasks = str(self.folder / "model"), str(self.folder / "tasks.jsonl")
         held_out = str(self.folder / "held-out.jsonl")
         await self._run(
@@ -233,15 +236,25 @@ class Network:
             ["--task-set", tasks, "--eval-set", held_out, "--lesson", self.options.lesson],
             ["--problems", str(self.options.problems)],
         )
+        await self.calibrate()
+
+    async def calibrate(self) -> None:
+        """Calibrate the validation limits of the model and the problems that lie in the folder."""
+        model, tasks = str(self.folder / "model"), str(self.folder / "tasks.jsonl")
         await self._run(
             "calibrate",
-            ["calibrate", "--model", model, "--task-set", tasks, "--recipe", recipe],
+            ["calibrate", "--model", model, "--task-set", tasks],
+            ["--recipe", str(self.options.recipe)],
             ["--out", str(self.folder / "calibration.json"), "--profile", "quick"],
         )
 
-    async def create_run(self) -> RunId:
-        """Create and fund the run, with policy version 0 published; return its id."""
-        people = self.cast
+    def begin_another_run(self) -> None:
+        """Let what is started from now on belong to a run of its own, in `<folder>/open`."""
+        self._home, self._suffix = self.folder / "open", "-open"
+
+    async def create_run(self, *, steps: int | None = None) -> RunId:
+        """Create and fund a run, with policy version 0 published; return its id."""
+        people, steps = self.cast, self.options.steps if steps is None else steps
         validators = [f"--validator={account.address}" for account in people.validators]
         output = await self._run(
             "run-create",
@@ -259,9 +272,9 @@ class Network:
             ["--orchestrator", people.orchestrator.address],
             [*validators, "--quorum", str(len(validators))],
             ["--model", str(self.folder / "model"), "--recipe", str(self.options.recipe)],
-            ["--task-set", str(self.folder / "tasks.jsonl"), "--steps", str(self.options.steps)],
+            ["--task-set", str(self.folder / "tasks.jsonl"), "--steps", str(steps)],
             ["--calibration", str(self.folder / "calibration.json")],
-            ["--documents", str(self.folder / "documents"), "--store", str(self._store)],
+            ["--documents", str(self._home / "documents"), "--store", str(self._store)],
             ["--price", str(PRICE_PER_UNIT), "--fraud-ppm", str(FRAUD_PPM)],
             ["--exact-fraud-ppm", str(FRAUD_PPM)],
             ["--fund", str(RUN_FUNDS)],
@@ -282,7 +295,7 @@ class Network:
     async def _run(self, name: str, *command: list[str]) -> str:
         """Run a command to its end and return what it printed to its log."""
         words = [word for part in command for word in part]
-        child = await self.processes.start_warm(name, [MUSTER, *words])
+        child = await self.processes.start_warm(name + self._suffix, [MUSTER, *words])
         if await child.wait() != 0:
             self.processes.require_running(child)
         return child.log.read_text()
@@ -295,7 +308,7 @@ class Network:
         await self._start(
             "relay",
             ["relay", "run", "--run", str(run_id), "--upstream", self._url("origin")],
-            ["--store", str(self.folder / "relay"), *self._port_flags("relay")],
+            ["--store", str(self._home / "relay"), *self._port_flags("relay")],
         )
         await self.start_orchestrator(run_id)
         for validator in self.cast.validators:
@@ -314,7 +327,7 @@ class Network:
             ["--store", str(self._store), "--state-dir", str(self.trainer_state)],
             ["--eval-set", str(self.folder / "held-out.jsonl")],
             ["--eval-every", str(self.options.eval_every)],
-            ["--documents", str(self.folder / "documents"), *self._pace_flags()],
+            ["--documents", str(self._home / "documents"), *self._pace_flags()],
             [*self._port_flags("origin"), *self._key_flags(self.cast.trainer)],
             with_model=True,
         )
@@ -324,11 +337,10 @@ class Network:
         return await self._start(
             "orchestrator",
             ["orchestrator", "run", "--run", str(run_id), *self._port_flags("orchestrator")],
-            ["--documents", str(self.folder / "documents"), "--files", str(self.folder / "files")],
+            ["--documents", str(self._home / "documents"), "--files", str(self._home / "files")],
             ["--database", str(self.database), "--origin", self._url("origin")],
             ["--relay", self._url("relay"), "--lease-s", str(self.options.lease_s)],
-            ["--commit-interval-s", "0.3", "--retry-after-s", "0.2", *self._pace_flags()],
-            ["--tokenizer", str(self.folder / "model" / "tokenizer.json")],
+            [*self._batch_flags(), *self._pace_flags()],
             self._key_flags(self.cast.orchestrator),
         )
 
@@ -339,22 +351,23 @@ class Network:
         if member.role is Role.CHEATER:
             assert member.cheat is not None
             flags += self._chain_flags()
-            return await self.processes.start_warm(member.name, [ADVERSARY, member.cheat, *flags])
+            name = member.name + self._suffix
+            return await self.processes.start_warm(name, [ADVERSARY, member.cheat, *flags])
         return await self._start(member.name, ["worker", "run", *flags], with_model=True)
 
     async def _start(self, name: str, *command: list[str], with_model: bool = False) -> Child:
         words = [word for part in command for word in part]
         start = self.processes.start_warm if with_model else self.processes.start
-        return await start(name, [MUSTER, *words, *self._chain_flags()])
+        return await start(name + self._suffix, [MUSTER, *words, *self._chain_flags()])
 
     @property
     def trainer_state(self) -> Path:
         """Folder with the trainer's checkpoints and metrics."""
-        return self.folder / "state" / "trainer"
+        return self._home / "state" / "trainer"
 
     @property
     def _store(self) -> Path:
-        return self.folder / "origin"
+        return self._home / "origin"
 
     def _chain_flags(self) -> list[str]:
         return ["--rpc", self.rpc, "--deployments", str(self.options.deployments)]
@@ -366,11 +379,16 @@ class Network:
         return ["--port", self._url(name).rsplit(":", 1)[1]]
 
     def _node_flags(self, run_id: RunId, name: str) -> list[str]:
-        state = self.folder / "state" / name
+        state = self._home / "state" / name
         return [
             *("--run", str(run_id), "--orchestrator", self.orchestrator_url),
             *("--state-dir", str(state), *self._pace_flags()),
         ]
+
+    def _batch_flags(self) -> list[str]:
+        # A run without an end leaves the machine to its user.
+        commit_s, retry_s = ("2", "2") if self._suffix else ("0.3", "0.2")
+        return ["--commit-interval-s", commit_s, "--retry-after-s", retry_s]
 
     def _pace_flags(self) -> list[str]:
         faults = self.options.rpc_faults

@@ -50,8 +50,8 @@ class OrchestratorSettings(Settings):
     relays: tuple[str, ...] = ()
     """URLs of relays that mirror them."""
     tokenizer: Path | None = None
-    """The base model's tokenizer.json, for samples to be read as text; without it the dashboard
-    shows token ids."""
+    """The base model's tokenizer.json, for samples to be read as text; None for that of the
+    versions that origin and relays serve."""
     lease_s: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Seconds from lease to deadline."""
     dead_after_s: Annotated[int, Field(ge=1, le=86_400)] = 120

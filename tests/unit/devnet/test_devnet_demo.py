@@ -38,3 +38,11 @@ def test_an_honest_worker_that_was_convicted_is_shown_with_what_the_validators_f
     assert JAILED in str(raised.value)
     assert str(raised.value).endswith(FOUND)
     assert "honest-1.log" in raised.value.hint
+
+
+def test_a_worker_that_ended_because_the_run_is_over_is_fine(tmp_path: Path) -> None:
+    running = Processes(tmp_path, {})
+    running.children = {"honest-1": child(tmp_path, "honest-1", "run complete", 0)}
+    cast = SimpleNamespace(members=[SimpleNamespace(name="honest-1", role="honest")])
+    network: Any = SimpleNamespace(cast=cast, processes=running)
+    _require_alive(network)

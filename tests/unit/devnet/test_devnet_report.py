@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,6 +127,12 @@ def test_an_honest_story_keeps_every_promise() -> None:
     report = build_report(make_facts())
     assert all(check["passed"] for check in report["checks"])
     assert len(report["checks"]) == 10
+
+
+def test_the_readme_names_every_promise() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    promises = [check["name"] for check in build_report(make_facts())["checks"]]
+    assert re.findall(r"^\d+\. (.+)$", readme, re.M) == promises
 
 
 def test_the_report_has_the_documented_form() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import orchestrator_bench
 import pytest
 import pytest_asyncio
-from dashboard_browser import LOOKS, SCREENSHOTS, Watched, open_browser, open_page
+from browser import LOOKS, SCREENSHOTS, Watched, open_browser, open_page
 from dashboard_stage import (
     HOSTILE,
     History,
@@ -64,6 +64,7 @@ class Stage:
             "samples": "/samples",
             "network": "/network",
             "problem": "/workers/0x12",
+            "missing": "/nothing",
         }
 
 
@@ -106,7 +107,7 @@ async def looks(stage: Stage) -> AsyncIterator[dict[str, Watched]]:
 
 NAMES = (
     *("run", "workers", "worker", "submissions", "frauds", "submission", "fraud", "cases"),
-    *("samples", "network", "problem"),
+    *("samples", "network", "problem", "missing"),
 )
 
 
@@ -122,18 +123,62 @@ async def test_page_is_sound_in_every_look(
         await visit.page.screenshot(path=SCREENSHOTS / f"{name}-{look}.png", full_page=True)
         # A phone shows light's colours and elements.
         assert look == "phone" or await visit.violations() == []
-        complaints = [c for c in visit.complaints if name != "problem" or "404" not in c]
+        is_missing = name in ("problem", "missing")
+        complaints = [c for c in visit.complaints if not is_missing or "404" not in c]
         assert (complaints, width) == ([], LOOKS[look]["viewport"]["width"])
         assert visit.hosts == {stage.url.removeprefix("http://")}
         # Follows the run no more.
         await visit.page.goto("about:blank")
 
 
+CUT = """[...document.querySelectorAll(".scroll")]
+.filter((box) => box.scrollWidth > box.clientWidth)
+.map((box) => `${box.getAttribute("aria-label")}: ${box.scrollWidth} in ${box.clientWidth}`)"""
+"""Tables that show a part of their columns only."""
+
+UNLABELLED = """[...document.querySelectorAll(".scroll table")].flatMap((table) => {
+  const heads = [...table.tHead.rows[0].cells].map((cell) => cell.innerHTML);
+  return [...table.tBodies[0].rows].flatMap((row) =>
+    [...row.cells].filter((cell, i) => cell.dataset.label !== heads[i])
+      .map((cell) => cell.outerHTML));
+})"""
+"""Cells that name another column than theirs, or none."""
+
+
+@pytest.mark.parametrize("width", [390, 640, 900, 1280])
+async def test_no_table_or_tab_is_cut_off(stage: Stage, width: int) -> None:
+    async with open_page(stage.browser, viewport={"width": width, "height": 844}) as visit:
+        for name in NAMES:
+            await visit.page.goto(stage.url + stage.paths[name])
+            cut = await visit.page.evaluate(CUT)
+            # Between a phone and a desk, the widest tables scroll by themselves.
+            assert width == 900 or cut == [], name
+            assert await visit.page.evaluate(UNLABELLED) == [], name
+            for tab in await visit.page.locator("nav a").all():
+                box = await tab.bounding_box()
+                assert box is not None
+                assert box["x"] >= 0
+                assert box["x"] + box["width"] <= width, name
+
+
+async def test_keyboard_goes_through_the_tabs_of_a_phone(stage: Stage) -> None:
+    async with open_page(stage.browser, **LOOKS["phone"]) as visit:
+        await visit.page.goto(stage.url + "/network")
+        await visit.page.focus(".brand")
+        await visit.page.keyboard.press("Tab")
+        for name in ("Run", "Workers", "Submissions", "Cases", "Samples", "Network"):
+            assert await visit.page.evaluate("document.activeElement.innerText") == name
+            await visit.page.keyboard.press("Tab")
+        await visit.page.focus("nav a[href='/cases']")
+        await visit.page.keyboard.press("Enter")
+        await visit.page.wait_for_url("**/cases")
+
+
 async def test_pages_are_complete_without_scripts(stage: Stage) -> None:
     async with open_page(stage.browser, java_script_enabled=False) as visit:
         page = visit.page
         await page.goto(stage.url)
-        assert await page.locator("figure svg.plot").count() == 7
+        assert await page.locator("figure svg.plot").count() == 6
         assert await page.locator("#latest tbody tr").count() == 12
         assert "reload to update" in await page.inner_text("#live")
         assert not await page.locator("#theme").is_visible()
@@ -209,7 +254,7 @@ async def test_charts_speak_the_language_of_the_browser(
     async with open_browser(locale) as browser, open_page(browser, **LOOKS["light"]) as visit:
         await visit.page.goto(stage.url)
         assert await visit.page.evaluate(OWN_LANGUAGE) == own
-        assert await visit.page.locator("figure .uplot canvas").count() == 7
+        assert await visit.page.locator("figure .uplot canvas").count() == 6
         assert await visit.page.evaluate("uPlot.fmtNum(1234.5)") == number
         await visit.page.hover("#chart-entropy .u-over", position={"x": 100, "y": 40})
         readout = await visit.page.inner_text("#chart-entropy .readout")

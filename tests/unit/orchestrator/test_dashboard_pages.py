@@ -32,7 +32,7 @@ from muster.chain import Deployment
 from muster.client.audit.report import build_report
 from muster.orchestrator.dashboard import page, samples
 from muster.orchestrator.dashboard.chart import draw, round_levels
-from muster.orchestrator.dashboard.figures import Panel, Point, Series, thin
+from muster.orchestrator.dashboard.figures import Panel, Point, Series, panels, thin
 from muster.orchestrator.dashboard.submissions import Wanted, list_submissions
 from muster.orchestrator.dashboard.wording import ago, compact, percent, shorten, tokens, visible
 from muster.orchestrator.sample_reader import choose
@@ -516,3 +516,38 @@ def test_numbers_are_short() -> None:
         "33.3 %", "0 %", "100 %", "–",
     ]  # fmt: skip
     assert shorten("0x" + "ab" * 32) == "0xababab…abab"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/workers", "/samples", "/nothing", "/healthz", "/openapi.json"]
+)
+async def test_head_is_that_of_the_page(site: Site, path: str) -> None:
+    page, head = await site.http.get(path), await site.http.head(path)
+    assert (head.status_code, head.content) == (page.status_code, b"")
+    for name in ("content-type", "content-length", "content-security-policy"):
+        assert head.headers.get(name) == page.headers.get(name)
+
+
+async def test_stream_has_no_head(site: Site) -> None:
+    assert (await site.http.head("/live")).status_code == 405
+
+
+async def test_missing_page_is_a_page_for_readers_and_an_error_for_programs(site: Site) -> None:
+    reader = {"accept": "text/html,*/*;q=0.8"}
+    shown = await site.http.get("/nothing", headers=reader)
+    assert shown.status_code == 404
+    assert "There is no such page." in shown.text
+    assert 'href="/submissions"' in shown.text
+    for path, headers in (("/nothing", {}), ("/v1/nothing", reader)):
+        answer = await site.http.get(path, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "route_unknown")
+
+
+async def test_length_has_a_panel_when_the_run_has_budgets(site: Site) -> None:
+    recipe = site.bench.services.recipe
+    budgets = recipe.sampling.model_copy(update={"target_lengths": (8, 16)})
+    with_budgets = recipe.model_copy(update={"sampling": budgets})
+    training = site.bench.services.training
+    without = [panel.key for panel in panels(training, recipe)]
+    assert "length" not in without
+    assert [p.key for p in panels(training, with_budgets)] == [*without[:-1], "length", without[-1]]

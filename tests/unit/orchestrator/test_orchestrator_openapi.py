@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,6 +19,7 @@ from muster.protocol.messages import Submission
 
 pytestmark = pytest.mark.sqlite_only
 
+COMMITTED = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
 EXAMPLES = [(r, a) for r in ROUTES for a in r.answers if a.kind is not None]
 
 
@@ -102,7 +105,7 @@ async def test_every_example_is_what_its_schema_and_model_say(document: dict[str
 async def test_example_of_a_submission_header_parses(document: dict[str, Any]) -> None:
     operation = document["paths"]["/v1/submissions/{run_id}/{step}/{index}"]["put"]
     (header,) = [p for p in operation["parameters"] if p["name"] == "x-muster-submission"]
-    assert Submission.from_json(__import__("json").loads(header["example"])).units == 2048
+    assert Submission.from_json(json.loads(header["example"])).units == 2048
 
 
 async def test_damaged_example_is_refused_by_schema_and_model(document: dict[str, Any]) -> None:
@@ -132,8 +135,6 @@ async def test_live_answers_are_what_the_document_says(bench: Bench) -> None:
         if content is None:
             assert answer.body == b""
         elif JSON in content:
-            import json
-
             conforms(document, content[JSON]["schema"], json.loads(answer.body))
         else:
             assert answer.headers["content-type"].split(";")[0] in content
@@ -176,6 +177,10 @@ async def play(bench: Bench) -> None:
     async with bench.api(bench.network.keys.trainer) as trainer:
         await trainer.submission_state(submission.file_hash)
         await trainer.post_metrics(1, {"reward": 0.5})
+
+
+async def test_committed_document_is_the_live_one(document: dict[str, Any]) -> None:
+    assert json.loads(COMMITTED.read_text()) == document, "run `make docs`"
 
 
 async def test_document_is_made_once(bench: Bench) -> None:

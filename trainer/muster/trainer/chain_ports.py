@@ -30,6 +30,12 @@ class ChainLedger:
             self._stream = self._view.training_stream(self._run_id) if is_known else ()
         return self._stream
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run's owner closed it."""
+        run = self._view.runs.get(self._run_id)
+        return run is not None and bool(run.closed_at)
+
     def seed_of(self, record: OutcomeRecord) -> Hash32 | None:
         """Return the seed of a record's ticket; None when the chain does not show what it is of."""
         run = self._view.runs.get(self._run_id)

@@ -1,6 +1,7 @@
-"""The end of a run: its last version must reach relays before the origin goes away.
+"""The end of a run: the last step, or its owner closes it; and what is left to do then.
 
-Trusts relays no further than that: whoever fetches the version checks every byte.
+Its last version must reach relays before the origin goes away. Relays are trusted no further than
+that: whoever fetches the version checks every byte.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 from muster.api import OrchestratorApi
-from muster.protocol.errors import ApiError
+from muster.lifecycle import first_error
+from muster.protocol.errors import ApiError, ContractRevert
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast.download import Fault, ShardClient
+from muster.trainer.loop import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +24,47 @@ WAIT_S = 10
 """How long a relay is asked to hold its answer back until it has the version."""
 PAUSE_S = 0.5
 """Pause between two questions to one relay."""
+LOOK_S = 5.0
+"""Longest pause between two looks whether the run was closed."""
+_CLOSED = "RunEnded"
+
+
+class Ledger(Protocol):
+    """What the chain says of the run."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its owner closed it."""
+
+    async def changed(self) -> None:
+        """Return after the next change."""
+
+
+async def train(trainer: Trainer, ledger: Ledger) -> None:
+    """Train to the last step, or until the run's owner closes the run."""
+    training = asyncio.ensure_future(trainer.run())
+    try:
+        while not training.done() and not ledger.is_closed:
+            changing = asyncio.ensure_future(ledger.changed())
+            either = asyncio.FIRST_COMPLETED
+            await asyncio.wait([training, changing], timeout=LOOK_S, return_when=either)
+            changing.cancel()
+        if training.done():
+            training.result()
+        else:
+            _say_closed(trainer)
+    except (ContractRevert, BaseExceptionGroup) as error:
+        cause = first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        if not isinstance(cause, ContractRevert) or cause.name != _CLOSED:
+            raise
+        _say_closed(trainer)
+    finally:
+        training.cancel()
+        await asyncio.wait([training])
+
+
+def _say_closed(trainer: Trainer) -> None:
+    logger.warning("the run was closed by its owner", extra={"made": trainer.version})
 
 
 async def hand_over(

@@ -137,7 +137,7 @@ class Trainer:
 
     @property
     def version(self) -> PolicyVersion:
-        """The newest version that was made."""
+        """The newest version that it made."""
         return self._version
 
     async def run(self) -> None:

@@ -32,7 +32,7 @@ from muster.trainer.evaluate import Evaluator
 from muster.trainer.exporting import Export, log_to_wandb, serve_prometheus
 from muster.trainer.follow import follow as follow_leader
 from muster.trainer.guard import Guard
-from muster.trainer.handover import hand_over
+from muster.trainer.handover import hand_over, train
 from muster.trainer.learner import Learner
 from muster.trainer.loop import Parts, Trainer
 from muster.trainer.meeting import Meeting, Place
@@ -108,10 +108,11 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
             )
             beating = tasks.create_task(_beat(team, compute))
             trainer = Trainer(parts, steps=settings.steps or recipe.training.steps)
-            await trainer.run()
+            await train(trainer, ledger)
             beating.cancel()
-            if settings.site == 0:
-                await hand_over(api, run_id, trainer.version, within_s=settings.hand_over_s)
+            last = await anchor.newest()
+            if settings.site == 0 and last is not None:
+                await hand_over(api, run_id, last, within_s=settings.hand_over_s)
             following.cancel()
     logger.info("run complete")
 

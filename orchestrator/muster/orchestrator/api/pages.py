@@ -10,8 +10,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from muster.orchestrator.api.deps import ServicesDep, host_of
+from muster.orchestrator.api.errors import failure_response
 from muster.orchestrator.dashboard.figures import Panel, panels
 from muster.orchestrator.dashboard.network import read_health
 from muster.orchestrator.dashboard.page import ASSETS, CONTENT_SECURITY_POLICY, render
@@ -54,7 +56,7 @@ class Dashboard:
         """Return the charts; made anew only after a report of the trainer."""
         reports = services.training.reports
         if self._panels[0] != reports:
-            self._panels = reports, panels(services.training)
+            self._panels = reports, panels(services.training, services.recipe)
         return self._panels[1]
 
 
@@ -187,7 +189,7 @@ async def submission_page(submission_id: str, request: Request, services: Servic
         case=None if leaf is None else view.cases.get(leaf),
         slashes=[services.status.slash(s) for s in slashes],
         samples=await dashboard_of(request).samples.of(file_hash),
-        has_text=services.settings.tokenizer is not None,
+        has_text=dashboard_of(request).samples.has_text,
     )
 
 
@@ -213,7 +215,7 @@ async def samples_page(request: Request, services: ServicesDep) -> Response:
         services,
         "samples.html",
         files=await dashboard_of(request).samples.latest(),
-        has_text=services.settings.tokenizer is not None,
+        has_text=dashboard_of(request).samples.has_text,
     )
 
 
@@ -310,6 +312,16 @@ async def show_problem(request: Request, error: Exception) -> Response:
         hint=error.hint,
     )
     return _html(html, error.status)
+
+
+async def show_missing(request: Request, error: Exception) -> Response:
+    """Return the page about an address without one; programs get the error as JSON."""
+    assert isinstance(error, HTTPException)
+    is_reader = "text/html" in request.headers.get("accept", "")
+    if error.status_code != 404 or not is_reader or request.url.path.startswith("/v1/"):
+        return failure_response(request, error)
+    missing = NotAnswered(404, "There is no such page.", "This run's pages are named above.")
+    return await show_problem(request, missing)
 
 
 def _case_subject(services: Services, batch_id: int, position: int) -> tuple[str, str, str]:

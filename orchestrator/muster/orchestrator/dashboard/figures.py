@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from muster.orchestrator.services.training import TrainingMetrics
+from muster.protocol.recipe import Recipe
 
 SHOWN_POINTS = 400
 """Points of one series; a longer one is thinned."""
@@ -80,16 +81,18 @@ class Panel:
 
 
 _AFTER_STEP = "The trainer reports this after its first step."
-_AFTER_EVALUATION = "The trainer reports this after its first evaluation: set eval_every."
 
 Columns = Callable[[str], dict[int, float]]
 """A figure by step."""
 
 
-def panels(training: TrainingMetrics) -> list[Panel]:
-    """Return the reward and the small multiples."""
+def panels(training: TrainingMetrics, recipe: Recipe) -> list[Panel]:
+    """Return the reward and the small multiples, of what the run has."""
     columns = training.column
-    return [_reward(columns), *_multiples(columns)]
+    shown = [_reward(columns), *_multiples(columns)]
+    if recipe.sampling.target_lengths:
+        shown.insert(-1, _length(columns))
+    return shown
 
 
 def _reward(columns: Columns) -> Panel:
@@ -142,19 +145,26 @@ def _multiples(columns: Columns) -> list[Panel]:
             floor=0.0, ceiling=1.0, decimals=2,
         ),
         Panel(
-            "length", "Within the length budget", "share",
-            "Evaluated completions that are no longer than their target.",
-            "Only recipes with target_lengths have a budget. " + _AFTER_EVALUATION,
-            [Series("version", _points(columns("eval_within_budget")))],
-            floor=0.0, ceiling=1.0, decimals=2,
-        ),
-        Panel(
             "mismatch", "Mismatch", "nats / token",
             "Divergence of the policy from those that sampled, before the step: numbers that "
             "differ between machines, and staleness, raise it.",
             _AFTER_STEP, [Series("step", _points(columns("mismatch_kl")))], floor=0.0, decimals=5,
         ),
     ]  # fmt: skip
+
+
+def _length(columns: Columns) -> Panel:
+    return Panel(
+        key="length",
+        title="Within the length budget",
+        unit="share",
+        meaning="Evaluated completions that are no longer than their target.",
+        empty="The trainer reports this after its first evaluation: set eval_every.",
+        series=[Series("version", _points(columns("eval_within_budget")))],
+        floor=0.0,
+        ceiling=1.0,
+        decimals=2,
+    )
 
 
 def _points(

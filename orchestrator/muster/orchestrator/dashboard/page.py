@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from muster.orchestrator.dashboard import wording
 from muster.orchestrator.dashboard.chart import draw
@@ -95,6 +98,19 @@ def _chart_json(panel: Panel) -> str:
     )
 
 
+_HEAD = re.compile(r'<th scope="col"[^>]*>(.*?)</th>')
+_CELL = re.compile(r"<td\b([^>]*)>\s*(</td>)?")
+
+
+def _labelled(table: str) -> Markup:
+    """Return a table each cell of which names its column, for screens too narrow for columns.
+
+    Rows have as many cells as the head; what a cell shows is escaped, so a tag in it is ours.
+    """
+    heads = cycle(_HEAD.findall(table))
+    return Markup(_CELL.sub(lambda m: f'<td data-label="{next(heads)}"{m[1]}>{m[2] or ""}', table))
+
+
 def _meaning(reason: Reason) -> str:
     return words_of(reason).meaning
 
@@ -115,6 +131,7 @@ _ENVIRONMENT.filters |= {
     "visible": wording.visible,
     "titled": wording.titled,
     "meaning": _meaning,
+    "labelled": _labelled,
 }
 _ENVIRONMENT.globals |= {
     "asset": _asset_url,

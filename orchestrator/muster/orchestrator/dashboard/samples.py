@@ -14,6 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.orchestrator.dashboard.tokenizer import RunTokenizer
 from muster.orchestrator.services.context import Services
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32
@@ -76,9 +77,21 @@ class SampleDesk:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        settings, projection = services.settings, services.projection
+        self._tokenizer = RunTokenizer(
+            services.run_id,
+            lambda: {v: c.manifest_root for v, c in projection.run.checkpoints.items()},
+            [url for url in (settings.origin, *settings.relays) if url],
+            given=settings.tokenizer,
+        )
         self._reading = asyncio.Lock()
         self._waiting = 0
         self._known: OrderedDict[Hash32, list[Sample]] = OrderedDict()
+
+    @property
+    def has_text(self) -> bool:
+        """Whether samples are shown as text, not as token ids."""
+        return self._tokenizer.path is not None
 
     async def latest(self) -> list[FileSamples]:
         """Return samples of the latest accepted submissions."""
@@ -99,6 +112,8 @@ class SampleDesk:
         """Return samples of a submission; none before its verdict, or when it cannot be shown."""
         if self._services.projection.judged(file_hash) is None:
             return []
+        if not self.has_text and await self._tokenizer.find():
+            self._known.clear()
         if file_hash not in self._known and self._waiting < MAX_WAITING:
             self._waiting += 1
             try:
@@ -116,7 +131,7 @@ class SampleDesk:
                 await self._read_file(file_hash, path)
 
     async def _read_file(self, file_hash: Hash32, path: Path) -> None:
-        tokenizer = self._services.settings.tokenizer
+        tokenizer = self._tokenizer.path
         arguments = [str(path)] if tokenizer is None else [str(path), str(tokenizer)]
         try:
             output = await _run(arguments)

@@ -13,7 +13,7 @@ from typing import Any
 
 from playwright.async_api import Browser, Page, async_playwright
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 SCREENSHOTS = ROOT / "runs" / "screenshots"
 """Where pages are kept as pictures, for people to look at."""
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"

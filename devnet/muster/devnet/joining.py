@@ -1,0 +1,96 @@
+"""`muster devnet join`: be a stranger's worker on a development network, in one command.
+
+What `init`, `devnet fund`, `stake` and `worker run` do one after the other; on a real network each
+is a decision of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.client.options import FOLDER, HOME, chain_options, endpoint
+from muster.devnet.keys import PASSWORD
+from muster.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from muster.wallet import Wallet
+
+
+@click.command()
+@click.option("--run", type=click.IntRange(min=1), required=True, help="The run to work for.")
+@click.option("--orchestrator", metavar="URL", required=True, help="The run's orchestrator.")
+@click.option("--home", type=FOLDER, help=f"Keys and state. [default: {HOME / 'devnet'}]")
+@click.option("--plain", is_flag=True, help="Log lines, no live view.")
+@chain_options
+def join(run: int, orchestrator: str, home: Path | None, *, plain: bool, **options: Any) -> None:
+    """Work for a run of a development network: makes keys, takes test tokens, stakes, works.
+
+    \b
+    Example:
+      muster devnet join --run 2 --orchestrator http://127.0.0.1:8600
+    """
+    import asyncio
+
+    from muster.client.settings import WorkerSettings
+    from muster.client.worker.live import make_watch
+    from muster.client.worker.process import run_worker
+    from muster.lifecycle import run_until_stopped
+    from muster.protocol.ids import RunId
+    from muster.telemetry import setup_logging
+
+    rpc, deployments = endpoint(options)
+    folder = (home or HOME / "devnet").expanduser()
+    worker, node = open_keys(folder)
+    ledger = asyncio.run(prepare(rpc, deployments, worker, node))
+    setup_logging("worker")
+    settings = WorkerSettings(
+        run=RunId(run),
+        orchestrator=orchestrator,
+        rpc=rpc,
+        deployments=deployments,
+        # A chain that was started anew knows nothing of what was signed on the one before.
+        state_dir=folder / f"state-{ledger[2:10]}-{run}",
+        worker=worker.address,
+        plain=plain,
+    )
+    run_until_stopped(lambda: run_worker(settings, node, watch=make_watch(settings)))
+
+
+def open_keys(folder: Path) -> tuple[Wallet, Wallet]:
+    """Return worker and node of a folder, made when there are none."""
+    from muster.client.identity import NODE_FILE, WORKER_FILE, create_identity
+    from muster.wallet import load_wallet
+    from muster.wallet.recovery import new_words
+
+    if not (folder / WORKER_FILE).exists():
+        create_identity(folder, new_words(), (PASSWORD, PASSWORD), light=True)
+    worker, node = (load_wallet(folder / name, PASSWORD) for name in (WORKER_FILE, NODE_FILE))
+    return worker, node
+
+
+async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet) -> str:
+    """Have the worker registered, with test tokens, and return the ledger's address.
+
+    Raises ConfigError on any chain but a development chain.
+    """
+    from muster.chain import Chain, WorkerStatus
+    from muster.client.stake import FAUCET_CHAIN_ID, register_worker, take_from_faucet
+    from muster.devnet.chain import GAS_MONEY
+
+    async with await Chain.connect(rpc, deployments, key=worker.key) as chain:
+        if chain.chain_id != FAUCET_CHAIN_ID:
+            raise ConfigError(
+                f"chain {chain.chain_id} is no development chain",
+                hint="docs/guides/worker.md has the steps, each of which is a decision there",
+            )
+        account = await chain.workers.worker_of(worker.address)
+        if account.status is WorkerStatus.NONE:
+            await chain.rpc.call("anvil_setBalance", worker.address, hex(GAS_MONEY))
+            stake = await chain.workers.required_stake()
+            await take_from_faucet(chain, worker.address, stake)
+            await register_worker(chain, worker, node, stake)
+            click.echo(f"{worker.address} is a worker, with {stake / 1e18:g} test tokens", err=True)
+        return chain.deployment.contracts["ContributionLedger"]
