@@ -29,6 +29,7 @@ from muster.client.quantities import format_duration, format_tokens
 from muster.client.relay import RelaySettings
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.deploy import BOUNDS, PROFILES, Bound, DeployParameters
+from muster.devnet.run_file import VARIABLES, RunFile
 from muster.orchestrator.app import openapi_document
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.recipe import (
@@ -67,8 +68,9 @@ SETTINGS: dict[str, tuple[type[BaseModel], str]] = {
     "muster relay run": (RelaySettings, "MUSTER_RELAY_"),
     "muster orchestrator run": (OrchestratorSettings, "MUSTER_ORCHESTRATOR_"),
     "muster trainer run": (TrainerSettings, "MUSTER_TRAINER_"),
+    "muster run create": (RunFile, VARIABLES),
 }
-"""Settings of each process, and the prefix of their environment variables."""
+"""Settings of each process and of a run's file, and the prefix of their environment variables."""
 
 
 def config_page() -> str:
@@ -82,8 +84,9 @@ def config_page() -> str:
     for table, model in RECIPE_PARTS.items():
         parts.append(f"### {f'`{table}`' if table else 'Top level'}\n\n{_table(model)}")
     parts.append(
-        "## Settings\n\nOf one process: defaults < TOML file (`--config`) < environment < flags. "
-        "A flag is the field's name with dashes, a variable the prefix and the name in capitals."
+        "## Settings\n\nOf one process: defaults < TOML file (`--config`, or `RUN.toml`) < "
+        "environment < flags. A flag is the field's name with dashes, a variable the prefix and "
+        "the name in capitals."
     )
     for command, (model, prefix) in SETTINGS.items():
         parts.append(f"### `{command}`\n\nPrefix `{prefix}`.\n\n{_table(model)}")

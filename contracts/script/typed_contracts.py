@@ -23,13 +23,15 @@ CALLED = {
     " reporterCap reporterPpm requestUnbond unbondingPeriod withdraw",
     "WorkerRegistry": "exit nonces registerWithPermit rejoin requiredStake rotateNode unjail"
     " workerById workerOf workerOfNode",
-    "RunRegistry": "checkpointOf configOf createRun isValidator latestVersion pauseSlashing"
-    " publishCheckpoint requiredValidatorStake runCount slashCooldown termsOf",
+    "RunRegistry": "applyChange cancelChange changeDelay checkpointOf closeRun configOf createRun"
+    " isValidator latestVersion pauseSlashing proposeChange publishCheckpoint recordBeacon"
+    " requiredValidatorStake rotateOrchestrator rotateTrainer rotateValidator runCount"
+    " seatValidator setSubmissionsPaused slashCooldown slashPause termsOf unseatValidator",
     "ContributionLedger": "batchCount challengeWindow commitBatch executeFraud finaliseFraud"
     " outcomeDeadline postOutcomes stakePerUnit standingOf unitCapOf",
     "DisputeCourt": "challenge close commitVote drawJury revealVote terms",
     "FaultCourt": "slashAbsentJuror slashOverdue slashSigner wrongVerdictPpm",
-    "RewardEscrow": "claim fund fundsOf isPaid",
+    "RewardEscrow": "claim claimPeriod fund fundsOf isPaid reclaim recover",
 }
 """What Muster's programs call; `test_chain_contracts.py` finds what nobody calls any more."""
 

@@ -69,6 +69,18 @@ def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path
     assert (trained / "README.md").read_text().startswith("---")
 
 
+def test_an_owner_leads_a_run_from_create_to_reclaim(checkout: Path) -> None:
+    (checkout / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "run.toml", checkout / "examples")
+    output = run_script(checkout, blocks_of("run.md"))
+    assert re.search(r"^base model +\d+% right on 16 problems, 4 times each", output, re.M)
+    assert re.search(r"^1 +open +0.001 ", output, re.M)
+    assert "nothing was sent" in output
+    assert "exit code 3: not due yet" in output
+    assert re.search(r"^pays +1,500 tokens to its owner", output, re.M)
+    assert re.search(r"^1 +closed ", output, re.M)
+
+
 def test_a_network_is_deployed_verified_and_handed_over(checkout: Path) -> None:
     (checkout / "examples").mkdir()
     shutil.copy(ROOT / "examples" / "network.toml", checkout / "examples")

@@ -136,8 +136,8 @@ async def test_a_jailed_worker_is_told_the_way_back(network: Network, tmp_path: 
 # Every command that asks the chain
 
 ASKS = [
-    ("runs", "list"),
-    ("runs", "show", "1"),
+    ("run", "list"),
+    ("run", "show", "1"),
     ("worker", "status", "--run", "1", "--worker", NOBODY),
     ("explain", "1:0"),
     ("rewards", "--run", "1", "--worker", NOBODY),
@@ -150,6 +150,8 @@ SIGNS = [
     ("worker", "rejoin"),
     ("node", "rotate", "--node", "{key}", "--yes"),
     ("rewards", "claim", "--run", "1"),
+    ("run", "pause", "1", "--keystore", "{key}", "--yes"),
+    ("run", "fund", "1", "5", "--keystore", "{key}", "--dry-run"),
 ]
 
 
@@ -202,7 +204,8 @@ async def test_a_chain_that_is_down_is_an_outage(
 @pytest.mark.parametrize(
     "words",
     [
-        ("runs", "show", "9"),
+        ("run", "show", "9"),
+        ("run", "close", "9", "--keystore", "{key}", "--yes"),
         ("worker", "status", "--run", "9", "--worker", NOBODY),
         ("rewards", "--run", "9", "--worker", NOBODY),
         ("dispute", "list", "--run", "9"),

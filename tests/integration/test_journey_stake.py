@@ -292,7 +292,7 @@ async def test_a_run_is_shown_from_the_chain_alone(stage: Stage) -> None:
     await scenario.post(batch_id, [submission], [fraud(1, submission)])
     changed = RunTerms(2 * 10**12, 200_000, 1_000_000, 3)
     await scenario.of(OWNER).write("RunRegistry", "proposeChange", [1, changed])
-    run = await stage.json("runs", "show", "1")
+    run = await stage.json("run", "show", "1")
     assert run["owner"] == OWNER.address
     assert run["state"] == "open"
     assert [v["stake_wei"] for v in run["validators"]] == [str(500 * TOKEN)] * 3
@@ -303,24 +303,24 @@ async def test_a_run_is_shown_from_the_chain_alone(stage: Stage) -> None:
     assert run["funds"]["units"] == 999_000
     assert run["change"]["terms"]["quorum"] == 3
     assert run["documents"]["recipe"] == "0x" + keccak(b"recipe").hex()
-    text = (await stage.run("runs", "show", "1")).stdout
+    text = (await stage.run("run", "show", "1")).stdout
     assert "for 999,000 units" in text
     assert f"{VALIDATORS[0].address}  500 tokens at stake" in text
     assert "slashes 20 % for a first" in text
 
 
 async def test_runs_are_listed_and_closed_ones_only_on_demand(stage: Stage) -> None:
-    assert [run["run"] for run in await stage.json("runs", "list")] == [1]
-    assert "1    open" in (await stage.run("runs", "list")).stdout
+    assert [run["run"] for run in await stage.json("run", "list")] == [1]
+    assert "1    open" in (await stage.run("run", "list")).stdout
     await stage.scenario.of(OWNER).write("RunRegistry", "closeRun", [1])
-    assert await stage.json("runs", "list") == []
-    assert [run["state"] for run in await stage.json("runs", "list", "--all")] == ["closed"]
+    assert await stage.json("run", "list") == []
+    assert [run["state"] for run in await stage.json("run", "list", "--all")] == ["closed"]
 
 
 async def test_an_unknown_run_is_refused_with_the_number_there_are(stage: Stage) -> None:
-    error = await stage.error("runs", "show", "2")
+    error = await stage.error("run", "show", "2")
     assert "there is no run 2, there are 1" in str(error)
-    assert "muster runs list" in hint(error)
+    assert "muster run list" in hint(error)
 
 
 # Money for what an L2 posts on its L1

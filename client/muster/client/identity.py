@@ -82,7 +82,7 @@ def next_steps(identity: Identity) -> str:
     worker, node = identity.folder / WORKER_FILE, identity.folder / NODE_FILE
     return (
         f"Next:\n"
-        f"  muster runs list                     which runs there are, what they pay\n"
+        f"  muster run list                     which runs there are, what they pay\n"
         f"  muster doctor --run ID --orchestrator URL\n"
         f"                                       is this machine fit? Nothing is at stake\n"
         f"  send tokens and gas money to {identity.worker}\n"

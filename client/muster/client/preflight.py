@@ -69,7 +69,12 @@ async def gas_money(chain: Chain, command: str) -> GasMoney:
     does not compress, so the answer is an upper bound. Whatever another chain has at those
     addresses is no answer of theirs, and nothing is added.
     """
-    gas, data = GAS[command], _incompressible(DATA_BYTES[command])
+    return await money_for(chain, GAS[command], DATA_BYTES[command])
+
+
+async def money_for(chain: Chain, gas: int, size_bytes: int) -> GasMoney:
+    """Return what so much gas and so many signed bytes cost now, as `gas_money` does."""
+    data = _incompressible(size_bytes)
     price, l1_fee, operator_fee, nitro = await chain.rpc.try_batch(
         [
             ("eth_gasPrice", []),
@@ -156,6 +161,6 @@ def find_run(view: ChainView, run: int) -> RunView:
     if found is None:
         known = f"there are {len(view.runs)}" if view.runs else "there is none yet"
         raise ConfigError(
-            f"there is no run {run}, {known}", hint="see muster runs list; check --rpc"
+            f"there is no run {run}, {known}", hint="see muster run list; check --rpc"
         )
     return found

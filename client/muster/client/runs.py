@@ -1,17 +1,20 @@
-"""`muster runs`: which runs there are and what they promise, from the chain alone.
+"""`muster run list` and `show`: which runs there are and what they promise, from the chain alone.
 
 Nobody needs an account, an orchestrator or anybody's word for it.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.options import chain_options, endpoint, json_option
+from muster.client.ending import is_over
+from muster.client.options import FOLDER, chain_options, endpoint, json_option
 from muster.client.printing import print_facts, print_json, print_table
 from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
+from muster.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from muster.chain import ChainView, RunTerms, RunView
@@ -19,16 +22,22 @@ if TYPE_CHECKING:
 RECENT_S = 3600
 """Workers with work committed within this time count as working."""
 COLUMNS = ("run", "state", "price", "version", "age", "workers", "quorum", "funds", "for units")
-"""The columns of `muster runs list`."""
+"""The columns of `muster run list`."""
 
 
-def state_of(run: RunView) -> str:
-    """Return whether a run takes submissions, or why not."""
+def state_of(run: RunView, steps: int = 0) -> str:
+    """Return whether a run takes submissions, or why not. `steps` is how many its recipe says; 0
+    for no end, or when nobody knows: the chain holds the recipe's hash alone.
+    """
     if run.closed_at:
         return "closed"
+    if is_over(run, steps):
+        return "finished"
     if run.paused:
         return "paused"
-    return "open" if run.latest_version is not None else "no policy yet"
+    if run.latest_version is None:
+        return "no policy yet"
+    return "unfunded" if units_funded(run) == 0 else "open"
 
 
 def units_funded(run: RunView) -> int | None:
@@ -37,14 +46,19 @@ def units_funded(run: RunView) -> int | None:
     return run.available_wei // price if price else None
 
 
-def describe_run(view: ChainView, run: RunView, now: int) -> dict[str, Any]:
-    """Return everything the chain says about a run, as JSON values; amounts in wei as text."""
+def describe_run(view: ChainView, run: RunView, now: int, steps: int = 0) -> dict[str, Any]:
+    """Return everything the chain says about a run, as JSON values; amounts in wei as text.
+
+    `steps` is that of `state_of`.
+    """
     version = run.latest_version
     latest = None if version is None else run.checkpoints[version]
     return {
         "run": run.run_id,
         "owner": run.owner,
-        "state": state_of(run),
+        "state": state_of(run, steps),
+        "steps": steps or None,
+        "slashing_paused_until": run.slashing_paused_until if run.is_slashing_paused(now) else None,
         "terms": _terms(run.config.terms),
         "change": None
         if run.proposed is None
@@ -148,7 +162,9 @@ def facts_of(run: dict[str, Any]) -> dict[str, Any]:
         + (f", for {funds['units']:,} units" if funds["units"] is not None else "")
         + f"; {format_tokens(int(funds['paid_wei']))} paid, "
         f"{format_tokens(int(funds['reserved_wei']))} set aside",
-        "slashes": _slashes(terms),
+        "slashes": _slashes(terms)
+        if run["slashing_paused_until"] is None
+        else f"nothing until {format_time(run['slashing_paused_until'])}; then {_slashes(terms)}",
         "change": None
         if change is None
         else f"from {format_time(change['effective_at'])}: {_price(change['terms'])} per unit, "
@@ -160,14 +176,18 @@ def facts_of(run: dict[str, Any]) -> dict[str, Any]:
         ],
         "policy": "none yet"
         if policy is None
-        else f"version {policy['version']}, {format_duration(policy['age_s'])} old, "
-        f"root {policy['root']}",
+        else f"version {policy['version']}{_of_steps(run)}, "
+        f"{format_duration(policy['age_s'])} old, root {policy['root']}",
         "workers": f"{run['workers']['last_hour']} in the last hour, {run['workers']['ever']} ever",
         "submissions": ", ".join(f"{count} {name}" for name, count in done.items() if count),
         "trainer": run["trainer"],
         "orchestrator": run["orchestrator"],
         "documents": [f"{name:12} {value}" for name, value in run["documents"].items()],
     }
+
+
+def _of_steps(run: dict[str, Any]) -> str:
+    return f" of {run['steps']}" if run["steps"] else ""
 
 
 def _price(terms: dict[str, Any]) -> str:
@@ -181,13 +201,14 @@ def _slashes(terms: dict[str, Any]) -> str:
 # Commands
 
 
-@click.group()
-def runs() -> None:
-    """Look at runs before taking part in one."""
+documents_option = click.option(
+    "--documents", type=FOLDER, help="Recipes by their hashes: tells which runs are finished."
+)
 
 
-@runs.command("list")
+@click.command()
 @click.option("--all", "everything", is_flag=True, help="Closed runs too.")
+@documents_option
 @json_option
 @chain_options
 def runs_list(everything: bool, as_json: bool, **options: Any) -> None:
@@ -195,8 +216,8 @@ def runs_list(everything: bool, as_json: bool, **options: Any) -> None:
 
     \b
     Examples:
-      muster runs list
-      muster runs list --json | jq '.[] | select(.state == "open") | .run'
+      muster run list
+      muster run list --json | jq '.[] | select(.state == "open") | .run'
     """
     import asyncio
 
@@ -208,8 +229,9 @@ def runs_list(everything: bool, as_json: bool, **options: Any) -> None:
         print_table(COLUMNS, [row_of(run) for run in shown])
 
 
-@runs.command("show")
+@click.command()
 @click.argument("run", type=click.IntRange(min=1))
+@documents_option
 @json_option
 @chain_options
 def runs_show(run: int, as_json: bool, **options: Any) -> None:
@@ -217,7 +239,7 @@ def runs_show(run: int, as_json: bool, **options: Any) -> None:
 
     \b
     Example:
-      muster runs show 1
+      muster run show 1
     """
     import asyncio
 
@@ -236,4 +258,25 @@ async def _describe(options: dict[str, Any], only: int | None = None) -> list[di
         view = await read_view(chain, ChainView())
         now = await chain.now()
         shown = list(view.runs.values()) if only is None else [find_run(view, only)]
-        return [describe_run(view, run, now) for run in shown]
+        folder = options["documents"]
+        return [describe_run(view, run, now, steps_of(run, folder)) for run in shown]
+
+
+def steps_of(run: RunView, documents: Path | None) -> int:
+    """Return a run's steps by its recipe in a folder of documents; 0 when it is not there.
+
+    Raises ConfigError for a file that is not what its name says.
+    """
+    from muster.protocol.encoding import keccak
+    from muster.protocol.recipe import Recipe
+
+    path = documents / run.config.recipe_hash.hex() if documents else None
+    if path is None or not path.is_file():
+        return 0
+    data = path.read_bytes()
+    if keccak(data) != run.config.recipe_hash:
+        raise ConfigError(
+            f"{path} is not the recipe that run {run.run_id} pins",
+            hint="give the folder that `muster run create` wrote, with --documents",
+        )
+    return Recipe.from_bytes(data).training.steps

@@ -123,7 +123,7 @@ async def what_next(chain: Chain, account: Address, run: int | None) -> str:
 async def _terms(chain: Chain, run_id: RunId) -> RunTerms:
     if run_id > (count := await chain.runs.run_count()):
         raise ConfigError(
-            f"there is no run {run_id}, there are {count}", hint="see muster runs list"
+            f"there is no run {run_id}, there are {count}", hint="see muster run list"
         )
     return await chain.runs.terms_of(run_id)
 

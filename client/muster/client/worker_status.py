@@ -144,7 +144,7 @@ def _reasons_of_run(facts: Facts) -> Iterator[str]:
 
     run, version = facts.run, facts.run.latest_version
     state = state_of(run)
-    if state != "open":
+    if state not in ("open", "unfunded"):
         yield f"the run is {state}" if state != "no policy yet" else "the run has no policy yet"
     elif version is not None and run.checkpoints[version].block_number < facts.worker.active_from:
         yield (

@@ -46,7 +46,6 @@ COMMANDS = {
     "stake": Lazy("muster.client.cli:stake", "Stake and register a worker."),
     "unstake": Lazy("muster.client.leaving:unstake", "Take stake back, or leave."),
     "node": Lazy("muster.client.rotation:node", "Replace a worker's hot key."),
-    "runs": Lazy("muster.client.runs:runs", "Look at runs before taking part in one."),
     "worker": Lazy("muster.client.cli:worker", "Generate rollouts and be paid."),
     "explain": Lazy("muster.client.explain_cli:explain", "What became of a submission."),
     "rewards": Lazy("muster.client.cli:rewards", "Show and claim what a worker has earned."),
@@ -63,7 +62,7 @@ COMMANDS = {
     "contracts": Lazy(
         "muster.client.contracts.command:contracts", "Deploy a network's contracts, verify them."
     ),
-    "run": Lazy("muster.trainer.cli:run", "Create a training run."),
+    "run": Lazy("muster.devnet.run:run", "Look at runs; create, fund and end your own."),
     "trainer": Lazy("muster.trainer.cli:trainer", "Train the policy and publish it."),
     "orchestrator": Lazy("muster.orchestrator.cli:orchestrator", "Lease work and record outcomes."),
     "simulate": Lazy("muster.devnet.simulator.command:simulate", "Play a network in virtual time."),

@@ -258,7 +258,8 @@ class Network:
         validators = [f"--validator={account.address}" for account in people.validators]
         output = await self._run(
             "run-create",
-            ["run", "create", "--json", *self._chain_flags(), *self._key_flags(people.owner)],
+            ["run", "create", "--json", "--yes", "--sample", "0", *self._chain_flags()],
+            self._key_flags(people.owner),
             ["--trainer-keystore", str(self.keystore(people.trainer))],
             ["--orchestrator", people.orchestrator.address],
             [*validators, "--quorum", str(len(validators))],

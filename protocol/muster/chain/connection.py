@@ -75,6 +75,7 @@ class Chain:
         self.log_file = log_file(deployment)
         self._block = "latest"
         self._label: str | None = None
+        self._rehearses: Address | None = None
         self._add_clients()
 
     def _add_clients(self) -> None:
@@ -155,6 +156,15 @@ class Chain:
         named._add_clients()
         return named
 
+    def rehearsed_by(self, account: Address) -> Chain:
+        """Return the same chain for writes that nobody sends: the node runs each as if the account
+        did, and its receipt has the estimated gas, no hash and no events. Not to be closed.
+        """
+        rehearsing = copy(self)
+        rehearsing._rehearses = account
+        rehearsing._add_clients()
+        return rehearsing
+
     async def receipt_of(self, label: str) -> Receipt | None:
         """Return the receipt of the write of this label; None when it has not happened (yet)."""
         found = await self.sender.receipt_of(label) if self.sender else None
@@ -228,6 +238,8 @@ class Chain:
 
     async def write(self, contract: str, function: str, args: Sequence[Any]) -> Receipt:
         """Send a transaction and return its receipt; raises ContractRevert, TransactionLost."""
+        if self._rehearses is not None:
+            return await self._estimate(self._rehearses, contract, function, args)
         if self.sender is None:
             raise ConfigError(
                 f"{contract}.{function} needs a key to sign with", hint="pass --keystore"
@@ -236,6 +248,20 @@ class Chain:
         to = self.deployment.contracts[contract]
         receipt = await self.sender.send(to, data, label=self._label)
         return await self._receipt(receipt)
+
+    async def _estimate(
+        self, account: Address, contract: str, function: str, args: Sequence[Any]
+    ) -> Receipt:
+        data = contract_abi(contract).functions[function].encode(args)
+        to = self.deployment.contracts[contract]
+        call = {"from": account, "to": to, "data": hex0x(data)}
+        try:
+            gas = from_hex(await self.rpc.call("eth_estimateGas", call))
+        except RpcError as error:
+            if is_revert(error):
+                raise decode_revert(error.data) from error
+            raise
+        return Receipt(tx_hash="", block_number=0, gas_used=gas, events=[])
 
     async def _receipt(self, receipt: Any) -> Receipt:
         logs = receipt["logs"]

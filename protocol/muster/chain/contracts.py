@@ -193,9 +193,25 @@ class WorkerRegistry(Contract):
 class RunRegistry(Contract):
     """Runs: who trains what, with which rules, and every published policy."""
 
+    async def apply_change(self, run_id: RunId) -> Receipt:
+        """Puts announced terms into effect once they are due. Anyone."""
+        return await self._write("applyChange", run_id)
+
+    async def cancel_change(self, run_id: RunId) -> Receipt:
+        """Withdraws an announcement. Only the owner."""
+        return await self._write("cancelChange", run_id)
+
+    async def change_delay(self) -> int:
+        """Returns the seconds between announcing terms and their effect."""
+        return await self._read(int, "changeDelay")
+
     async def checkpoint_of(self, run_id: RunId, version: PolicyVersion) -> PolicyCheckpoint:
         """Returns a version; its root is zero when it was never published."""
         return await self._read(PolicyCheckpoint, "checkpointOf", run_id, version)
+
+    async def close_run(self, run_id: RunId) -> Receipt:
+        """Ends a run for good: nothing more is committed or published. Only the owner."""
+        return await self._write("closeRun", run_id)
 
     async def config_of(self, run_id: RunId) -> RunConfig:
         """Returns a run's configuration; its validators are those seated now."""
@@ -223,27 +239,71 @@ class RunRegistry(Contract):
         """
         return await self._write("pauseSlashing", run_id, cause, reason, evidence_hash)
 
+    async def propose_change(self, run_id: RunId, terms: RunTerms) -> Receipt:
+        """Announces other terms, which anyone can apply `changeDelay` later. Only the owner."""
+        return await self._write("proposeChange", run_id, terms)
+
     async def publish_checkpoint(
         self, run_id: RunId, version: PolicyVersion, manifest_root: Hash32
     ) -> Receipt:
         """Publishes a policy version. Only the run's trainer; versions increase by at least one."""
         return await self._write("publishCheckpoint", run_id, version, manifest_root)
 
+    async def record_beacon(self, run_id: RunId, version: PolicyVersion) -> Receipt:
+        """Stores the hash of the block that published a version. Anyone, within 256 blocks."""
+        return await self._write("recordBeacon", run_id, version)
+
     async def required_validator_stake(self) -> int:
         """Returns the active stake a validator must hold, in token wei."""
         return await self._read(int, "requiredValidatorStake")
+
+    async def rotate_orchestrator(
+        self, run_id: RunId, old_orchestrator: Address, new_orchestrator: Address
+    ) -> Receipt:
+        """Replaces the orchestrator's key, naming the old one. Only the owner."""
+        return await self._write("rotateOrchestrator", run_id, old_orchestrator, new_orchestrator)
+
+    async def rotate_trainer(
+        self, run_id: RunId, old_trainer: Address, new_trainer: Address
+    ) -> Receipt:
+        """Replaces the trainer's key, naming the old one. Only the owner."""
+        return await self._write("rotateTrainer", run_id, old_trainer, new_trainer)
+
+    async def rotate_validator(
+        self, run_id: RunId, old_validator: Address, new_validator: Address
+    ) -> Receipt:
+        """Replaces a validator, naming the old one. Only the owner."""
+        return await self._write("rotateValidator", run_id, old_validator, new_validator)
 
     async def run_count(self) -> int:
         """Returns the number of runs."""
         return await self._read(int, "runCount")
 
+    async def seat_validator(self, run_id: RunId, validator: Address) -> Receipt:
+        """Seats another validator. Only the owner."""
+        return await self._write("seatValidator", run_id, validator)
+
+    async def set_submissions_paused(self, run_id: RunId, paused: bool) -> Receipt:
+        """Pauses or resumes submissions. Only the owner."""
+        return await self._write("setSubmissionsPaused", run_id, paused)
+
     async def slash_cooldown(self) -> int:
         """Returns the seconds after a pause of slashing before which there is no other."""
         return await self._read(int, "slashCooldown")
 
+    async def slash_pause(self) -> int:
+        """Returns the seconds that a pause of slashing lasts."""
+        return await self._read(int, "slashPause")
+
     async def terms_of(self, run_id: RunId) -> RunTerms:
         """Returns what a run pays and punishes. Reverts with RunUnknown."""
         return await self._read(RunTerms, "termsOf", run_id)
+
+    async def unseat_validator(self, run_id: RunId, validator: Address) -> Receipt:
+        """Takes the seat of a validator: FaultCourt always may, anyone once its active stake is
+        below the requirement.
+        """
+        return await self._write("unseatValidator", run_id, validator)
 
 
 class ContributionLedger(Contract):
@@ -372,6 +432,10 @@ class RewardEscrow(Contract):
         """
         return await self._write("claim", claims)
 
+    async def claim_period(self) -> int:
+        """Returns the seconds that workers of a closed run have to claim."""
+        return await self._read(int, "claimPeriod")
+
     async def fund(self, run_id: RunId, amount: int) -> Receipt:
         """Adds the caller's tokens, which must be approved, to a run's funds. Anyone."""
         return await self._write("fund", run_id, amount)
@@ -383,3 +447,15 @@ class RewardEscrow(Contract):
     async def is_paid(self, run_id: RunId, worker: Address, step: Step, index: int) -> bool:
         """Returns whether a slot was paid."""
         return await self._read(bool, "isPaid", run_id, worker, step, index)
+
+    async def reclaim(self, run_id: RunId) -> Receipt:
+        """Returns a closed run's money to its owner: what is free at once, all of it
+        `claimPeriod` later.
+        """
+        return await self._write("reclaim", run_id)
+
+    async def recover(self, claims: Sequence[Claim]) -> Receipt:
+        """Frees the money set aside for final outcomes of one run that were not accepted.
+        Anyone.
+        """
+        return await self._write("recover", claims)

@@ -32,7 +32,16 @@ def run(*words: str, **options: Any) -> Any:
 
 
 def test_commands_are_imported_without_heavy_libraries() -> None:
-    names = ("cli", "dispute", "runs", "rotation", "identity", "explain_cli", "doctor.command")
+    names = (
+        "cli",
+        "dispute",
+        "runs",
+        "owner_cli",
+        "rotation",
+        "identity",
+        "explain_cli",
+        "doctor.command",
+    )
     modules = ", ".join(f"muster.client.{name}" for name in names)
     program = f"import sys, {modules}; print(*sys.modules)"
     output = subprocess.run(

@@ -21,7 +21,7 @@ from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, ChunkLimits, SamplerLimits
 from muster.trainer.cli import trainer
 from muster.trainer.config import load_recipe
-from muster.trainer.create import RunPlan, _write_documents
+from muster.trainer.create import RunPlan, check_documents
 
 ACCOUNT = Address("0x" + "11" * 20)
 
@@ -67,7 +67,9 @@ def plan(tmp_path: Path) -> RunPlan:
 
 
 def test_documents_are_written_under_their_hashes(plan: RunPlan) -> None:
-    hashes = _write_documents(plan)
+    documents = check_documents(plan)
+    documents.write(plan.documents)
+    hashes = documents.hashes()
     tasks = plan.task_set.read_bytes()
     for name, pinned, data in (
         ("recipe", _pinned(plan.recipe).hash(), _pinned(plan.recipe).to_bytes()),
@@ -85,7 +87,7 @@ def _pinned(recipe: Recipe) -> Recipe:
 def test_task_set_smaller_than_a_submission_is_refused(plan: RunPlan) -> None:
     plan.task_set.write_bytes(make_task_set(1, 0).to_bytes())
     with pytest.raises(ConfigError, match="has 1 problems, a submission needs 2"):
-        _write_documents(plan)
+        check_documents(plan)
     assert not plan.documents.exists()
 
 
@@ -93,24 +95,24 @@ def test_task_set_that_nobody_can_grade_is_refused(plan: RunPlan) -> None:
     problems = [Problem(problem_id=str(i), task_type="other", prompt="?") for i in range(2)]
     plan.task_set.write_bytes(TaskSet.of("x", "1", problems).to_bytes())
     with pytest.raises(TaskError, match="no verifier for task type 'other'"):
-        _write_documents(plan)
+        check_documents(plan)
 
 
 def test_calibration_of_another_temperature_is_refused(plan: RunPlan) -> None:
     plan.calibration.write_bytes(_calibration(temperature=0.6).to_bytes())
     with pytest.raises(ConfigError, match="at another temperature"):
-        _write_documents(plan)
+        check_documents(plan)
 
 
 def test_malformed_calibration_is_refused(plan: RunPlan) -> None:
     plan.calibration.write_bytes(b"{}")
     with pytest.raises(EncodingError):
-        _write_documents(plan)
+        check_documents(plan)
 
 
 def test_missing_document_is_named(plan: RunPlan) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
-        _write_documents(replace(plan, task_set=plan.task_set.with_name("none")))
+        check_documents(replace(plan, task_set=plan.task_set.with_name("none")))
 
 
 TOML = """
@@ -136,7 +138,9 @@ def _dry_run(folder: Path, *words: str) -> Result:
 def test_dry_run_prints_the_hash_that_creating_the_run_pins(plan: RunPlan, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(TOML)
-    pinned = _write_documents(replace(plan, recipe=load_recipe(path)))["recipe"]
+    documents = check_documents(replace(plan, recipe=load_recipe(path)))
+    documents.write(plan.documents)
+    pinned = documents.hashes()["recipe"]
     files = ["--recipe", str(path), "--task-set", str(plan.task_set)]
     result = _dry_run(tmp_path, "--dry-run", "--port", "8899", *files)
     assert result.exit_code == 0, result.output

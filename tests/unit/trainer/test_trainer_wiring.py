@@ -22,7 +22,7 @@ from muster.protocol.recipe import ProofRecipe
 from muster.protocol.seeds import ticket_seed
 from muster.tasks import Problem, TaskSet
 from muster.trainer.chain_ports import ChainAnchor, ChainLedger
-from muster.trainer.cli import _plan, run
+from muster.trainer.cli import run_base_model
 from muster.trainer.config import TrainerSettings
 from muster.trainer.evaluate import Evaluator
 from muster.trainer.lessons import LESSONS, Lesson
@@ -282,7 +282,7 @@ def test_base_model_command_writes_disjoint_task_sets(
         "muster.trainer.base_model.build_base_model",
         lambda folder, *, seed, lesson: built.append((folder, seed, lesson)),
     )
-    words = ["base-model", "--out", str(tmp_path / "m"), "--seed", "4", "--problems", "30"]
+    words = ["--out", str(tmp_path / "m"), "--seed", "4", "--problems", "30"]
     words += [
         "--held-out",
         "10",
@@ -291,52 +291,10 @@ def test_base_model_command_writes_disjoint_task_sets(
         "--eval-set",
         str(tmp_path / "b"),
     ]
-    result = CliRunner().invoke(run, words)
+    result = CliRunner().invoke(run_base_model, words)
     assert result.exit_code == 0, result.output
     assert result.output == f"{tmp_path / 'm'}\n"
     assert built == [(tmp_path / "m", 4, LESSONS["sort"])]
     first, second = (TaskSet.from_bytes((tmp_path / name).read_bytes()) for name in "ab")
     assert (len(first), len(second)) == (30, 10)
     assert not {p.prompt for p in first} & {p.prompt for p in second}
-
-
-def _flags(**changes: Any) -> dict[str, Any]:
-    paths = {
-        name: Path(name) for name in ("model", "task_set", "calibration", "store", "documents")
-    }
-    values = {"orchestrator": ADDRESS, "validators": (ADDRESS,), "quorum": 1}
-    return {
-        **paths,
-        **values,
-        "price": 5,
-        "fund": 7,
-        "fraud_ppm": 1,
-        "exact_fraud_ppm": 2,
-        **changes,
-    }
-
-
-def test_exact_fraud_that_costs_less_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--fraud-ppm 3 is above --exact-fraud-ppm 2") as error:
-        _plan(make_recipe(), address_of(KEY), _flags(fraud_ppm=3))
-    assert error.value.hint == "raise --exact-fraud-ppm"
-
-
-def test_plan_is_what_the_flags_say() -> None:
-    plan = _plan(make_recipe(), address_of(KEY), _flags())
-    assert (plan.price_wei, plan.fund_wei, plan.quorum) == (5, 7, 1)
-    assert plan.validators == (ADDRESS,)
-    assert plan.trainer == address_of(KEY)
-
-
-@pytest.mark.parametrize("quorum", [0, 2])
-def test_impossible_quorum_is_refused(quorum: int) -> None:
-    with pytest.raises(ConfigError, match=f"a quorum of {quorum} of 1 validators"):
-        _plan(make_recipe(), address_of(KEY), _flags(quorum=quorum))
-
-
-@pytest.mark.parametrize("name", ["orchestrator", "validators"])
-def test_mistyped_address_is_refused(name: str) -> None:
-    wrong = "0x123" if name == "orchestrator" else ("0x123",)
-    with pytest.raises(EncodingError, match="not an account address"):
-        _plan(make_recipe(), address_of(KEY), _flags(**{name: wrong}))

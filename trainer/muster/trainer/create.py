@@ -7,7 +7,7 @@ goes into the manifest of version 0, whose root the trainer then publishes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from muster.chain import Chain, RunConfig, RunTerms
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ConfigError, TaskError
+from muster.protocol.errors import ConfigError, StorageError, TaskError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, state_hash
@@ -26,9 +26,11 @@ from muster.trainer.chain_ports import ChainAnchor
 from muster.trainer.economics import cheats_of, read_fixed, refuse_unsafe, terms_of
 from muster.trainer.policies import BASE, policy_files
 from muster.trainer.publish import Publisher
+from muster.trainer.suitability import require_files_fit
 
 logger = logging.getLogger(__name__)
 
+TOKENIZER_FILE = "tokenizer.json"
 TRIED = 64
 """Problems that are graded before a run relies on a task set; `muster tasks check` tries more."""
 
@@ -71,17 +73,57 @@ class RunPlan:
     """Whether terms under which cheating pays are taken all the same."""
 
 
+Agree = Callable[[Chain, RunConfig], Awaitable[None]]
+"""Is shown what is about to be created, after all checks, and raises to leave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What a run pins beside its model."""
+
+    recipe: bytes
+    """The recipe, canonical, with its verifiers."""
+    calibration: bytes
+    """The calibration, canonical."""
+    task_set: TaskSet
+    """The problems."""
+
+    def hashes(self) -> dict[str, Hash32]:
+        """Return their hashes by name."""
+        return {
+            "recipe": keccak(self.recipe),
+            "calibration": keccak(self.calibration),
+            "task_set": self.task_set.hash(),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write each under its hash."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for data in (self.recipe, self.calibration):
+            (folder / keccak(data).hex()).write_bytes(data)
+        self.task_set.write(folder / self.task_set.hash().hex())
+
+
 async def create_run(
-    plan: RunPlan, *, rpc: str, deployments: Path, owner: bytes, trainer: bytes | None
+    plan: RunPlan,
+    *,
+    rpc: str,
+    deployments: Path,
+    owner: bytes,
+    trainer: bytes | None,
+    agree: Agree | None = None,
 ) -> dict[str, Any]:
     """Create and fund the run; returns its id and the hashes it pins.
 
     Version 0 is published when the trainer's key is given; otherwise the trainer does it when it
-    starts. Raises ConfigError when a document is unusable or cheating would pay, before anything is
-    sent.
+    starts. Raises ConfigError when the parts do not fit, a validator lacks stake, the owner lacks
+    tokens or cheating would pay: before anything is written or sent.
     """
-    files = policy_files(plan.model)
-    hashes = _write_documents(plan)
+    files = model_files(plan.model)
+    if trainer is not None and address_of(trainer) != plan.trainer:
+        raise ConfigError(f"the trainer's key is {address_of(trainer)}, not {plan.trainer}")
+    documents = check_documents(plan)
+    hashes = documents.hashes()
     config = RunConfig(
         trainer=plan.trainer,
         orchestrator=plan.orchestrator,
@@ -94,6 +136,11 @@ async def create_run(
     )
     async with await Chain.connect(rpc, deployments, key=owner) as chain:
         await _require_safe_economics(plan, config.terms, chain)
+        await _require_staked(plan, chain)
+        await _require_tokens(plan, chain, address_of(owner))
+        if agree is not None:
+            await agree(chain, config)
+        documents.write(plan.documents)
         run_id, _ = await chain.runs.create_run(config)
         logger.info("run created", extra={"run": run_id})
         if plan.fund_wei:
@@ -120,30 +167,58 @@ async def _require_safe_economics(plan: RunPlan, run: RunTerms, chain: Chain) ->
         logger.warning("economics accepted against reason", extra={"reason": str(refused)})
 
 
-def _write_documents(plan: RunPlan) -> dict[str, Hash32]:
-    """Check the documents, write each under its hash and return the hashes by name.
+async def _require_staked(plan: RunPlan, chain: Chain) -> None:
+    """Raise ConfigError when a validator may not have a seat."""
+    needed = await chain.runs.required_validator_stake()
+    for validator in plan.validators:
+        held = await chain.vault.active_stake(validator)
+        if held < needed:
+            raise ConfigError(
+                f"validator {validator} stakes {held} token wei, {needed} are needed for a seat",
+                hint="its owner adds the rest: muster stake --keystore FILE --amount TOKENS",
+            )
 
-    The recipe is pinned together with the verifiers that graded the task set here.
+
+async def _require_tokens(plan: RunPlan, chain: Chain, owner: Address) -> None:
+    """Raise ConfigError when the owner cannot pay in what the plan says."""
+    held = await chain.token.balance_of(owner)
+    if held < plan.fund_wei:
+        raise ConfigError(
+            f"{owner} holds {held} token wei, the run is to be funded with {plan.fund_wei}",
+            hint="lower --fund; `muster run fund` adds more later",
+        )
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a base model; raises StorageError for what no worker could load."""
+    files = policy_files(folder)
+    if TOKENIZER_FILE not in files:
+        raise StorageError(
+            f"{folder} has no {TOKENIZER_FILE}: no worker could read a prompt",
+            hint="put the model's there; transformers writes it with save_pretrained",
+        )
+    return files
+
+
+def check_documents(plan: RunPlan) -> Documents:
+    """Return what the run pins beside its model.
+
+    The recipe is pinned together with the verifiers that graded the task set here. Raises
+    ConfigError or TaskError when they are no good or do not fit together.
     """
     task_set = TaskSet.open(plan.task_set)
     task_types = _admitted_task_types(plan, task_set)
-    documents = {
-        "recipe": pinned_recipe(plan.recipe, task_types).to_bytes(),
-        "calibration": _read(plan.calibration),
-    }
+    recipe, measured = pinned_recipe(plan.recipe, task_types), _read(plan.calibration)
     if plan.recipe.sampling.problems_per_submission > len(task_set):
         raise ConfigError(
             f"{plan.task_set} has {len(task_set)} problems, a submission needs "
             f"{plan.recipe.sampling.problems_per_submission} different ones",
             hint="lower sampling.problems_per_submission, or add problems",
         )
-    _check_calibration(Calibration.from_bytes(documents["calibration"]), plan)
-    plan.documents.mkdir(parents=True, exist_ok=True)
-    for data in documents.values():
-        (plan.documents / keccak(data).hex()).write_bytes(data)
-    task_set.write(plan.documents / task_set.hash().hex())
-    hashes = {name: keccak(data) for name, data in documents.items()}
-    return hashes | {"task_set": task_set.hash()}
+    calibration = Calibration.from_bytes(measured)
+    _check_calibration(calibration, plan)
+    require_files_fit(plan.recipe, calibration.model.hidden_size)
+    return Documents(recipe.to_bytes(), measured, task_set)
 
 
 def _admitted_task_types(plan: RunPlan, task_set: TaskSet) -> list[str]:
@@ -185,8 +260,6 @@ def _read(path: Path) -> bytes:
 async def _publish_base(
     plan: RunPlan, run_id: RunId, rpc: str, deployments: Path, key: bytes
 ) -> Hash32:
-    if address_of(key) != plan.trainer:
-        raise ConfigError(f"the trainer's key is {address_of(key)}, not {plan.trainer}")
     async with await Chain.connect(rpc, deployments, key=key) as chain:
         publisher = Publisher(
             ChunkStore(plan.store),

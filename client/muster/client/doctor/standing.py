@@ -41,7 +41,7 @@ async def examine_chain(chain: Chain) -> Line:
 def examine_run(run: RunView) -> list[Line]:
     """Return whether a run takes work and can pay for it, and what it slashes."""
     state, units, terms = state_of(run), units_funded(run), run.config.terms
-    is_open = state == "open"
+    is_open = state in ("open", "unfunded")
     price = f"pays {format_tokens(terms.price_per_unit)} per unit"
     lines = [
         Line(
@@ -49,7 +49,7 @@ def examine_run(run: RunView) -> list[Line]:
             "state",
             State.OK if is_open else State.FAIL,
             f"{state}, {price}",
-            "" if is_open else "nothing to do there now: muster runs list",
+            "" if is_open else "nothing to do there now: muster run list",
         )
     ]
     left = f"{format_tokens(run.available_wei)} tokens"

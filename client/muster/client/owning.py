@@ -1,0 +1,583 @@
+"""What the owner of a run, and anybody else, can do to it: checked, worded, as transactions.
+
+Every function returns an Act, or raises ConfigError (NotYet: later) that says why there is none.
+Nothing is sent here. `owner_cli` shows an act, asks, and carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from muster.chain import Chain, ChainView, Claim, PauseCause, Receipt, RunTerms, RunView
+from muster.client.quantities import (
+    format_duration,
+    format_slashes,
+    format_time,
+    format_tokens,
+)
+from muster.protocol.errors import ConfigError, ContractRevert, NotYet
+from muster.protocol.ids import Address, Hash32, PolicyVersion
+from muster.protocol.messages import Verdict
+
+STEP_BYTES = 600
+"""What a transaction signs, with room to spare."""
+FUND_GAS = 150_000
+"""Of paying in, with room to spare: the node cannot run it before the approval is mined."""
+RECOVERED_AT_ONCE = 50
+"""Outcomes that one transaction gives back."""
+_UNRECOVERABLE = ("EscrowNotFinal", "EscrowAccepted", "EscrowDisputed", "EscrowRecovered")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transaction of an act."""
+
+    call: str
+    """Contract and function."""
+    send: Callable[[Chain], Awaitable[Receipt]]
+    """Sends it, or rehearses it on a chain that does."""
+    gas: int | None = None
+    """The most it takes, where it cannot be rehearsed; None where it can."""
+    size_bytes: int = STEP_BYTES
+    """What it signs, with room to spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that somebody does to a run."""
+
+    facts: dict[str, Any]
+    """What becomes of the run, for people: names and lines."""
+    steps: tuple[Step, ...]
+    """Its transactions, in order."""
+    delay_s: int = 0
+    """Seconds until it takes effect; 0 for at once."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """The same for programs; amounts in wei as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who does something to which run."""
+
+    chain: Chain
+    """The connection; it need not be able to send."""
+    view: ChainView
+    """Everything on it."""
+    run: RunView
+    """The run."""
+    account: Address
+    """Who does it."""
+    now: int
+    """The chain's time."""
+
+    def require_owner(self) -> None:
+        """Raise ConfigError unless the account owns the run and the run is open."""
+        run = self.run
+        if self.account != run.owner:
+            raise ConfigError(
+                f"run {run.run_id} belongs to {run.owner}, not to {self.account}",
+                hint="give the owner's keystore with --keystore",
+            )
+        self.require_open()
+
+    def require_open(self) -> None:
+        """Raise ConfigError when the run was closed."""
+        if self.run.closed_at:
+            raise ConfigError(
+                f"run {self.run.run_id} was closed on {format_time(self.run.closed_at)}, for good",
+                hint="what is left of it: muster run reclaim",
+            )
+
+
+# Money
+
+
+async def fund(subject: Subject, amount_wei: int) -> Act:
+    """Return the payment of tokens into a run; anyone's."""
+    subject.require_open()
+    chain, run, account = subject.chain, subject.run, subject.account
+    held = await chain.token.balance_of(account)
+    if held < amount_wei:
+        raise ConfigError(
+            f"{account} holds {format_tokens(held)} tokens, {format_tokens(amount_wei)} are to be "
+            "paid in",
+            hint="pay in less, or send it some tokens",
+        )
+    escrow = chain.deployment.contracts["RewardEscrow"]
+    pay = Step("RewardEscrow.fund", lambda chain: chain.escrow.fund(run.run_id, amount_wei))
+    steps: tuple[Step, ...] = (pay,)
+    if await chain.token.allowance(account, escrow) < amount_wei:
+        steps = (
+            Step("MusterToken.approve", lambda chain: chain.token.approve(escrow, amount_wei)),
+            replace(pay, gas=FUND_GAS),
+        )
+    after, price = run.available_wei + amount_wei, run.config.terms.price_per_unit
+    units = f", for {after // price:,} units" if price else ""
+    return Act(
+        {
+            "pays in": f"{format_tokens(amount_wei)} of {format_tokens(held)} tokens",
+            "then left": f"{format_tokens(after)} tokens{units}",
+            "back": f"what is not earned, to {run.owner}, once the run is closed",
+        },
+        steps,
+        values={"amount_wei": str(amount_wei)},
+    )
+
+
+async def reclaim(subject: Subject) -> Act:
+    """Return the payment of what is left to the owner of a closed run; anyone may ask for it."""
+    run, period_s = subject.run, await subject.chain.escrow.claim_period()
+    if not run.closed_at:
+        raise ConfigError(
+            f"run {run.run_id} is open: its funds are its workers'",
+            hint="close it first, for good: muster run close",
+        )
+    due_at = run.closed_at + period_s
+    is_due = subject.now >= due_at
+    amount = run.available_wei + (run.reserved_wei if is_due else 0)
+    if not amount and run.reserved_wei:
+        raise NotYet(
+            f"{format_tokens(run.reserved_wei)} tokens are set aside for workers, who may claim "
+            f"until {format_time(due_at)}",
+            hint="the same command takes back then what nobody claimed",
+        )
+    if not amount:
+        raise ConfigError(f"nothing is left of run {run.run_id}", hint="see muster run show")
+    later = None
+    if run.reserved_wei and not is_due:
+        later = f"{format_tokens(run.reserved_wei)} at most, from {format_time(due_at)}"
+    return Act(
+        {
+            "pays": f"{format_tokens(amount)} tokens to its owner {run.owner}",
+            "later": later,
+        },
+        (Step("RewardEscrow.reclaim", lambda chain: chain.escrow.reclaim(run.run_id)),),
+        values={"amount_wei": str(amount)},
+    )
+
+
+async def recover(subject: Subject) -> Act:
+    """Return the release of what was set aside for outcomes that are final and not accepted;
+    anyone may ask for it.
+    """
+    candidates = [
+        batch.claim([position])
+        for batch in subject.view.batches.values()
+        if batch.run_id == subject.run.run_id
+        for position, record in enumerate(batch.records or ())
+        if record.verdict is not Verdict.ACCEPTED
+        or record.leaf(batch.batch_id, position) in subject.view.cases
+    ]
+    amounts = [await _recoverable_wei(subject.chain, claim) for claim in candidates]
+    found = [claim for claim, wei in zip(candidates, amounts, strict=True) if wei is not None]
+    if not found:
+        raise ConfigError(
+            f"nothing of run {subject.run.run_id} can be recovered now",
+            hint="only what was not accepted, is final, and was not recovered before",
+        )
+    amount = sum(wei for wei in amounts if wei is not None)
+    parts = [found[at : at + RECOVERED_AT_ONCE] for at in range(0, len(found), RECOVERED_AT_ONCE)]
+    return Act(
+        {
+            "frees": f"{format_tokens(amount)} tokens, which were set aside for {len(found)} "
+            "outcomes that were not accepted"
+        },
+        tuple(_recover_step(part) for part in parts),
+        values={"outcomes": len(found), "amount_wei": str(amount)},
+    )
+
+
+async def _recoverable_wei(chain: Chain, claim: Claim) -> int | None:
+    """Return what the escrow would give back for an outcome; None when nothing, or not yet."""
+    try:
+        (amount,) = await chain.read("RewardEscrow", "recover", [[claim]])
+    except ContractRevert as error:
+        if error.name in _UNRECOVERABLE:
+            return None
+        raise
+    return int(amount)
+
+
+def _recover_step(claims: Sequence[Claim]) -> Step:
+    size = sum(STEP_BYTES + 32 * len(claim.siblings) for claim in claims)
+    return Step(
+        "RewardEscrow.recover", lambda chain: chain.escrow.recover(list(claims)), size_bytes=size
+    )
+
+
+# Pause, close
+
+
+async def pause(subject: Subject) -> Act:
+    """Return the pause of submissions."""
+    return _switch(subject, paused=True)
+
+
+async def resume(subject: Subject) -> Act:
+    """Return the end of the pause of submissions."""
+    return _switch(subject, paused=False)
+
+
+def _switch(subject: Subject, *, paused: bool) -> Act:
+    subject.require_owner()
+    run_id = subject.run.run_id
+    if subject.run.paused is paused:
+        said, command = ("paused", "resume") if paused else ("not paused", "pause")
+        raise ConfigError(
+            f"run {run_id} is {said} already", hint=f"the other way: muster run {command} {run_id}"
+        )
+    facts = {
+        "submissions": "no batch can be committed" if paused else "batches can be committed again",
+        "stays": "what is committed is judged, paid and slashed" if paused else None,
+    }
+    return Act(
+        facts,
+        (
+            Step(
+                "RunRegistry.setSubmissionsPaused",
+                lambda chain: chain.runs.set_submissions_paused(run_id, paused),
+            ),
+        ),
+        values={"paused": paused},
+    )
+
+
+async def pause_slashing(subject: Subject, evidence: Hash32) -> Act:
+    """Return a pause of slashing, for the network's time; the owner's, the orchestrator's or a
+    validator's.
+    """
+    subject.require_open()
+    run, runs, account = subject.run, subject.chain.runs, subject.account
+    if account not in (run.owner, run.config.orchestrator, *run.validators):
+        raise ConfigError(
+            f"{account} is neither owner nor orchestrator nor validator of run {run.run_id}",
+            hint="give the keystore of one of them with --keystore",
+        )
+    cooldown_s, pause_s = await runs.slash_cooldown(), await runs.slash_pause()
+    next_at = run.slashing_paused_until + cooldown_s if run.pauses else 0
+    if subject.now < next_at:
+        raise NotYet(
+            f"slashing was paused until {format_time(run.slashing_paused_until)}; again from "
+            f"{format_time(next_at)}",
+            hint="the same command may do it then",
+        )
+    return Act(
+        {
+            "slashing": f"stops for {format_duration(pause_s)}, and goes on by itself",
+            "windows": "of fraud verdicts that the pause meets are counted from its end",
+            "next": f"pause of slashing in {format_duration(pause_s + cooldown_s)} at the earliest",
+            "evidence": "0x" + evidence.hex(),
+        },
+        (
+            Step(
+                "RunRegistry.pauseSlashing",
+                lambda chain: chain.runs.pause_slashing(run.run_id, PauseCause.OTHER, 0, evidence),
+            ),
+        ),
+        values={"pause_s": pause_s, "evidence": "0x" + evidence.hex()},
+    )
+
+
+async def close(subject: Subject) -> Act:
+    """Return the end of a run."""
+    subject.require_owner()
+    run, period_s = subject.run, await subject.chain.escrow.claim_period()
+    return Act(
+        {
+            "run": f"{run.run_id} ends, for good: no batch, no policy, no change after that",
+            "yours": f"{format_tokens(run.available_wei)} tokens at once (muster run reclaim)",
+            "workers'": f"{format_tokens(run.reserved_wei)} tokens, which they may claim for "
+            f"{format_duration(period_s)}; yours is what is left then",
+        },
+        (Step("RunRegistry.closeRun", lambda chain: chain.runs.close_run(run.run_id)),),
+        values={"available_wei": str(run.available_wei), "claim_period_s": period_s},
+    )
+
+
+# Terms
+
+
+async def propose_change(subject: Subject, changed: dict[str, int | None]) -> Act:
+    """Return the announcement of terms; those that are None stay as they are."""
+    subject.require_owner()
+    run, now = subject.run, subject.run.config.terms
+    terms = replace(now, **{k: v for k, v in changed.items() if v is not None})
+    if terms == now:
+        raise ConfigError(
+            f"run {run.run_id} has these terms already",
+            hint="give another --price, --fraud-ppm, --exact-fraud-ppm or --quorum",
+        )
+    _require_allowed(now, terms, len(run.validators))
+    delay_s = await subject.chain.runs.change_delay()
+    replaces = run.proposed and "the terms that were announced before, which are dropped"
+    return Act(
+        {
+            **_differences(now, terms),
+            "replaces": replaces,
+            "until then": "the present terms hold, and `muster run change --cancel` takes it back",
+            "then": "anyone makes it so: muster run change --apply",
+        },
+        (
+            Step(
+                "RunRegistry.proposeChange",
+                lambda chain: chain.runs.propose_change(run.run_id, terms),
+            ),
+        ),
+        delay_s,
+        {"price_per_unit_wei": str(terms.price_per_unit), "quorum": terms.quorum}
+        | {"fraud_ppm": terms.fraud_ppm, "exact_fraud_ppm": terms.exact_fraud_ppm},
+    )
+
+
+def _require_allowed(now: RunTerms, terms: RunTerms, validators: int) -> None:
+    least, most = now.price_per_unit // 2, now.price_per_unit * 2
+    if not least <= terms.price_per_unit <= most:
+        raise ConfigError(
+            f"the price may become {format_tokens(least)} to {format_tokens(most)} tokens at "
+            f"once, not {format_tokens(terms.price_per_unit)}",
+            hint="go further in several changes",
+        )
+    if terms.fraud_ppm > terms.exact_fraud_ppm:
+        raise ConfigError(
+            f"fraud_ppm {terms.fraud_ppm} is above exact_fraud_ppm {terms.exact_fraud_ppm}: an "
+            "exact fraud cannot cost less",
+            hint="raise --exact-fraud-ppm",
+        )
+    if not 1 <= terms.quorum <= validators:
+        raise ConfigError(
+            f"a quorum of {terms.quorum} of {validators} validators cannot be",
+            hint=f"1 to {validators}; seat more first: muster run seat",
+        )
+
+
+def _differences(now: RunTerms, terms: RunTerms) -> dict[str, str]:
+    found = {}
+    if now.price_per_unit != terms.price_per_unit:
+        old, new = format_tokens(now.price_per_unit), format_tokens(terms.price_per_unit)
+        found["price"] = f"{old} becomes {new} tokens per unit"
+    if now.quorum != terms.quorum:
+        found["quorum"] = f"{now.quorum} becomes {terms.quorum}"
+    if (now.fraud_ppm, now.exact_fraud_ppm) != (terms.fraud_ppm, terms.exact_fraud_ppm):
+        found["slashes"] = format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)
+    return found
+
+
+async def cancel_change(subject: Subject) -> Act:
+    """Return the withdrawal of an announced change."""
+    subject.require_owner()
+    run = subject.run
+    if run.proposed is None:
+        raise _nothing_announced(run)
+    return Act(
+        {"dropped": "the announced terms; the present ones go on"},
+        (Step("RunRegistry.cancelChange", lambda chain: chain.runs.cancel_change(run.run_id)),),
+    )
+
+
+async def apply_change(subject: Subject) -> Act:
+    """Return the change to the announced terms, once due; anyone's."""
+    run = subject.run
+    if run.proposed is None:
+        raise _nothing_announced(run)
+    terms, due_at = run.proposed
+    if subject.now < due_at:
+        left = format_duration(due_at - subject.now)
+        raise NotYet(
+            f"the announced terms take effect from {format_time(due_at)}, in {left}",
+            hint="the same command applies them then",
+        )
+    if terms.quorum > len(run.validators):
+        raise ConfigError(
+            f"the announced quorum of {terms.quorum} needs more than {len(run.validators)} "
+            "validators",
+            hint="the owner seats more first: muster run seat",
+        )
+    return Act(
+        {**_differences(run.config.terms, terms), "for": "batches that are committed from now on"},
+        (Step("RunRegistry.applyChange", lambda chain: chain.runs.apply_change(run.run_id)),),
+    )
+
+
+def _nothing_announced(run: RunView) -> ConfigError:
+    return ConfigError(
+        f"no change of run {run.run_id} was announced",
+        hint="announce one: muster run change --price …",
+    )
+
+
+# People
+
+
+async def rotate_trainer(subject: Subject, fresh: Address) -> Act:
+    """Return the change of the run's trainer."""
+    subject.require_owner()
+    run_id, old = subject.run.run_id, subject.run.config.trainer
+    _require_other("trainer", old, fresh)
+    return Act(
+        {
+            "trainer": f"{old} becomes {fresh}",
+            "stop": "the old trainer's process first: it can publish no more",
+        },
+        (
+            Step(
+                "RunRegistry.rotateTrainer",
+                lambda chain: chain.runs.rotate_trainer(run_id, old, fresh),
+            ),
+        ),
+        values={"old": old, "new": fresh},
+    )
+
+
+async def rotate_orchestrator(subject: Subject, fresh: Address) -> Act:
+    """Return the change of the run's orchestrator."""
+    subject.require_owner()
+    run_id, old = subject.run.run_id, subject.run.config.orchestrator
+    _require_other("orchestrator", old, fresh)
+    return Act(
+        {
+            "orchestrator": f"{old} becomes {fresh}",
+            "lost": "work on the old one's tickets that is not committed yet",
+        },
+        (
+            Step(
+                "RunRegistry.rotateOrchestrator",
+                lambda chain: chain.runs.rotate_orchestrator(run_id, old, fresh),
+            ),
+        ),
+        values={"old": old, "new": fresh},
+    )
+
+
+def _require_other(what: str, old: Address, fresh: Address) -> None:
+    if old == fresh:
+        raise ConfigError(f"{fresh} is the run's {what} already", hint="name another account")
+
+
+async def rotate_validator(subject: Subject, old: Address, fresh: Address) -> Act:
+    """Return the change of one validator for another."""
+    subject.require_owner()
+    run_id = subject.run.run_id
+    _require_seated(subject.run, old)
+    await _require_seatable(subject, fresh)
+    return Act(
+        {
+            "validator": f"{old} becomes {fresh}",
+            "stays": f"the stake of {old}, which can be unbonded now",
+        },
+        (
+            Step(
+                "RunRegistry.rotateValidator",
+                lambda chain: chain.runs.rotate_validator(run_id, old, fresh),
+            ),
+        ),
+        values={"old": old, "new": fresh},
+    )
+
+
+async def seat(subject: Subject, validator: Address) -> Act:
+    """Return a further validator's seat."""
+    subject.require_owner()
+    run = subject.run
+    await _require_seatable(subject, validator)
+    quorum, seats = run.config.terms.quorum, len(run.validators)
+    return Act(
+        {
+            "seated": f"{validator}",
+            "quorum": f"{quorum} of {seats + 1}, was {quorum} of {seats}",
+        },
+        (
+            Step(
+                "RunRegistry.seatValidator",
+                lambda chain: chain.runs.seat_validator(run.run_id, validator),
+            ),
+        ),
+        values={"new": validator},
+    )
+
+
+async def unseat(subject: Subject, validator: Address) -> Act:
+    """Return the end of the seat of a validator whose stake is too low; anyone's."""
+    run = subject.run
+    _require_seated(run, validator)
+    held = await subject.chain.vault.active_stake(validator)
+    needed = await subject.chain.runs.required_validator_stake()
+    if held >= needed:
+        raise ConfigError(
+            f"{validator} stakes {format_tokens(held)} tokens, as a validator must: it keeps its "
+            "seat",
+            hint="an owner replaces it: muster run rotate --validator OLD NEW",
+        )
+    quorum, seats = run.config.terms.quorum, len(run.validators) - 1
+    return Act(
+        {
+            "unseated": f"{validator}, which stakes {format_tokens(held)} of "
+            f"{format_tokens(needed)} tokens",
+            "quorum": f"{quorum} of {seats}"
+            + (": nothing can be judged until one is seated" if quorum > seats else ""),
+        },
+        (
+            Step(
+                "RunRegistry.unseatValidator",
+                lambda chain: chain.runs.unseat_validator(run.run_id, validator),
+            ),
+        ),
+        values={"old": validator},
+    )
+
+
+def _require_seated(run: RunView, validator: Address) -> None:
+    if validator not in run.validators:
+        raise ConfigError(
+            f"{validator} is no validator of run {run.run_id}",
+            hint="they are: " + ", ".join(run.validators),
+        )
+
+
+async def _require_seatable(subject: Subject, validator: Address) -> None:
+    if validator in subject.run.validators:
+        raise ConfigError(f"{validator} has a seat already", hint="name another account")
+    held = await subject.chain.vault.active_stake(validator)
+    needed = await subject.chain.runs.required_validator_stake()
+    if held < needed:
+        raise ConfigError(
+            f"{validator} stakes {format_tokens(held)} tokens, a validator must stake "
+            f"{format_tokens(needed)}",
+            hint=f"its owner does: muster stake --amount {format_tokens(needed - held)}",
+        )
+
+
+# Beacon
+
+
+async def record_beacon(subject: Subject, version: int | None) -> Act:
+    """Return the storing of a policy's beacon in the contract; anyone's, within 256 blocks."""
+    run, latest = subject.run, subject.run.latest_version
+    chosen = latest if version is None else PolicyVersion(version)
+    if chosen is None or chosen not in run.checkpoints:
+        raise ConfigError(
+            f"run {run.run_id} has no policy" + ("" if chosen is None else f" of version {chosen}"),
+            hint="none is published" if latest is None else f"the newest is version {latest}",
+        )
+    beacon = "0x" + run.checkpoints[chosen].beacon.hex()
+    stored = await subject.chain.runs.checkpoint_of(run.run_id, chosen)
+    if any(stored.beacon):
+        raise ConfigError(
+            f"the beacon of version {chosen} is stored already: {beacon}", hint="nothing is to do"
+        )
+    return Act(
+        {
+            "stores": f"the hash of block {stored.block_number}, which published version {chosen}",
+            "beacon": beacon,
+            "why": "contracts cannot read it after 256 blocks; no command needs it stored",
+        },
+        (
+            Step(
+                "RunRegistry.recordBeacon",
+                lambda chain: chain.runs.record_beacon(run.run_id, chosen),
+            ),
+        ),
+        values={"version": int(chosen), "beacon": beacon},
+    )
