@@ -72,10 +72,21 @@ COMMANDS = {
     "redteam": Lazy("muster.devnet.redteam.command:redteam", "Attack this software's defences."),
     "completion": Lazy("muster.devnet.completion:completion", "Make the shell complete words."),
 }
+SECTIONS = {
+    "Contribute": ["init", "doctor", "stake", "worker", "rewards", "unstake", "node", "wallet"],
+    "Look and check": ["run", "explain", "audit", "dispute", "model", "economics"],
+    "Serve": ["validator", "relay", "orchestrator", "trainer", "contracts"],
+    "Prepare": ["tasks", "calibrate"],
+    "Develop": ["demo", "devnet", "simulate", "redteam", "shardcast", "completion"],
+}
+"""The commands, by what people come for."""
 
 
 @click.group(
-    cls=LazyGroup, commands_=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LazyGroup,
+    commands_=COMMANDS,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name=PACKAGE)
 def muster() -> None:

@@ -5,7 +5,7 @@ chain.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -21,11 +21,23 @@ class Lazy(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group of lazy commands, in the order given."""
+    """A group of lazy commands, in the order given; help shows them under titles if there are any.
 
-    def __init__(self, *args: Any, commands_: Mapping[str, Lazy], **kwargs: Any) -> None:
+    `sections` names, by title, the commands under it; every command is under one.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        commands_: Mapping[str, Lazy],
+        sections: Mapping[str, Sequence[str]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._lazy = commands_
+        # Where click looks for what a mistyped command may have meant.
+        self.commands = {name: click.Command(name) for name in commands_}
+        self._sections = sections or {"Commands": list(commands_)}
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the commands' names."""
@@ -40,6 +52,8 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands' lines."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in self._lazy.items()])
+        """Write the commands' lines, all titles' in equal columns."""
+        width = max(map(len, self._lazy))
+        for title, names in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), self._lazy[name].help) for name in names])

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from muster.devnet import cli
-from muster.devnet.cli import COMMANDS, main, muster
+from muster.devnet.cli import COMMANDS, SECTIONS, main, muster
 from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
@@ -27,6 +27,8 @@ from muster.protocol.errors import (
     TransactionLost,
     WalletError,
 )
+from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS
+from muster.trainer.cli import trainer_run
 
 HEAVY = ("torch", "transformers", "vllm", "web3", "pyarrow", "matplotlib", "sqlalchemy")
 
@@ -64,6 +66,32 @@ def test_every_listed_command_loads_and_has_help(name: str) -> None:
 def test_an_unknown_command_is_refused() -> None:
     with pytest.raises(click.UsageError, match="No such command 'nonsense'"):
         muster(["nonsense"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["wroker"], "worker"), (["run", "shwo"], "show"), (["worker", "rnu"], "run")],
+)
+def test_a_mistyped_command_is_suggested(words: list[str], meant: str) -> None:
+    with pytest.raises(click.UsageError) as raised:
+        muster(words, standalone_mode=False)
+    assert f"Did you mean '{meant}'?" in raised.value.format_message()
+
+
+def test_every_command_is_under_one_title() -> None:
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
+    text = muster.get_help(click.Context(muster, info_name="muster"))
+    assert all(f"\n{title}:\n" in text for title in SECTIONS)
+    assert text.count("  worker  ") == 1
+
+
+def test_the_options_of_a_trainer_are_under_titles() -> None:
+    text = trainer_run.get_help(click.Context(trainer_run, info_name="muster trainer run"))
+    titles = re.findall(r"^(\S.*):$", text, re.M)
+    assert titles == [*TRAINER_SECTIONS, "Others"]
+    assert re.findall(r"^Others:\n(.*)", text, re.M) == [
+        "  -h, --help  Show this message and exit."
+    ]
 
 
 def _raise(error: BaseException) -> click.Command:

@@ -13,10 +13,32 @@ import click
 
 from muster.protocol.errors import ConfigError
 from muster.settings import DEFAULT_RPC, joined
+from muster.settings.helping import SectionedCommand
 from muster.settings.presets import RECIPE
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+SECTIONS = {
+    "The run": [
+        *("config", "run", "keystore", "password_file", "orchestrator", "documents", "model"),
+        *("steps", "state_dir", "keep_checkpoints", "on_collapse"),
+    ],
+    "Chain": ["rpc", "deployments", "poll_s", "confirmations"],
+    "Origin, which serves policies": [
+        *("host", "port", "ready_file", "store", "keep", "anchor_every", "publish_dtype"),
+        "hand_over_s",
+    ],
+    "Computing": ["device", "threads", "micro_batch_tokens", "rank_timeout_s"],
+    "Several sites": ["sites", "site", "site_address", "site_alive_s", "site_wait_s"],
+    "Measuring": [
+        *("eval_set", "eval_every", "eval_samples", "metrics_host", "metrics_port"),
+        "wandb_project",
+    ],
+    "Trying, without a chain": ["dry_run", "recipe", "task_set"],
+}
+"""The options of `trainer run`, by what they are about."""
 
 
 @click.group()
@@ -24,7 +46,7 @@ def trainer() -> None:
     """Train the policy and publish it."""
 
 
-@trainer.command("run")
+@trainer.command("run", cls=SectionedCommand, sections=SECTIONS)
 @click.option("--config", type=FILE, help="TOML file with any of these settings.")
 @click.option("--run", type=int, help="Run to train.")
 @click.option("--keystore", type=FILE, help="Keystore of the run's trainer account.")
