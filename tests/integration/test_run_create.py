@@ -118,6 +118,17 @@ async def test_no_leaves_everything_as_it_was(desk: Desk) -> None:
     assert await desk.runs() == 1
 
 
+@pytest.mark.parametrize("who", [TRAINER, OWNER])
+async def test_who_cannot_pay_for_gas_is_named_before_anything_is_sent(
+    desk: Desk, who: Any
+) -> None:
+    rpc = desk.stage.scenario.of(OWNER).rpc
+    await rpc.call("anvil_setBalance", who.address, hex(1))
+    error = await desk.refusal("--sample", "0")
+    assert f"{who.address} holds" in str(error)
+    assert "muster devnet fund" in hint(error)
+
+
 async def test_flags_go_before_the_file(desk: Desk) -> None:
     words = ("run", "create", desk.file(sample=0), "--yes", "--fund", "1 tokens", "--quorum", "3")
     result = await desk.stage.run(*words)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from muster.trainer.create import RunPlan
     from muster.trainer.evaluate import Evaluation
 
+PUBLISH_GAS = 100_000
+"""Of publishing version 0, with room to spare."""
 SAMPLES = 4
 """How often each problem is tried with the base model."""
 
@@ -76,7 +78,8 @@ def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
         found = None
         if asked.sample:
             found = await asyncio.to_thread(_try_model, plan, asked.sample, asked.device)
-        await _show(chain, config, plan, owner.address, found)
+        publisher = trainer.address if trainer.address == plan.trainer else None
+        await _show(chain, config, plan, (owner.address, publisher), found)
         if not yes:
             click.confirm("Create the run?", abort=True, err=True)
 
@@ -108,16 +111,26 @@ def _try_model(plan: RunPlan, problems: int, device: str) -> Evaluation:
 
 
 async def _show(
-    chain: Chain, config: RunConfig, plan: RunPlan, owner: Address, found: Evaluation | None
+    chain: Chain,
+    config: RunConfig,
+    plan: RunPlan,
+    payers: tuple[Address, Address | None],
+    found: Evaluation | None,
 ) -> None:
-    """Say what is about to be created, spent and locked; raises ConfigError without gas money."""
+    """Say what is about to be created, spent and locked; raises ConfigError without gas money.
+
+    `payers` are the owner, and the trainer if it publishes version 0 now.
+    """
     from muster.client.owner_cli import lines_of
     from muster.client.owning import FUND_GAS, STEP_BYTES
     from muster.client.preflight import money_for, require_gas
 
+    owner, publisher = payers
     creation = await chain.rehearsed_by(owner).write("RunRegistry", "createRun", [config])
     gas = creation.gas_used + (FUND_GAS if plan.fund_wei else 0)
     size = STEP_BYTES + 32 * len(plan.validators) + (2 * STEP_BYTES if plan.fund_wei else 0)
+    if publisher == owner:
+        gas, size = gas + PUBLISH_GAS, size + STEP_BYTES
     money = await money_for(chain, gas, size)
     facts = {
         **_parts(plan, found),
@@ -126,6 +139,9 @@ async def _show(
     }
     click.echo("\n".join(lines_of(facts)), err=True)
     await require_gas(chain, owner, "run create", money)
+    if publisher not in (None, owner):
+        published = await money_for(chain, PUBLISH_GAS, STEP_BYTES)
+        await require_gas(chain, publisher, "run create, which publishes version 0,", published)
 
 
 def _parts(plan: RunPlan, found: Evaluation | None) -> dict[str, str]:

@@ -89,9 +89,7 @@ def test_the_options_of_a_trainer_are_under_titles() -> None:
     text = trainer_run.get_help(click.Context(trainer_run, info_name="muster trainer run"))
     titles = re.findall(r"^(\S.*):$", text, re.M)
     assert titles == [*TRAINER_SECTIONS, "Others"]
-    assert re.findall(r"^Others:\n(.*)", text, re.M) == [
-        "  -h, --help  Show this message and exit."
-    ]
+    assert text.endswith("help  Show this message and exit.")
 
 
 def _raise(error: BaseException) -> click.Command:
