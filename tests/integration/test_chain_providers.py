@@ -179,10 +179,17 @@ async def test_wait_for_a_block_ends_with_the_connection(transport: str, tmp_pat
     await rpc.close()
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "nowhere", "/no/socket", "127.0.0.1:8545"])
+@pytest.mark.parametrize("url", ["ftp://host", "nowhere", "/no/socket", "host:port"])
 def test_what_is_no_endpoint_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match="is no RPC endpoint"):
         Rpc(url)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8545", "localhost:8545", "rpc.example.org:443"])
+def test_an_endpoint_without_its_scheme_is_told_what_to_write(url: str) -> None:
+    with pytest.raises(ConfigError, match="lacks its scheme") as raised:
+        Rpc(url)
+    assert raised.value.hint == f"write http://{url}"
 
 
 class Counting(Web3Middleware):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -188,6 +189,9 @@ def _subscription(answer: Any) -> Any:
     return params.get("subscription") if isinstance(params, dict) else None
 
 
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}/?")
+
+
 class SocketProvider(_Prompt, WebSocketProvider):
     """An endpoint over a WebSocket."""
 
@@ -205,6 +209,8 @@ def provider_of(url: str, post: Post | None = None) -> Provider:
         return SocketProvider(url, websocket_kwargs={"max_size": MAX_ANSWER_BYTES}, **_ONE_TRY)
     if not scheme and Path(url).is_socket():
         return IpcProvider(url, read_buffer_limit=MAX_ANSWER_BYTES, **_ONE_TRY)
+    if _HOST_AND_PORT.fullmatch(url):
+        raise ConfigError(f"the RPC endpoint {url} lacks its scheme", hint=f"write http://{url}")
     raise ConfigError(
         f"{mask_url(url)} is no RPC endpoint",
         hint="--rpc takes http://, https://, ws:// or wss:// URLs, or the path of a node's socket",
