@@ -129,8 +129,8 @@ print(*{name for module in list(sys.modules) for name in owners.get(module.split
 
 
 OWN_TO_PYTHON = {"setuptools", "pip"}
-OPTIONAL = {"accelerate", "boto3", "botocore", "python-dateutil", "s3transfer", "six"}
-"""What transformers uses where it is installed, and does without."""
+OPTIONAL = {"accelerate", "boto3", "botocore", "colorama", "python-dateutil", "s3transfer", "six"}
+"""What transformers and tqdm use where it is installed, and do without."""
 
 
 def test_process_imports_only_what_its_environment_has() -> None:
