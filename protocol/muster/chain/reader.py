@@ -136,7 +136,8 @@ class EventReader:
 
     def _tell(self, head: BlockId) -> Poll:
         poll = Poll(self._unread, self._void, head)
-        self._unread, self._void, self._told = [], None, head.number
+        # Not the head: with confirmations, a chain that got shorter is below what was told before.
+        self._unread, self._void, self._told = [], None, self._next - 1
         return poll
 
     async def _read_on(self) -> BlockId:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chain_fakes import DEPLOYMENT, FakeNode, address, encode_log
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster.chain import BlockId, ChainView, Event, EventReader, Poll, apply_poll, reader
@@ -386,6 +386,10 @@ steps = st.lists(
 )
 
 
+@example(drawn=[(0, [1, 0, 0, 0, 0, 0], 0), (1, [], 0), (5, [], 0)], confirmations=5)
+@example(
+    drawn=[(0, [1, 0, 0, 0, 0, 0], 0), (1, [], 0), (5, [1, 0, 0, 0, 0, 0], 0)], confirmations=5
+)
 @given(steps, st.sampled_from((0, 0, 1, 5)))
 def test_reader_ends_with_exactly_the_events_of_the_chain(
     drawn: list[tuple[int, list[int], int]], confirmations: int
