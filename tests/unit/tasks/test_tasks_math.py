@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster.protocol.errors import TaskError
@@ -145,6 +145,7 @@ def test_exact_grades_are_equality_of_fractions(gold: Fraction, answer: Fraction
     assert grade(str(gold), str(gold)) == Graded(1.0)
 
 
+@example("=?")
 @given(st.text(max_size=40))
 def test_reading_is_total_and_equality_reflexive(text: str) -> None:
     answer = read_answer(text)
