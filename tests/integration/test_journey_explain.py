@@ -175,7 +175,8 @@ async def test_a_fraud_says_which_check_what_it_cost_and_how_to_appeal(network: 
     of = next(each["slash"] for each in found if each["slash"])
     assert f"slashed     {format_tokens(int(of['amount_wei']))} tokens, " in text
     assert of["in_all"]["words"].startswith("banned; lost ")
-    assert f"in all: {of['in_all']['words']}" in text
+    # More of its frauds may have been slashed between the two.
+    assert "in all: banned; lost " in text
 
 
 @pytest.mark.usefixtures("hash_engine")
