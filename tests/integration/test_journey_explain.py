@@ -262,12 +262,12 @@ async def test_a_bundle_without_a_rerun_is_refused(network: Network, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nonsense",), "not a submission: 'nonsense'"),
+        (("nonsense",), "'nonsense' is no name and no hexadecimal number"),
         (("99999:0",), "there is no batch 99999"),
         (("1:99",), "batch 1 has no position 99"),
-        (("00" * 32,), "no outcome of that file is on chain"),
+        (("00" * 32,), "nothing on chain is 0x0000"),
         (("4000000:0", "--worker", WORKERS[0].address), "no outcome of step 4000000, index 0"),
-        (("1:0", "--worker", "0x" + "11" * 20), "is not registered as a worker"),
+        (("1:0", "--worker", "0x" + "11" * 20), "neither a worker nor the node of one"),
     ],
 )
 async def test_what_cannot_be_found_is_said_with_the_next_step(
