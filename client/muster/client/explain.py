@@ -17,6 +17,7 @@ from muster.protocol.reasons import VERDICTS, checks_of, words_of
 if TYPE_CHECKING:
     from muster.api import BatchEntry
     from muster.chain import BatchView, Chain, ChainView, CourtTerms, Place, SlashView, Standing
+    from muster.client.audit.uses import TrainerLog
     from muster.client.rerun import Recomputed
 
 
@@ -151,6 +152,35 @@ def _payment(batch: BatchView, record: OutcomeRecord, money: Money) -> dict[str,
 # For people
 
 
+def training_of(view: ChainView, place: Place, log: TrainerLog) -> dict[str, Any]:
+    """Return what training made of a submission, by the trainer's log, as JSON values."""
+    batch = place.batch
+    where = next(
+        (
+            item.position_in_stream
+            for item in view.runs[batch.run_id].stream
+            if (item.batch_id, item.position) == (batch.batch_id, place.position)
+        ),
+        None,
+    )
+    if where is None:
+        return {"state": "not offered", "words": "not offered: only accepted work is"}
+    use = log.uses.get(where)
+    if use is None:
+        taken = max(log.uses, default=-1) > where
+        words = (
+            "the log does not say" if taken else f"record {where} of the stream is not taken yet"
+        )
+        return {"state": "unknown" if taken else "not taken", "words": words}
+    return {
+        "state": use.state,
+        "version": use.version,
+        "trained_samples": use.kept if use.state == "trained" else 0,
+        "dropped": dict(use.dropped),
+        "words": f"{use.state}: {use.words()}",
+    }
+
+
 def facts_of(found: dict[str, Any]) -> dict[str, Any]:
     """Return a described submission as names and lines for people."""
     committed = found["committed"]
@@ -192,6 +222,7 @@ def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
         "to do": reason.advice if reason and reason.advice else None,
         "slashed": _slash(found["slash"]),
         "paid": _paid(payment, found["run"]),
+        "trained on": found["training"]["words"] if "training" in found else None,
     } | recourse_facts(found)
 
 

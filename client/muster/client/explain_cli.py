@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @click.option("--orchestrator", metavar="URL", help="Knows what is not on chain yet.")
 @click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
 @click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
+@click.option("--trainer-log", type=FILE, help="Its metrics.jsonl: what was trained on.")
 @click.option("--relay", multiple=True, metavar="URL", help="Relay for --rerun; repeatable.")
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
 @engine_options
@@ -86,9 +87,11 @@ async def _explain(
     submission: str, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Recomputed | None]:
     from muster.chain import Chain, read_view
-    from muster.client.explain import ask_money, describe
+    from muster.client.audit.uses import read_trainer_log
+    from muster.client.explain import ask_money, describe, training_of
     from muster.client.facts import HistoryView
 
+    log = read_trainer_log(options["trainer_log"]) if options["trainer_log"] else None
     if options["file"] is not None and options["orchestrator"] is None:
         raise ConfigError(
             "--rerun needs --orchestrator URL", hint="it has the ticket and the run's documents"
@@ -107,6 +110,8 @@ async def _explain(
         entries = await _entries(place.batch, options["orchestrator"])
         money = await ask_money(chain, view, place, entries)
         found = describe(view, place, money, entries)
+        if log is not None:
+            found["training"] = training_of(view, place, log)
         if options["file"] is None:
             return found, None
         return found, await _rerun(chain, view, place, entries, options)
