@@ -177,7 +177,7 @@ def training_of(view: ChainView, place: Place, log: TrainerLog) -> dict[str, Any
         "version": use.version,
         "trained_samples": use.kept if use.state == "trained" else 0,
         "dropped": dict(use.dropped),
-        "words": f"{use.state}: {use.words()}",
+        "words": use.words(),
     }
 
 

@@ -174,7 +174,9 @@ def _uses(found: Lineage) -> Iterator[str]:
         for each in known:
             left_out.update(each.dropped)
         trained = sum(each.trained_samples or 0 for each in known)
-        words = "".join(f", {count:,} {reason}" for reason, count in left_out.most_common())
+        words = "".join(
+            f", {count:,} {reason} left out" for reason, count in left_out.most_common()
+        )
         yield f"{trained:,} samples trained on{words}"
     for version, dropped in found.late.items():
         words = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
