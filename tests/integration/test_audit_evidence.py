@@ -547,8 +547,8 @@ async def test_a_version_names_the_files_and_workers_that_went_into_it(judged: N
         )
     )
     text = (await audit(judged, *words, "--trainer-log", str(log))).stdout
-    assert "1 files paid, and trained on" in text
-    assert "1 files paid, offered, and dropped whole by filters" in text
+    assert "1 file paid, and trained on" in text
+    assert "1 file paid, offered, and dropped whole by filters" in text
     assert f"{whole} samples trained on, {whole} zero_advantage left out" in text
     # The newest manifest alone fixes the whole ancestry, though not which step took what.
     relay = (

@@ -145,7 +145,7 @@ async def test_the_trainers_log_says_what_was_trained_on(network: Network, tmp_p
     assert (await said(last, 1)).startswith("unknown: the log does not say")
     log.write_text("")
     text = (await run(network, "explain", place, "--trainer-log", str(log))).stdout
-    assert "trained on not taken yet: record 0 of the stream" in " ".join(text.split())
+    assert "trained on  not taken yet: record 0 of the stream" in text, text
     log.write_text("nonsense")
     error = (await run(network, "explain", place, "--trainer-log", str(log))).exception
     assert ":1 is no line of a trainer's log" in str(error)

@@ -168,9 +168,7 @@ def training_of(view: ChainView, place: Place, log: TrainerLog) -> dict[str, Any
     use = log.uses.get(where)
     if use is None:
         taken = max(log.uses, default=-1) > where
-        words = (
-            "the log does not say" if taken else f"record {where} of the stream is not taken yet"
-        )
+        words = "the log does not say" if taken else f"not taken yet: record {where} of the stream"
         return {"state": "unknown" if taken else "not taken", "words": words}
     return {
         "state": use.state,

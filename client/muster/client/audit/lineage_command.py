@@ -165,7 +165,7 @@ def _uses(found: Lineage) -> Iterator[str]:
     """Yield what became of the files, and of their samples where the trainer's log says."""
     uses = Counter(each.use for each in found.ingredients)
     for use, count in sorted(uses.items()):
-        yield f"{count:6,} files {USES[use]}"
+        yield f"{count:6,} {'file' if count == 1 else 'files'} {USES[use]}"
     if found.not_taken:
         yield f"{found.not_taken:6,} files paid, and not taken by this version"
     known = [each for each in found.ingredients if each.trained_samples is not None]
