@@ -93,7 +93,7 @@ async def test_a_worker_is_shown_with_everything_that_concerns_it(played: Played
 
 async def test_somebody_unknown_is_no_worker(played: Played) -> None:
     result = await played.run("worker", "0x" + "11" * 20)
-    assert "not registered as a worker" in str(result.exception)
+    assert "neither a worker nor the node of one" in str(result.exception)
 
 
 async def test_a_submission_is_found_by_place_and_by_hash_with_its_proof(played: Played) -> None:

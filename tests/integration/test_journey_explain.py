@@ -111,12 +111,44 @@ async def test_an_accepted_submission_is_found_in_all_three_ways(network: Networ
         (place,),
         (slot, "--worker", WORKERS[0].address, "--run", "1"),
         (record.file_hash.hex(),),
+        (record.file_hash.hex()[:12],),
+        (f"1/{place}",),
+        (f"{NODES[0].address}/{slot}",),
         ("0x" + record.file_hash.hex(), "--orchestrator", network.orchestrator),
     ]
     found = [await explain(network, *way) for way in ways]
     assert all(each["file_hash"] == "0x" + record.file_hash.hex() for each in found)
     assert {each["verdict"] for each in found} == {"accepted"}
-    assert found[3]["received_at"] is not None
+    assert found[-1]["received_at"] is not None
+
+
+async def test_the_trainers_log_says_what_was_trained_on(network: Network, tmp_path: Path) -> None:
+    place, record = outcomes(await network.view(), Verdict.ACCEPTED)[0]
+    refused, _ = outcomes(await network.view(), Verdict.FRAUD)[0]
+    log = tmp_path / "metrics.jsonl"
+
+    async def said(position: int, kept: int, of: str = place) -> str:
+        dropped = {"easy": record.rollouts - kept}
+        use = {"position": position, "kept": kept, "dropped": dropped}
+        line = {"policy_version": 1, "samples": kept, "dropped": dropped, "uses": [use]}
+        log.write_text(json.dumps(line))
+        found = await explain(network, of, "--trainer-log", str(log))
+        return f"{found['training']['state']}: {found['training']['words']}"
+
+    samples = f"of {record.rollouts} samples in version 1"
+    assert f"trained: {record.rollouts - 1} {samples}; left out: 1 easy" == await said(
+        0, record.rollouts - 1
+    )
+    assert (await said(0, 0)).startswith(f"dropped: 0 {samples}; left out: ")
+    assert (await said(0, 1, refused)).startswith("not offered: ")
+    last = len(next(iter((await network.view()).runs.values())).stream)
+    assert (await said(last, 1)).startswith("unknown: the log does not say")
+    log.write_text("")
+    text = (await run(network, "explain", place, "--trainer-log", str(log))).stdout
+    assert "trained on  not taken yet: record 0 of the stream" in text, text
+    log.write_text("nonsense")
+    error = (await run(network, "explain", place, "--trainer-log", str(log))).exception
+    assert ":1 is no line of a trainer's log" in str(error)
 
 
 async def test_an_accepted_submission_says_when_and_how_it_is_paid_or_disputed(
@@ -262,12 +294,12 @@ async def test_a_bundle_without_a_rerun_is_refused(network: Network, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nonsense",), "not a submission: 'nonsense'"),
+        (("nonsense",), "'nonsense' is no name and no hexadecimal number"),
         (("99999:0",), "there is no batch 99999"),
         (("1:99",), "batch 1 has no position 99"),
-        (("00" * 32,), "no outcome of that file is on chain"),
+        (("00" * 32,), "nothing on chain is 0x0000"),
         (("4000000:0", "--worker", WORKERS[0].address), "no outcome of step 4000000, index 0"),
-        (("1:0", "--worker", "0x" + "11" * 20), "is not registered as a worker"),
+        (("1:0", "--worker", "0x" + "11" * 20), "neither a worker nor the node of one"),
     ],
 )
 async def test_what_cannot_be_found_is_said_with_the_next_step(
@@ -309,6 +341,8 @@ async def test_status_knows_worker_and_node_by_their_keystores(network: Network)
     for name in ("worker", "node"):
         keystore = str(network.folder / f"{name}.json")
         assert (await status(network, "--keystore", keystore))["worker"] == WORKERS[0].address
+    for name in (NODES[0].address, WORKERS[0].address[:12], NODES[0].address[2:10].lower()):
+        assert (await status(network, "--worker", name))["worker"] == WORKERS[0].address
 
 
 async def test_status_with_an_orchestrator_tells_the_last_sign_of_life(network: Network) -> None:

@@ -31,7 +31,7 @@ from muster.client.printing import print_facts, print_json
 from muster.client.trap_cli import trap
 from muster.client.worker_status import status
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import RunId, to_address
+from muster.protocol.ids import RunId
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -199,11 +199,11 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
         from muster.wallet import keystore_address
 
         worker = keystore_address(keystore)
-    asyncio.run(_rewards(sender, to_address(worker), options))
+    asyncio.run(_rewards(sender, worker, options))
 
 
 async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) -> None:
-    from muster.chain import Chain, ChainView, read_view
+    from muster.chain import Chain, ChainView, find_worker, read_view
     from muster.client.preflight import find_run
     from muster.client.rewards import claim, describe_earnings, facts_of, find_earnings
 
@@ -211,15 +211,16 @@ async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) 
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         view = await read_view(chain, ChainView())
         find_run(view, options["run"])
+        account = find_worker(view, worker).address
         earnings = await find_earnings(
             chain,
             view,
             RunId(options["run"]),
-            to_address(worker),
+            account,
             orchestrator=options["orchestrator"],
         )
         transactions = await claim(chain, earnings) if sender else []
-    report = describe_earnings(earnings, to_address(worker), transactions)
+    report = describe_earnings(earnings, account, transactions)
     if options["as_json"]:
         print_json(report)
     else:

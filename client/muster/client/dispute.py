@@ -6,8 +6,7 @@ submissions, unless the worker submitted directly.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +35,10 @@ from muster.client.settling import (
 )
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import Submission, Verdict
+from muster.protocol.messages import Verdict
 
 if TYPE_CHECKING:
     from muster.chain import (
-        BatchView,
         Chain,
         ChainView,
         CourtTerms,
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
 
 VERDICTS = {name_of(verdict): verdict for verdict in Verdict}
 """What can be claimed, by its name on the command line."""
-
-_PLACE = re.compile(r"(\d{1,19}):(\d{1,10})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,32 +144,6 @@ async def open_case(chain: Chain, proof: OutcomeProof, offer: Offer) -> Receipt:
     return await explained(chain.court.challenge(proof, offer.claimed))
 
 
-def find_batch(view: ChainView, batch_id: int) -> BatchView:
-    """Return a batch; raises ConfigError when there is none."""
-    batch = view.batches.get(batch_id)
-    if batch is None:
-        raise ConfigError(
-            f"there is no batch {batch_id}, the newest is {len(view.batches)}",
-            hint="muster audit lists batches and their outcomes",
-        )
-    return batch
-
-
-def prove_position(
-    view: ChainView, batch: BatchView, position: int, submissions: Sequence[Submission]
-) -> tuple[Hash32, OutcomeProof]:
-    """Return the name and the proof of an outcome; raises ConfigError for a wrong position."""
-    from muster.client.case_proofs import leaf_of, prove_outcome
-
-    if not 0 <= position < batch.count:
-        raise ConfigError(
-            f"batch {batch.batch_id} has no position {position}",
-            hint=f"positions are 0 to {batch.count - 1}",
-        )
-    proof = prove_outcome(view, batch, position, submissions)
-    return leaf_of(batch, position, submissions), proof
-
-
 # The case of a command
 
 
@@ -205,24 +175,20 @@ class Matter:
 
 
 async def find_matter(chain: Chain, submission: str, orchestrator: str | None) -> Matter:
-    """Return what a command is about; raises ConfigError for what is no place of a submission."""
-    from muster.chain import ChainView, EventReader, apply_poll
+    """Return what a command is about; raises ConfigError when the text names no submission."""
+    from muster.chain import ChainView, EventReader, apply_poll, find_outcome
+    from muster.client.case_proofs import leaf_of, prove_outcome
 
-    match = _PLACE.fullmatch(submission)
-    if match is None:
-        raise ConfigError(
-            f"not a submission: {submission!r}",
-            hint="BATCH:POSITION, as muster explain and muster dispute list show it",
-        )
     view, reader = ChainView(), EventReader(chain)
 
     async def read() -> ChainView:
         apply_poll(view, await reader.poll())
         return view
 
-    batch = find_batch(await read(), int(match[1]))
-    submissions = await submissions_of(batch, orchestrator)
-    leaf, proof = prove_position(view, batch, int(match[2]), submissions)
+    place = find_outcome(await read(), submission)
+    submissions = await submissions_of(place.batch, orchestrator)
+    leaf = leaf_of(place.batch, place.position, submissions)
+    proof = prove_outcome(view, place.batch, place.position, submissions)
     return Matter(chain, view, read, leaf, proof, lambda line: click.echo(line, err=True))
 
 
@@ -232,7 +198,7 @@ async def find_matter(chain: Chain, submission: str, orchestrator: str | None) -
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--orchestrator", metavar="URL", help="Shows an overdue batch's submissions."),
-        click.argument("submission", metavar="BATCH:POSITION"),
+        click.argument("submission", metavar="SUBMISSION"),
     ):
         command = option(command)
     return command

@@ -11,25 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from muster.client.quantities import format_time, format_tokens
 from muster.client.recourse import advice_on, describe_recourse, recourse_facts
-from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Hash32, to_address
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.protocol.reasons import VERDICTS, checks_of, words_of
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
-    from muster.chain import BatchView, Chain, ChainView, CourtTerms, SlashView, Standing
+    from muster.chain import BatchView, Chain, ChainView, CourtTerms, Place, SlashView, Standing
+    from muster.client.audit.uses import TrainerLog
     from muster.client.rerun import Recomputed
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a submission is."""
-
-    batch: BatchView
-    """Its batch."""
-    position: int
-    """Its place there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,62 +37,6 @@ class Money:
     """What a challenge takes."""
     gas_wei: int
     """What the gas of a challenge costs at most now, in the chain's coin."""
-
-
-# Where it is
-
-
-def find_by_slot(
-    view: ChainView, worker: str, slot: tuple[int, int], run: int | None
-) -> Place | None:
-    """Return the first outcome of a worker's slot; raises ConfigError when runs differ."""
-    account = view.workers.get(to_address(worker))
-    if account is None:
-        raise ConfigError(f"{worker} is not registered as a worker", hint="check --worker")
-    found = [
-        place
-        for place in _recorded(view)
-        if run in (None, place.batch.run_id)
-        and (record := _record(place)).worker_id == account.worker_id
-        and (record.step, record.index) == slot
-    ]
-    if len({place.batch.run_id for place in found}) > 1:
-        raise ConfigError("the worker has that slot in several runs", hint="say which: --run ID")
-    return found[0] if found else None
-
-
-def find_by_hash(view: ChainView, file_hash: Hash32) -> Place | None:
-    """Return the first outcome or direct submission of a file."""
-    for batch in view.batches.values():
-        if batch.direct is not None and batch.direct.file_hash == file_hash:
-            return Place(batch, 0)
-    return next((p for p in _recorded(view) if _record(p).file_hash == file_hash), None)
-
-
-def _recorded(view: ChainView) -> list[Place]:
-    return [
-        Place(batch, position)
-        for batch in view.batches.values()
-        for position in range(len(batch.records or ()))
-    ]
-
-
-def _record(place: Place) -> OutcomeRecord:
-    assert place.batch.records is not None  # _recorded
-    return place.batch.records[place.position]
-
-
-def place_at(view: ChainView, batch_id: int, position: int) -> Place:
-    """Return a place by its numbers; raises ConfigError when there is none."""
-    from muster.client.dispute import find_batch
-
-    batch = find_batch(view, batch_id)
-    if position >= batch.count:
-        raise ConfigError(
-            f"batch {batch_id} has no position {position}",
-            hint=f"positions are 0 to {batch.count - 1}",
-        )
-    return Place(batch, position)
 
 
 # What became of it
@@ -219,6 +152,33 @@ def _payment(batch: BatchView, record: OutcomeRecord, money: Money) -> dict[str,
 # For people
 
 
+def training_of(view: ChainView, place: Place, log: TrainerLog) -> dict[str, Any]:
+    """Return what training made of a submission, by the trainer's log, as JSON values."""
+    batch = place.batch
+    where = next(
+        (
+            item.position_in_stream
+            for item in view.runs[batch.run_id].stream
+            if (item.batch_id, item.position) == (batch.batch_id, place.position)
+        ),
+        None,
+    )
+    if where is None:
+        return {"state": "not offered", "words": "not offered: only accepted work is"}
+    use = log.uses.get(where)
+    if use is None:
+        taken = max(log.uses, default=-1) > where
+        words = "the log does not say" if taken else f"not taken yet: record {where} of the stream"
+        return {"state": "unknown" if taken else "not taken", "words": words}
+    return {
+        "state": use.state,
+        "version": use.version,
+        "trained_samples": use.kept if use.state == "trained" else 0,
+        "dropped": dict(use.dropped),
+        "words": use.words(),
+    }
+
+
 def facts_of(found: dict[str, Any]) -> dict[str, Any]:
     """Return a described submission as names and lines for people."""
     committed = found["committed"]
@@ -260,6 +220,7 @@ def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
         "to do": reason.advice if reason and reason.advice else None,
         "slashed": _slash(found["slash"]),
         "paid": _paid(payment, found["run"]),
+        "trained on": found["training"]["words"] if "training" in found else None,
     } | recourse_facts(found)
 
 

@@ -6,7 +6,6 @@ page says so. With --rerun the verdict is recomputed here.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,15 +29,11 @@ from muster.protocol.ids import Hash32
 
 if TYPE_CHECKING:
     from muster.api import BatchChecking, BatchEntry, OrchestratorApi, SubmissionState
-    from muster.chain import BatchView, Chain, ChainView, RunView
+    from muster.chain import BatchView, Chain, ChainView, Place, RunView
     from muster.client.bundle import Contents
-    from muster.client.explain import Place
     from muster.client.rerun import Recomputed
     from muster.client.validator.checks import Claim
     from muster.protocol.eip712 import Domain
-
-_PLACE = re.compile(r"(\d{1,19}):(\d{1,10})")
-_HASH = re.compile(r"(?:0x)?([0-9a-fA-F]{64})")
 
 
 @click.command()
@@ -48,13 +43,16 @@ _HASH = re.compile(r"(?:0x)?([0-9a-fA-F]{64})")
 @click.option("--orchestrator", metavar="URL", help="Knows what is not on chain yet.")
 @click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
 @click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
+@click.option("--trainer-log", type=FILE, help="Its metrics.jsonl: what was trained on.")
 @click.option("--relay", multiple=True, metavar="URL", help="Relay for --rerun; repeatable.")
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
 @engine_options
 @json_option
 @chain_options
 def explain(submission: str, as_json: bool, **options: Any) -> None:
-    """Explain a submission: BATCH:POSITION, a file's hash, or STEP:INDEX with --worker.
+    """Explain a submission, named as BATCH:POSITION, by a hash or a transaction's.
+
+    Six digits of a hash are enough. With --worker it is STEP:INDEX.
 
     Received, committed, checked, verdict and why, paid or why not, and until when and how it can
     be disputed. --rerun runs the validator's checks on the file here (--orchestrator is needed).
@@ -89,9 +87,11 @@ async def _explain(
     submission: str, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Recomputed | None]:
     from muster.chain import Chain, read_view
-    from muster.client.explain import ask_money, describe
+    from muster.client.audit.uses import read_trainer_log
+    from muster.client.explain import ask_money, describe, training_of
     from muster.client.facts import HistoryView
 
+    log = read_trainer_log(options["trainer_log"]) if options["trainer_log"] else None
     if options["file"] is not None and options["orchestrator"] is None:
         raise ConfigError(
             "--rerun needs --orchestrator URL", hint="it has the ticket and the run's documents"
@@ -110,6 +110,8 @@ async def _explain(
         entries = await _entries(place.batch, options["orchestrator"])
         money = await ask_money(chain, view, place, entries)
         found = describe(view, place, money, entries)
+        if log is not None:
+            found["training"] = training_of(view, place, log)
         if options["file"] is None:
             return found, None
         return found, await _rerun(chain, view, place, entries, options)
@@ -119,43 +121,26 @@ async def _find(
     view: ChainView, submission: str, options: dict[str, Any]
 ) -> tuple[Place | None, SubmissionState | None]:
     """Return where a submission is, or how far it has come before the chain."""
-    from muster.client.explain import find_by_hash, find_by_slot, place_at
+    from muster.chain import NothingNamed, find_outcome, prefix_of
 
-    if match := _PLACE.fullmatch(submission):
-        numbers = (int(match[1]), int(match[2]))
-        if options["worker"] is None:
-            return place_at(view, *numbers), None
-        place = find_by_slot(view, options["worker"], numbers, options["run"])
-        if place is None:
-            raise ConfigError(
-                f"no outcome of step {numbers[0]}, index {numbers[1]} of that worker is on chain",
-                hint="what is not judged yet is found by its file hash, which the worker logs",
-            )
-        return place, None
-    match = _HASH.fullmatch(submission)
-    if match is None:
-        raise ConfigError(
-            f"not a submission: {submission!r}",
-            hint="BATCH:POSITION, a file's hash of 64 digits, or STEP:INDEX with --worker",
-        )
-    file_hash = Hash32(bytes.fromhex(match[1]))
-    place = find_by_hash(view, file_hash)
-    if place is not None:
-        return place, None
-    return await _ask_where(view, file_hash, options["orchestrator"])
+    try:
+        return find_outcome(view, submission, worker=options["worker"], run=options["run"]), None
+    except NothingNamed as error:
+        digits = prefix_of(submission)
+        if options["worker"] is not None or digits is None or len(digits) != 64:
+            raise
+        if options["orchestrator"] is None:
+            error.hint = "--orchestrator URL: it knows what was received and is not judged yet"
+            raise
+        return await _ask_where(view, Hash32(bytes.fromhex(digits)), options["orchestrator"])
 
 
 async def _ask_where(
-    view: ChainView, file_hash: Hash32, orchestrator: str | None
-) -> tuple[Place | None, SubmissionState | None]:
+    view: ChainView, file_hash: Hash32, orchestrator: str
+) -> tuple[Place | None, SubmissionState]:
     from muster.api import OrchestratorApi
-    from muster.client.explain import place_at
+    from muster.chain import find_outcome
 
-    if orchestrator is None:
-        raise ConfigError(
-            "no outcome of that file is on chain",
-            hint="--orchestrator URL: it knows what was received and is not judged yet",
-        )
     async with OrchestratorApi(orchestrator) as api:
         try:
             state = await api.submission_state(file_hash)
@@ -164,7 +149,7 @@ async def _ask_where(
             raise
     if state.batch_id is None or state.position is None:
         return None, state
-    return place_at(view, state.batch_id, state.position), state
+    return find_outcome(view, f"{state.batch_id}:{state.position}"), state
 
 
 async def _entries(batch: BatchView, orchestrator: str | None) -> list[BatchEntry]:

@@ -12,8 +12,8 @@ from muster.client.quantities import format_coins, format_duration, format_time,
 from muster.protocol.messages import Verdict
 
 if TYPE_CHECKING:
-    from muster.chain import ChainView
-    from muster.client.explain import Money, Place
+    from muster.chain import ChainView, Place
+    from muster.client.explain import Money
     from muster.client.rerun import Recomputed
 
 

@@ -18,7 +18,7 @@ from muster.client.options import FILE, chain_options, endpoint, json_option
 from muster.client.printing import print_facts, print_json
 from muster.client.quantities import format_duration, format_time, format_tokens
 from muster.protocol.errors import ApiError, ConfigError
-from muster.protocol.ids import Address, RunId, to_address
+from muster.protocol.ids import Address, RunId
 
 if TYPE_CHECKING:
     from muster.chain import Chain, ChainView, RunView, WorkerView
@@ -256,7 +256,7 @@ def _heartbeat(beat: dict[str, Any]) -> str:
 
 @click.command("status")
 @click.option("--run", type=click.IntRange(min=1), required=True, help="The run it works for.")
-@click.option("--worker", metavar="ADDRESS", help="The staking wallet.")
+@click.option("--worker", metavar="ADDRESS", help="The staking wallet, or its node.")
 @click.option("--keystore", type=FILE, help="The worker's or its node's; it is not opened.")
 @click.option("--orchestrator", metavar="URL", help="Knows the node's last sign of life.")
 @json_option
@@ -283,19 +283,14 @@ def status(worker: str | None, keystore: Path | None, as_json: bool, **options: 
 async def _status(
     worker: str | None, keystore: Path | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    from muster.chain import Chain, ChainView, read_view
+    from muster.chain import Chain, ChainView, find_worker, read_view
     from muster.client.preflight import find_run
 
-    account = to_address(worker) if worker else _keystore_account(keystore)
+    named = worker or _keystore_account(keystore)
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, ChainView())
         run = find_run(view, RunId(options["run"]))
-        found = view.workers.get(account) or view.worker_by_node.get(account)
-        if found is None:
-            raise ConfigError(
-                f"{account} is neither a worker nor the node of one",
-                hint="register it: muster stake --keystore FILE --node FILE",
-            )
+        found = find_worker(view, named)
         return describe(await gather_facts(chain, view, run, found, options["orchestrator"]), view)
 
 

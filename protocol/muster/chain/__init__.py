@@ -14,6 +14,17 @@ from muster.chain.deployment import Deployment, load_deployment, save_deployment
 from muster.chain.events import Event
 from muster.chain.following import apply_poll, find_run, follow, read_view
 from muster.chain.journal_store import JournalStore
+from muster.chain.lookup import (
+    Named,
+    NameKind,
+    NothingNamed,
+    Place,
+    find_named,
+    find_outcome,
+    find_worker,
+    is_named,
+    prefix_of,
+)
 from muster.chain.losses import STATE_WORDS, Loss, loss_of, losses, reason_of
 from muster.chain.reader import EventReader, Poll
 from muster.chain.send_journal import SendJournal
@@ -73,10 +84,14 @@ __all__ = [
     "Funds",
     "JournalStore",
     "Loss",
+    "NameKind",
+    "Named",
+    "NothingNamed",
     "OutcomeProof",
     "PauseCause",
     "PauseView",
     "PaymentView",
+    "Place",
     "PolicyCheckpoint",
     "Poll",
     "Receipt",
@@ -97,11 +112,16 @@ __all__ = [
     "WorkerView",
     "apply_poll",
     "connect",
+    "find_named",
+    "find_outcome",
     "find_run",
+    "find_worker",
     "follow",
+    "is_named",
     "load_deployment",
     "loss_of",
     "losses",
+    "prefix_of",
     "read_view",
     "reason_of",
     "save_deployment",

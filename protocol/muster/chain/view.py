@@ -7,7 +7,7 @@ reorganisation made void, by building everything again from the events that stan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -140,6 +140,13 @@ class ChainView:
     def slot_used(self, run_id: RunId, worker_id: int, step: int, index: int) -> bool:
         """Return whether the slot has an outcome."""
         return (run_id, worker_id, step, index) in self._slots
+
+    def file_hashes(self, batch: BatchView) -> Iterator[bytes]:
+        """Yield the files of a batch as far as the chain tells: once judged, or submitted there."""
+        if batch.records is not None:
+            yield from (record.file_hash for record in batch.records)
+        elif batch.direct is not None:
+            yield batch.direct.file_hash
 
     def standing_verdict(self, batch_id: int, position: int) -> Verdict | None:
         """Return the verdict that stands for an outcome, after disputes; None without outcome."""

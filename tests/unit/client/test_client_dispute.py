@@ -20,7 +20,7 @@ from test_client_jury import (
 )
 
 from muster.chain import Fault, Standing
-from muster.client.case_proofs import as_claimed
+from muster.client.case_proofs import as_claimed, leaf_of, prove_outcome
 from muster.client.cases import (
     Penalty,
     describe_cases,
@@ -31,7 +31,7 @@ from muster.client.cases import (
     penalties_of,
     phase_of,
 )
-from muster.client.dispute import Offer, find_batch, opposite_of, prove_position
+from muster.client.dispute import Offer, opposite_of
 from muster.client.overdue import submissions_of
 from muster.client.settling import explained
 from muster.protocol.encoding import keccak
@@ -81,20 +81,10 @@ def test_offer_that_cannot_be_made_says_why_and_what_to_do(
     assert caught.value.hint
 
 
-def test_unknown_batch_and_position_are_named() -> None:
-    with pytest.raises(ConfigError, match="no batch 9") as caught:
-        find_batch(VIEW, 9)
-    assert caught.value.hint
-    batch = make_view_batch([RECORD.leaf(1, 0)], [RECORD])
-    for position in (-1, 1):
-        with pytest.raises(ConfigError, match=f"no position {position}") as caught:
-            prove_position(VIEW, batch, position, [])
-        assert caught.value.hint == "positions are 0 to 0"
-
-
 def test_posted_outcome_is_proven_from_the_chain_alone() -> None:
-    leaf, proof = prove_position(VIEW, make_view_batch([LEAF], [RECORD]), 0, [])
-    assert (leaf, proof.record) == (RECORD.leaf(1, 0), RECORD.to_bytes())
+    batch = make_view_batch([LEAF], [RECORD])
+    assert leaf_of(batch, 0) == RECORD.leaf(1, 0)
+    assert prove_outcome(VIEW, batch, 0).record == RECORD.to_bytes()
 
 
 async def test_overdue_batch_needs_its_submissions() -> None:
@@ -103,8 +93,9 @@ async def test_overdue_batch_needs_its_submissions() -> None:
         await submissions_of(batch, None)
     assert "--orchestrator" in str(caught.value.hint)
     batch.direct = SUBMISSION
-    leaf, proof = prove_position(VIEW, batch, 0, await submissions_of(batch, None))
-    assert leaf == overdue_leaf(1, SUBMISSION.leaf())
+    shown = await submissions_of(batch, None)
+    assert leaf_of(batch, 0, shown) == overdue_leaf(1, SUBMISSION.leaf())
+    proof = prove_outcome(VIEW, batch, 0, shown)
     assert proof.record == as_claimed(SUBMISSION, 5).to_bytes()
 
 

@@ -28,13 +28,13 @@ REPORT = RunReport(
 )  # fmt: skip
 
 
-def ingredient(place: int, worker: str, use: str = "trained") -> Ingredient:
+def ingredient(place: int, worker: str, use: str = "offered") -> Ingredient:
     file = hex0x(keccak(b"%d" % place))
-    return Ingredient(place, 2, 3, place, file, worker, 1, 10, use, None)
+    return Ingredient(place, 2, 3, place, file, worker, 1, 10, use, 8, None, {}, None)
 
 
 def lineage(*ingredients: Ingredient) -> Lineage:
-    return Lineage(RUN, 2, (), ingredients, ())
+    return Lineage(RUN, 2, (), ingredients, (), 0, {})
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_card_names_root_workers_and_how_to_check(manifest: Manifest) -> None:
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert f"| root (lineage) | `{hex0x(manifest.root())}` |" in text
     assert "checked by 2 of 3 validators" in text
-    assert "| submissions learned from | 3 (passed over: 1 repeated) |" in text
+    assert "| submissions offered to training | 3 (passed over: 1 repeated) |" in text
     assert "| verdicts in the run | 1,200 accepted, 3 rejected, 2 fraud |" in text
     assert "| accepted by mistake, as a jury found | 1 |" in text
     assert f"| `{BOB}` | 2 | 20 |\n| `{ALICE}` | 1 | 10 |" in text

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,7 @@ from muster.protocol.messages import (
     unpack_records,
 )
 from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
+from muster.telemetry import KeyValueFormatter
 
 
 class PlainDecoder:
@@ -216,7 +218,10 @@ async def test_batches_are_judged_in_the_order_of_the_chain(bench: Bench) -> Non
 # Dishonest workers: one mixed batch keeps everybody's outcome apart
 
 
-async def test_mixed_batch_gets_every_submission_its_own_outcome(bench: Bench) -> None:
+async def test_mixed_batch_gets_every_submission_its_own_outcome(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     good, good_data = honest(make_ticket(index=0))
     ticket = make_ticket(index=1)
     forged_rows = [replace(row, task_reward=1.0) for row in make_rollouts(ticket)]
@@ -239,6 +244,10 @@ async def test_mixed_batch_gets_every_submission_its_own_outcome(bench: Bench) -
         (Verdict.REJECTED, Reason.SCHEMA),
         (Verdict.REJECTED, Reason.BAD_SIGNATURE),
     ]
+    shown = KeyValueFormatter("validator")
+    lines = "\n".join(shown.format(record) for record in caplog.records)
+    assert "verdict=REJECTED reason=BAD_SIGNATURE" in lines
+    assert not re.search(r"<\w+\.|\w+\(\w+=", lines)
 
 
 async def test_slot_used_in_the_same_or_an_earlier_batch_is_rejected(bench: Bench) -> None:

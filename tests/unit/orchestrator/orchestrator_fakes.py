@@ -67,7 +67,7 @@ class Emitter:
             block_hash=keccak(b"block %d" % self.block),
             block_timestamp=self.now(),
             log_index=0,
-            tx_hash=f"0x{self.block:064x}",
+            tx_hash=f"0x{keccak(b'tx %d' % self.block).hex()}",
         )
 
 

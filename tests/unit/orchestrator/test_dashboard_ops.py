@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +180,14 @@ async def test_trainers_figures_are_passed_on(bench: Bench) -> None:
     found = await scrape(bench)
     assert found['muster_orchestrator_training{figure="entropy"}'] == 0.5
     assert found['muster_orchestrator_training{figure="alarm_steps"}'] == 2
+
+
+async def test_a_step_that_trained_on_nothing_is_a_gap(bench: Bench) -> None:
+    await bench.services.training.report(3, {"entropy": 0.5, "reward": 0.25, "tokens": 7.0})
+    await bench.services.training.report(4, {"reward": 0.125, "tokens": 0.0})
+    found = await scrape(bench)
+    assert math.isnan(found['muster_orchestrator_training{figure="entropy"}'])
+    assert found['muster_orchestrator_training{figure="reward"}'] == 0.125
 
 
 async def test_gauges_are_read_once_a_second_at_most(bench: Bench) -> None:

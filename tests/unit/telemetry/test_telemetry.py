@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
 
 import pytest
 
@@ -38,6 +42,51 @@ def test_json_carries_the_same(
         "submission accepted",
         3,
     )
+
+
+class Colour(IntEnum):
+    """A code, as verdicts and reasons are."""
+
+    DARK_RED = 3
+
+
+class Drop(StrEnum):
+    """A word, as reasons to leave out are."""
+
+    STALE = "stale"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A value of several parts."""
+
+    colour: Colour
+    drops: Counter[Drop]
+
+
+FOUND = Found(Colour.DARK_RED, Counter({Drop.STALE: 2}))
+
+
+def test_fields_are_names_not_reprs(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging("trainer")
+    extra = {"why": Colour.DARK_RED, "dropped": FOUND.drops, "found": FOUND, "none": {}}
+    logging.getLogger("x").info("left out", extra=extra)
+    line = capsys.readouterr().err.strip()
+    assert "why=dark_red dropped=stale:2" in line
+    assert "colour:dark_red" in line
+    assert line.endswith("none=-")
+    assert not re.search(r"[<>(]", line)
+
+
+def test_json_fields_are_names_not_reprs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_LOG_FORMAT", "json")
+    setup_logging("trainer")
+    logging.getLogger("x").info("left out", extra={"why": [Colour.DARK_RED], "found": FOUND})
+    entry = json.loads(capsys.readouterr().err)
+    assert entry["why"] == ["dark_red"]
+    assert entry["found"] == {"colour": "dark_red", "drops": {"stale": 2}}
 
 
 def test_a_level_below_the_chosen_one_is_silent(

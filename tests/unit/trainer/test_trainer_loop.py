@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore
 from muster.tasks.sort_digits import make_task_set
+from muster.telemetry import KeyValueFormatter
 from muster.trainer.buffer import FileBuffer
 from muster.trainer.checkpoint import Checkpoints, Identity
 from muster.trainer.evaluate import Evaluator
@@ -131,8 +133,20 @@ async def test_metrics_have_one_line_per_step(world: World) -> None:
     assert (second["stream_from"], second["stream_to"]) == (2, 4)
     assert first["reward"] == 0.5
     assert first["dropped"] == {}
+    assert first["uses"] == [
+        {"position": place, "kept": first["samples"] // 2, "dropped": {}} for place in (0, 1)
+    ]
     assert first.keys() >= {"loss", "grad_norm", "entropy", "tokens", "wall_s"}
     assert [step for step, _ in world.sink.posted] == [1, 2]
+
+
+async def test_logs_of_a_step_name_things(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    await world.train(1)
+    shown = KeyValueFormatter("trainer")
+    lines = "\n".join(shown.format(record) for record in caplog.records)
+    assert "training step step=1" in lines
+    assert not re.search(r"<\w+\.|\w+\(\w+=|Counter", lines)
 
 
 async def test_finished_run_takes_no_further_step(world: World) -> None:

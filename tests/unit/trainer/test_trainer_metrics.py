@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -136,6 +137,20 @@ def test_prometheus_endpoint_shows_newest_figures_and_sums(tmp_path: Path) -> No
     assert samples[f"{PREFIX}eval_pass_at_16_high"] == 0.6
     assert samples[f'{PREFIX}dropped_samples_total{{reason="stale"}}'] == 4.0
     assert samples[f"{PREFIX}trained_tokens_total"] == 2.0
+
+
+def test_a_step_that_trained_on_nothing_is_a_gap_in_prometheus() -> None:
+    export = PrometheusExport()
+    export.report(posted_figures(_entry()))
+    nothing = replace(_figures(), tokens=0, samples=0)
+    entry = step_entry(PolicyVersion(6), _taken(), nothing, Durations(2.0, 1.0), FilterRecipe())
+    export.report(posted_figures(entry))
+    export.report(posted_figures(_evaluation()))
+    shown = {
+        name: export.registry.get_sample_value(PREFIX + name) for name in ("entropy", "reward")
+    }
+    assert math.isnan(shown["entropy"] or 0.0)
+    assert shown["reward"] == 0.25
 
 
 def test_every_reason_is_shown_before_anything_was_dropped() -> None:

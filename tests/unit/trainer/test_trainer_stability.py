@@ -39,6 +39,21 @@ def _collapsing(steps: int) -> Iterator[Figures]:
         yield 0.5, 0.1 * 1.012**step, entropy
 
 
+def test_unknown_figures_change_no_level() -> None:
+    watch, other = CollapseWatch(LIMITS), CollapseWatch(LIMITS)
+    for reward, norm, entropy in _learning(60, 1):
+        for each in (watch, other):
+            each.observe(reward=reward, grad_norm=norm, entropy=entropy)
+        # An empty step knows neither; one with a gradient and no finite entropy lacks the latter.
+        watch.observe(reward=reward, grad_norm=None, entropy=None)
+    assert watch.state()["levels"][:2] == other.state()["levels"][:2]
+    before = watch.state()["levels"][1]
+    watch.observe(reward=0.5, grad_norm=1.0, entropy=None)
+    assert watch.state()["levels"][1] == before
+    watch.observe(reward=0.5, grad_norm=1.0, entropy=0.0)
+    assert watch.state()["levels"][1] != before
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_learning_raises_no_alarm(seed: int) -> None:

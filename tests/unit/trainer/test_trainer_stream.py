@@ -79,6 +79,12 @@ async def test_stale_record_is_dropped_and_the_next_takes_its_place() -> None:
     assert [group[0].policy_version for group in taken.groups] == [2, 2, 4, 4]
     assert taken.dropped == {Drop.STALE: 16}
     assert taken.end.position == 4
+    assert [(use.position, use.kept, use.dropped) for use in taken.uses] == [
+        (0, 0, {Drop.STALE: 8}),
+        (1, 8, {}),
+        (2, 0, {Drop.STALE: 8}),
+        (3, 8, {}),
+    ]
 
 
 async def test_stale_file_is_not_even_fetched() -> None:
@@ -123,6 +129,11 @@ async def test_poisoned_file_is_dropped_and_nothing_else_is_lost(kind: str) -> N
     taken = await _next(feed)
     assert _seeds(taken) == [0, 1]
     assert taken.dropped == {Drop.UNREADABLE: 8}
+    assert [(use.kept, dict(use.dropped)) for use in taken.uses] == [
+        (8, {}),
+        (0, {Drop.UNREADABLE: 8}),
+        (8, {}),
+    ]
     assert _seeds(await _next(feed, taken.end, submissions_per_step=1)) == [2]
 
 

@@ -6,6 +6,7 @@ Both are told of each entry of the metrics log; neither can stop a training step
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from muster.protocol.errors import ConfigError
 from muster.trainer.filters import Drop
-from muster.trainer.metric_names import PREFIX, meaning_of
+from muster.trainer.metric_names import PREFIX, STEP, meaning_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,10 @@ class PrometheusExport:
             self._dropped.labels(str(reason))
 
     def report(self, figures: Mapping[str, float]) -> None:
-        """Show these figures from now on."""
+        """Show these figures from now on; those that a step does not know are NaN, a gap."""
+        if "step" in figures:
+            for name in self._gauges.keys() & STEP.keys() - figures.keys():
+                self._gauges[name].set(math.nan)
         for name, value in figures.items():
             reason = name.removeprefix("dropped_")
             if reason != name:

@@ -78,8 +78,8 @@ class Guard:
         """
         alarm = self._watch.observe(
             reward=entry["reward"],
-            grad_norm=entry["grad_norm"] or 0.0,
-            entropy=entry["entropy"] or 0.0,
+            grad_norm=entry["grad_norm"],
+            entropy=entry["entropy"],
         )
         if alarm.is_on:
             logger.warning(

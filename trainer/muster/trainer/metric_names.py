@@ -94,12 +94,15 @@ PREFIX = "muster_trainer_"
 
 
 def flat(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return an entry's numbers by their names: parts of a part are joined by an underscore."""
+    """Return an entry's numbers by their names: parts of a part are joined by an underscore.
+
+    Lists (`uses`, what became of each record) stay in `metrics.jsonl`.
+    """
     found: dict[str, float] = {}
     for name, value in entry.items():
         if isinstance(value, Mapping):
             found |= {f"{name}_{inner}": number for inner, number in flat(value).items()}
-        elif value is not None:
+        elif value is not None and not isinstance(value, list):
             found[name] = float(value)
     return found
 

@@ -164,6 +164,7 @@ def step_entry(
         "refill": taken.refill,
         "stream_from": taken.start.position,
         "stream_to": taken.end.position,
+        "uses": [use.to_json() for use in taken.uses],
         **_ages(version, taken),
         "wall_s": round(took.wall_s, 4),
         "wait_s": round(took.wait_s, 4),

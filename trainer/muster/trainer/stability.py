@@ -67,20 +67,21 @@ class CollapseWatch:
         """Whether it has seen two windows: before, a level has hardly been compared with any."""
         return self._seen >= 2 * self._limits.window
 
-    def observe(self, *, reward: float, grad_norm: float, entropy: float) -> Alarm:
+    def observe(self, *, reward: float, grad_norm: float | None, entropy: float | None) -> Alarm:
         """Return what is known after a step.
 
-        A step that had nothing to train on, or no finite gradient (norm 0), tells of its reward
-        only.
+        A figure that is None is unknown and changes no level: a step that had nothing to train on
+        tells of its reward only. So does one without a finite gradient (norm 0).
         """
         limits = self._limits
         if not limits.window:
             return Alarm()
         self._seen += 1
         self._rewards.add(reward, limits.window)
-        if grad_norm > 0:
+        if grad_norm:
             self._norms.add(grad_norm, limits.window)
-            self._entropies.add(entropy, limits.window)
+            if entropy is not None:
+                self._entropies.add(entropy, limits.window)
         found = self._judged()
         self._steps = self._steps + 1 if found.is_on else 0
         return replace(found, steps=self._steps, is_due=self._steps >= limits.patience)

@@ -15,9 +15,10 @@ import logging
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ApiError, ChainError, EncodingError
@@ -56,6 +57,22 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """What the filters left of a consumed record."""
+
+    position: int
+    """Its place in the training stream."""
+    kept: int
+    """Samples to train on."""
+    dropped: Counter[Drop]
+    """Samples left out, by reason."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"position": self.position, "kept": self.kept, "dropped": named(self.dropped)}
+
+
+@dataclass(frozen=True, slots=True)
 class StepInput:
     """What one training step consumes."""
 
@@ -73,6 +90,8 @@ class StepInput:
     """Records consumed beyond the step's share, stale ones not counted."""
     pools: DifficultyPools = field(default_factory=DifficultyPools)
     """The difficulty pools after it."""
+    uses: Sequence[Use] = ()
+    """What was left of each record, in stream order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +112,29 @@ class _Collection:
     def __init__(self, recipe: Recipe, sieve: Sieve) -> None:
         self.sieve = sieve
         self.consumed: list[Hash32] = []
+        self.uses: list[Use] = []
         self._stale = 0
         self._usable = 0
         self._share = recipe.training.submissions_per_step
         self._most = self._share + recipe.filters.refill_submissions
         self._groups_each = recipe.sampling.problems_per_submission
 
-    def take(self, groups: list[Group]) -> None:
+    def take(self, item: StreamItem, groups: list[Group]) -> None:
         """Pass a submission's groups through the sieve."""
         self._usable += 1
+        dropped = Counter(self.sieve.dropped)
         for group in groups:
             self.sieve.take(group)
+        dropped = self.sieve.dropped - dropped
+        kept = item.record.rollouts - dropped.total()
+        self.uses.append(Use(item.position_in_stream, kept, dropped))
 
     def leave(self, item: StreamItem, reason: Drop) -> None:
         """Leave out a whole record."""
         self._stale += reason is Drop.STALE
-        self.sieve.dropped[reason] += item.record.rollouts
+        dropped = Counter({reason: item.record.rollouts})
+        self.sieve.dropped += dropped
+        self.uses.append(Use(item.position_in_stream, 0, dropped))
         logger.info("record dropped", extra={**_fields(item), "reason": str(reason)})
 
     @property
@@ -226,7 +252,7 @@ class StreamReader:
                     if groups is None:
                         found.leave(item, Drop.UNREADABLE)
                     else:
-                        found.take(groups)
+                        found.take(item, groups)
                 else:
                     await self._wait_for_records(cursor, newest, found)
         return found
@@ -296,6 +322,7 @@ def _step_input(start: Cursor, found: _Collection) -> StepInput:
         reward=sieve.reward,
         refill=found.refill,
         pools=sieve.pools,
+        uses=sorted(found.uses, key=lambda use: use.position),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BlockId, Event, RunTerms
+from muster.chain import BatchView, BlockId, Event, RunTerms
 from muster.chain.view_parts import parse_records, split_signatures
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.facts import HistoryView
@@ -115,6 +115,16 @@ class Ledger(HistoryView):
         if self._keeps_events:
             self._events.append(event)
         self._take_in(event)
+
+    def file_hashes(self, batch: BatchView) -> Iterator[bytes]:
+        """Yield the files of a batch without an object per record."""
+        records: object = batch.records
+        if not isinstance(records, PackedRecords):
+            yield from super().file_hashes(batch)
+            return
+        start = RECORD.fields["file_hash"][1] if RECORD.fields else 0
+        for at in range(start, len(records.data), OutcomeRecord.SIZE):
+            yield records.data[at : at + 32]
 
     def rewind(self, block_number: int) -> None:
         """Forget everything after a block."""

@@ -9,7 +9,7 @@ into all before it; manifests of the versions between tell which step took what.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,11 +19,15 @@ from muster.chain import CheckpointView, RunView
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.table import OutcomeTable, tabulate
+from muster.client.audit.uses import TrainerLog
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Verdict
 from muster.shardcast import Manifest
+
+TAKEN = ("offered", "trained", "overturned")
+"""Uses of records that are in a version's weights, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,17 @@ class Ingredient:
     units: int
     """Its units."""
     use: str
-    """trained (but for what the recipe's filters leave out of a file), or why its turn passed:
-    repeated (the file came before), stale (too old a policy); overturned: trained, and a jury said
-    later that it should not have been accepted."""
+    """offered: training took it, and nobody at hand says what the filters left of it. With the
+    trainer's log: trained (on `trained_samples` of it), dropped (filters left nothing of it),
+    undone (a rollback took the weights back). Or why its turn passed: repeated (the file came
+    before), stale (too old a policy). overturned: taken like an offered one, and a jury said later
+    that it should not have been accepted."""
+    samples: int
+    """Its samples."""
+    trained_samples: int | None
+    """Those that were trained on, by the trainer's log; None without one."""
+    dropped: Mapping[str, int]
+    """Samples that were left out, by reason, by the trainer's log."""
     posted_tx: str | None
     """The transaction that recorded the verdict."""
 
@@ -84,13 +96,17 @@ class Lineage:
     """In the order of the stream."""
     contradictions: tuple[Contradiction, ...]
     """What cannot be."""
+    not_taken: int
+    """Accepted records that the version's step did not come to: later ones take them, or none."""
+    late: Mapping[int, Mapping[str, int]]
+    """By version: samples that its step left out after the filters, of whichever file."""
 
     def by_worker(self) -> list[tuple[str, int, int]]:
-        """Return each worker with the submissions and units of it that training consumed."""
+        """Return each worker with the submissions and units of it that training took."""
         counts: Counter[str] = Counter()
         units: Counter[str] = Counter()
         for each in self.ingredients:
-            if each.use in ("trained", "overturned"):
+            if each.use in TAKEN:
                 counts[each.worker or "?"] += 1
                 units[each.worker or "?"] += each.units
         return [(worker, count, units[worker]) for worker, count in counts.most_common()]
@@ -107,6 +123,8 @@ class Lineage:
             "ancestors": [asdict(each) for each in self.ancestors],
             "workers": workers,
             "ingredients": [asdict(each) for each in self.ingredients],
+            "not_taken": self.not_taken,
+            "dropped_late": {str(v): dict(each) for v, each in self.late.items()},
             "contradictions": [found.to_json() for found in self.contradictions],
         }
 
@@ -118,12 +136,13 @@ def trace(
     manifest_of: Callable[[Hash32], bytes | None],
     *,
     max_async_level: int | None = None,
+    log: TrainerLog | None = None,
 ) -> Lineage:
     """Return a version's ancestry.
 
     `manifest_of` returns a manifest by root, from anybody. Without `max_async_level`, which is in
-    the recipe, stale records count as trained. Raises ConfigError when there is no such version or
-    nobody has its own manifest.
+    the recipe, stale records count as taken. `log` is what the trainer says.
+    Raises ConfigError when there is no such version or nobody has its own manifest.
     """
     run = _run_with(ledger, run_id, version)
     versions = [v for v in sorted(run.checkpoints) if v <= version]
@@ -138,12 +157,18 @@ def trace(
     stream = stream_rows(ledger, table, run_id)
     found += _range_problems(ledger, run, manifests, table, stream)
     used = stream[: manifests[version].stream_to]
+    log = None if log is None else log.until(version)
+    ingredients = tuple(_ingredients(ledger, table, used, manifests, max_async_level, log))
+    if log is not None:
+        found += _log_problems(run, ingredients, log)
     return Lineage(
         run_id=run_id,
         version=version,
         ancestors=tuple(_ancestor(run.checkpoints[v], manifests.get(v)) for v in versions),
-        ingredients=tuple(_ingredients(ledger, table, used, manifests, max_async_level)),
+        ingredients=ingredients,
         contradictions=tuple(found),
+        not_taken=len(stream) - len(used),
+        late={} if log is None else log.late,
     )
 
 
@@ -227,6 +252,25 @@ def _range_problems(
     return found
 
 
+def _log_problems(
+    run: RunView, ingredients: Sequence[Ingredient], log: TrainerLog
+) -> list[Contradiction]:
+    """Return where the trainer's log is not about the records that the chain has."""
+    found = []
+    for each in ingredients:
+        said = log.uses.get(each.stream_position)
+        if said is None:
+            continue
+        counted = said.kept + sum(said.dropped.values())
+        if counted != each.samples or each.version not in (None, said.version):
+            what = (
+                f"the trainer's log says of record {each.stream_position}: {counted} samples in "
+                f"version {said.version}; it has {each.samples}, in version {each.version}"
+            )
+            found.append(_wrong(run.checkpoints[PolicyVersion(each.version or 0)], what))
+    return found
+
+
 def _wrong(checkpoint: CheckpointView, what: str) -> Contradiction:
     return Contradiction(Kind.LINEAGE, what, checkpoint.tx_hash, checkpoint.block_number)
 
@@ -247,6 +291,7 @@ def _ingredients(
     rows: Sequence[int],
     manifests: dict[PolicyVersion, Manifest],
     max_async_level: int | None,
+    log: TrainerLog | None,
 ) -> Iterator[Ingredient]:
     seen: set[Hash32] = set()
     takers = {
@@ -259,12 +304,13 @@ def _ingredients(
         record, taker = table.record(row), takers.get(place)
         worker = ledger.worker_by_id.get(record.worker_id)
         age = None if taker is None else taker - 1 - record.policy_version
-        use = "trained"
+        said = None if log is None else log.uses.get(place)
+        use = "offered" if said is None else said.state
         if record.file_hash in seen:
             use = "repeated"
         elif max_async_level is not None and age is not None and age > max_async_level:
             use = "stale"
-        elif table.verdict_N[row] != Verdict.ACCEPTED:
+        elif table.verdict_N[row] != Verdict.ACCEPTED and use in TAKEN:
             use = "overturned"
         seen.add(record.file_hash)
         yield Ingredient(
@@ -277,5 +323,8 @@ def _ingredients(
             policy_version=record.policy_version,
             units=record.units,
             use=use,
+            samples=record.rollouts,
+            trained_samples=None if said is None else said.kept if said.state == "trained" else 0,
+            dropped={} if said is None else said.dropped,
             posted_tx=batch.posted_tx,
         )

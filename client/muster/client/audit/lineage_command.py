@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from muster.client.audit.flags import copy_options, read_history, source_options
-from muster.client.options import json_option
+from muster.client.options import FILE, json_option
 from muster.client.printing import print_table
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from muster.client.audit.evidence import EvidenceStore
     from muster.client.audit.lineage import Ancestor, Lineage
 
+USES = {
+    "dropped": "paid, offered, and dropped whole by filters",
+    "offered": "paid, and offered to training",
+    "overturned": "offered, and taken for accepted by mistake, as a jury found",
+    "repeated": "passed over: repeated",
+    "stale": "passed over: stale",
+    "trained": "paid, and trained on",
+    "undone": "trained on, and undone by a rollback",
+}
+"""Uses, for people."""
 MAX_MANIFEST_BYTES = 1 << 20
 FETCH_TIMEOUT_S = 10.0
 
@@ -27,10 +39,13 @@ FETCH_TIMEOUT_S = 10.0
 @click.command("lineage")
 @click.option("--run", type=int, required=True, help="The run.")
 @click.option("--version", type=int, required=True, help="The policy version.")
+@click.option("--trainer-log", type=FILE, help="metrics.jsonl: what filters left of each file.")
 @copy_options
 @json_option
 @source_options
-def lineage(run: int, version: int, as_json: bool, **options: Any) -> None:
+def lineage(
+    run: int, version: int, trainer_log: Path | None, as_json: bool, **options: Any
+) -> None:
     """Show which files, workers and verdicts went into a policy version.
 
     Manifests may come from anybody: their roots are on chain. Without those of older versions
@@ -43,19 +58,26 @@ def lineage(run: int, version: int, as_json: bool, **options: Any) -> None:
     """
     from muster.client.audit.evidence import EvidenceStore
     from muster.client.audit.lineage import trace
+    from muster.client.audit.uses import read_trainer_log
 
+    log = None if trainer_log is None else read_trainer_log(trainer_log)
     history = read_history(options)
     history.require_run(RunId(run))
     store = EvidenceStore(options["evidence"])
     manifest_of = _manifests(store, options["relay"], history.ledger.runs[RunId(run)], version)
     level = _max_async_level(store, history.ledger.runs[RunId(run)].config.recipe_hash)
     found = trace(
-        history.ledger, RunId(run), PolicyVersion(version), manifest_of, max_async_level=level
+        history.ledger,
+        RunId(run),
+        PolicyVersion(version),
+        manifest_of,
+        max_async_level=level,
+        log=log,
     )
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:
-        print_lineage(found, knows_recipe=level is not None)
+        print_lineage(found, knows_recipe=level is not None, has_log=log is not None)
     if found.contradictions or not all(check.passed for check in history.about_source):
         sys.exit(1)
 
@@ -117,28 +139,48 @@ async def fetch_manifests(
     return found
 
 
-def print_lineage(found: Lineage, *, knows_recipe: bool) -> None:
+def print_lineage(found: Lineage, *, knows_recipe: bool, has_log: bool = False) -> None:
     """Print a version's ancestry as a chain of versions, and who contributed."""
     click.echo(f"run {found.run_id}, policy {found.version}: {len(found.ingredients)} files\n")
     for line in _graph(found):
         click.echo(line)
     click.echo()
     rows = [[worker, str(count), str(units)] for worker, count, units in found.by_worker()]
-    print_table(("worker", "files consumed", "units"), rows)
-    left = [each for each in found.ingredients if each.use in ("repeated", "stale")]
-    if left:
-        click.echo(
-            f"{len(left)} files were passed over: {', '.join(sorted({e.use for e in left}))}"
-        )
+    print_table(("worker", "files trained on" if has_log else "files offered", "units"), rows)
+    for line in _uses(found):
+        click.echo(line)
     if not knows_recipe:
-        click.echo("the recipe is not at hand: stale files count as consumed")
-    click.echo(
-        "Of a file that was consumed, groups whose rewards are all equal, and what else the\n"
-        "recipe filters, are not trained on: muster explain FILE_HASH --rerun counts them."
-    )
+        click.echo("the recipe is not at hand: stale files count as offered")
+    if not has_log:
+        click.echo(
+            "Of an offered file the recipe's filters leave out groups whose rewards are all\n"
+            "equal, and more: --trainer-log metrics.jsonl says what was trained on."
+        )
     for each in found.contradictions:
         click.echo(f"FAIL {each.kind}: {each}")
     click.echo(f"{len(found.contradictions) or 'no'} contradictions")
+
+
+def _uses(found: Lineage) -> Iterator[str]:
+    """Yield what became of the files, and of their samples where the trainer's log says."""
+    uses = Counter(each.use for each in found.ingredients)
+    for use, count in sorted(uses.items()):
+        yield f"{count:6,} {'file' if count == 1 else 'files'} {USES[use]}"
+    if found.not_taken:
+        yield f"{found.not_taken:6,} files paid, and not taken by this version"
+    known = [each for each in found.ingredients if each.trained_samples is not None]
+    if known:
+        left_out: Counter[str] = Counter()
+        for each in known:
+            left_out.update(each.dropped)
+        trained = sum(each.trained_samples or 0 for each in known)
+        words = "".join(
+            f", {count:,} {reason} left out" for reason, count in left_out.most_common()
+        )
+        yield f"{trained:,} samples trained on{words}"
+    for version, dropped in found.late.items():
+        words = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        yield f"version {version} left out {words} of them, the log does not say of which files"
 
 
 def _graph(found: Lineage) -> list[str]:

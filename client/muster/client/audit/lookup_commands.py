@@ -18,20 +18,21 @@ SHOWN_OUTCOMES = 30
 
 
 @click.command("worker")
-@click.argument("address")
+@click.argument("worker", metavar="WORKER")
 @json_option
 @source_options
-def worker(address: str, as_json: bool, **options: Any) -> None:
+def worker(worker: str, as_json: bool, **options: Any) -> None:
     """Show what a worker did, was paid and was slashed for, checked.
+
+    It is named by its address, its node's, six digits of either, or its work.
 
     \b
     Example:
       muster audit worker 0x70997970C51812dc3A010C7d01b50e0d17dc79C8
     """
     from muster.client.audit.lookups import worker_facts
-    from muster.protocol.ids import to_address
 
-    found = worker_facts(read_history(options), to_address(address))
+    found = worker_facts(read_history(options), worker)
     if not as_json:
         print_facts(dict(map(_in_tokens, found["worker"].items())))
         _print_rows(found["outcomes"][-SHOWN_OUTCOMES:])
@@ -45,7 +46,9 @@ def worker(address: str, as_json: bool, **options: Any) -> None:
 @json_option
 @source_options
 def submission(submission: str, as_json: bool, **options: Any) -> None:
-    """Show what the chain proves about one outcome: BATCH:POSITION, or the file's hash.
+    """Show what the chain proves about one outcome.
+
+    It is named as BATCH:POSITION, by its file's hash or a transaction's, or six digits of one.
 
     \b
     Example:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from muster.chain import BatchView
+from muster.chain import BatchView, Place, find_outcome, find_worker
 from muster.client.audit.calls import drawn_first
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.audit.history import History
@@ -17,18 +17,15 @@ from muster.client.audit.table import OutcomeTable, tabulate
 from muster.client.audit.work import outcome_signers
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Address, Hash32
+from muster.protocol.ids import Hash32
 from muster.protocol.merkle import merkle_proof
 from muster.protocol.messages import Verdict
 
 
-def worker_facts(history: History, address: Address) -> dict[str, Any]:
+def worker_facts(history: History, worker: str) -> dict[str, Any]:
     """Return a worker's figures, outcomes, slashes and payments; raises ConfigError for nobody."""
-    account = history.ledger.workers.get(address)
-    if account is None:
-        raise ConfigError(
-            f"{address} is not registered as a worker", hint="muster audit lists the workers"
-        )
+    account = find_worker(history.ledger, worker)
+    address = account.address
     report, table = history.report(), tabulate(history.ledger)
     rows = np.flatnonzero(table.column("worker_id") == account.worker_id).tolist()
     places = {(batch.batch_id, position) for batch, position in map(table.place, rows)}
@@ -65,36 +62,18 @@ def _outcome(table: OutcomeTable, row: int) -> dict[str, Any]:
     }
 
 
-def find_row(table: OutcomeTable, submission: str) -> int:
-    """Return the row of BATCH:POSITION or of a file's hash; raises ConfigError when there is none.
-
-    A file that was submitted twice is found where it was first.
-    """
-    batch_id, colon, position = submission.partition(":")
-    if colon and batch_id.isdecimal() and position.isdecimal():
-        for number, batch in enumerate(table.batches):
-            row = int(table.starts[number]) + int(position)
-            if batch.batch_id == int(batch_id) and row < table.starts[number + 1]:
-                return row
-        raise ConfigError(f"no outcome {submission} is on chain", hint="was it judged yet?")
-    try:
-        wanted = bytes.fromhex(submission.removeprefix("0x"))
-    except ValueError:
-        wanted = b""
-    if len(wanted) != 32:
-        raise ConfigError(
-            f"not a submission: {submission!r}", hint="BATCH:POSITION, or a file's hash"
-        )
-    rows = np.flatnonzero(table.records_N["file_hash"] == np.void(wanted))
-    if not len(rows):
-        raise ConfigError("no outcome of that file is on chain", hint="was it judged yet?")
-    return int(rows[0])
+def row_of(table: OutcomeTable, place: Place) -> int:
+    """Return an outcome's row; raises ConfigError when it is not judged yet."""
+    for number, batch in enumerate(table.batches):
+        if batch.batch_id == place.batch.batch_id:
+            return int(table.starts[number]) + place.position
+    raise ConfigError(f"submission {place} is not judged yet", hint="muster explain says who is to")
 
 
 def submission_facts(history: History, submission: str) -> dict[str, Any]:
     """Return everything that the chain proves about an outcome."""
     table, ledger = tabulate(history.ledger), history.ledger
-    row = find_row(table, submission)
+    row = row_of(table, find_outcome(ledger, submission))
     batch, position = table.place(row)
     record = table.record(row)
     leaves = batch.leaves()

@@ -10,7 +10,6 @@ contradicts. `--json` prints one line:
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -41,7 +40,10 @@ COLOURS = {"agree": "green", "contradict": "red", "-": "bright_black"}
 @json_option
 @chain_options
 def verify(submission: str, as_json: bool, **options: Any) -> None:
-    """Re-run a verdict from its evidence bundle: BATCH:POSITION, or the file's hash.
+    """Re-run a verdict from its evidence bundle.
+
+    The submission is named as BATCH:POSITION, by its file's hash or a transaction's, or six digits
+    of one; with --offline not by a transaction.
 
     Every check says agree or contradict. muster explain --save writes bundles.
 
@@ -72,40 +74,51 @@ async def _verify(
     with ExitStack() as stack:
         bundle = stack.enter_context(Bundle(options["bundle"]))
         evidence = bundle.evidence()
-        require_about(evidence, submission)
-        chain = None if options["offline"] else await read_facts(evidence, options)
+        chain = None
+        if options["offline"]:
+            require_about(evidence, submission)
+        else:
+            chain = await read_facts(evidence, submission, options)
         facts = chain or evidence.facts
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-")))
         checks = await verify_bundle(bundle, evidence, (facts, chain), folder, options)
         return evidence, facts, checks
 
 
-def require_about(evidence: Evidence, submission: str) -> None:
-    """Raise ConfigError when a bundle is about another submission."""
-    file_hash = evidence.entry.submission.file_hash.hex()
-    place = f"{evidence.batch_id}:{evidence.position}"
-    names = {place, file_hash, f"0x{file_hash}"}
-    if re.sub(r"\b0+(?=\d+:|\d+$)", "", submission.lower()) not in names:
+def require_about(
+    evidence: Evidence, submission: str, found: tuple[int, int] | None = None
+) -> None:
+    """Raise ConfigError when a bundle is about another submission.
+
+    `found` is the place of what the text names on chain, if a chain was asked.
+    """
+    from muster.chain import is_named
+
+    place = (evidence.batch_id, evidence.position)
+    file_hash = evidence.entry.submission.file_hash
+    if found != place and not is_named(submission, place, file_hash):
         raise ConfigError(
-            f"the bundle is about submission {place}, file 0x{file_hash}, not {submission}",
+            f"the bundle is about submission {place[0]}:{place[1]}, file 0x{file_hash.hex()}, "
+            f"not {submission}",
             hint="name the one it is about, or give its own bundle",
         )
 
 
-async def read_facts(evidence: Evidence, options: dict[str, Any]) -> ChainFacts:
+async def read_facts(evidence: Evidence, submission: str, options: dict[str, Any]) -> ChainFacts:
     """Return what the chain says about a bundle's submission.
 
     Raises ConfigError when the chain knows no such verdict.
     """
-    from muster.chain import Chain, read_view
+    from muster.chain import Chain, find_outcome, read_view
     from muster.client.bundle import facts_of
-    from muster.client.explain import place_at
     from muster.client.facts import HistoryView
     from muster.client.rerun import claim_at
 
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, HistoryView())
-        batch = place_at(view, evidence.batch_id, evidence.position).batch
+        named = find_outcome(view, submission)
+        require_about(evidence, submission, (named.batch.batch_id, named.position))
+        batch = find_outcome(view, f"{evidence.batch_id}:{evidence.position}").batch
         if batch.records is None:
             raise ConfigError(
                 f"nobody judged batch {batch.batch_id} on chain {chain.chain_id}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from muster.client.audit.lineage import Lineage
+from muster.client.audit.lineage import TAKEN, Lineage
 from muster.client.audit.report import RunReport
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address
@@ -90,10 +90,13 @@ def _where(origin: Origin) -> list[tuple[str, str]]:
 def _figures(run: RunReport, lineage: Lineage) -> list[tuple[str, str]]:
     uses = Counter(each.use for each in lineage.ingredients)
     passed = ", ".join(f"{uses[use]} {use}" for use in ("repeated", "stale") if uses[use])
-    trained = uses["trained"] + uses["overturned"]
+    taken = sum(uses[use] for use in TAKEN)
     return [
         ("versions before it", str(lineage.version)),
-        ("submissions learned from", f"{trained:,}" + (f" (passed over: {passed})" * bool(passed))),
+        (
+            "submissions offered to training",
+            f"{taken:,}" + (f" (passed over: {passed})" * bool(passed)),
+        ),
         ("units in them", f"{sum(units for _, _, units in lineage.by_worker()):,}"),
         ("workers", f"{len(lineage.by_worker()):,}"),
         (

@@ -151,13 +151,13 @@ class Speaker:
             return "this folder does not say; `muster model fetch` makes folders that do"
         manifest = manifest_in(self._source)
         lineage = json.loads((self._source / LINEAGE).read_text())
-        trained = [each for each in lineage["ingredients"] if each["use"] == "trained"]
-        workers = Counter(each["worker"] for each in trained)
+        taken = [each for each in lineage["ingredients"] if each["use"] in ("offered", "trained")]
+        workers = Counter(each["worker"] for each in taken)
         lines = [
             f"run {manifest.run_id} version {manifest.version}, root {hex0x(manifest.root())}",
-            f"{len(trained)} submissions of {len(workers)} workers; the newest:",
+            f"{len(taken)} submissions of {len(workers)} workers, offered to training; the newest:",
         ]
-        for each in trained[-NEWEST_FILES:]:
+        for each in taken[-NEWEST_FILES:]:
             place = f"{each['batch_id']}:{each['position']}"
             lines.append(f"  {place} of {each['worker']}: muster explain {place}")
         return "\n".join(lines)

@@ -12,14 +12,20 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from muster.chain import losses
+from muster.chain import Named, find_named, losses, prefix_of
 from muster.orchestrator.api.deps import ServicesDep, host_of
 from muster.orchestrator.api.errors import failure_response
 from muster.orchestrator.dashboard.figures import Panel, idle, panels
 from muster.orchestrator.dashboard.network import read_health
 from muster.orchestrator.dashboard.page import ASSETS, CONTENT_SECURITY_POLICY, render
 from muster.orchestrator.dashboard.samples import SampleDesk
-from muster.orchestrator.dashboard.submissions import Wanted, find_submission, list_submissions
+from muster.orchestrator.dashboard.submissions import (
+    Wanted,
+    find_submission,
+    lines_at,
+    list_submissions,
+    received_files,
+)
 from muster.orchestrator.dashboard.workers import (
     ORDERS,
     PAGE,
@@ -30,7 +36,7 @@ from muster.orchestrator.dashboard.workers import (
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.relays import RelayWatch
-from muster.protocol.errors import EncodingError
+from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, Hash32, to_address, to_hash32
 from muster.protocol.messages import Verdict
 
@@ -232,19 +238,36 @@ async def network_page(request: Request, services: ServicesDep) -> Response:
 
 @router.get("/search")
 async def search(request: Request, services: ServicesDep) -> Response:
-    """Go to what was searched for: an address, a file hash or a step."""
+    """Go to what was searched for: all that a command takes, or a step."""
     text = request.query_params.get("q", "").strip()[:MAX_QUERY_CHARACTERS]
-    address, file_hash = _address(text), _hash(text)
-    if file_hash is not None:
-        return RedirectResponse(f"/submissions/0x{file_hash.hex()}", 303)
-    if address is not None:
-        worker = services.projection.view.worker_by_node.get(address)
-        return RedirectResponse(f"/workers/{worker.address if worker else address}", 303)
-    if text.isascii() and text.isdigit() and int(text) <= MAX_NUMBER:
-        return RedirectResponse(f"/submissions?step={int(text)}", 303)
-    raise NotAnswered(
-        404, "Nothing is named like that.", "Search for an address, a file hash or a step."
-    )
+    digits = prefix_of(text)
+    received = [] if digits is None else await received_files(services, digits)
+    try:
+        named = find_named(services.projection.view, text, received=received)
+    except ConfigError as error:
+        if text.isascii() and text.isdigit() and int(text) <= MAX_NUMBER:
+            return RedirectResponse(f"/submissions?step={int(text)}", 303)
+        raise NotAnswered(404, _sentence(str(error)), _sentence(error.hint or "")) from error
+    return await _show_named(services, named)
+
+
+async def _show_named(services: Services, named: Named) -> Response:
+    """Go to the page of what was found; show what belongs to it where it has none."""
+    ours = [place for place in named.places if place.batch.run_id == services.run_id]
+    if named.places and not ours:
+        raise NotAnswered(
+            404,
+            _sentence(f"{named} is of run {named.places[0].batch.run_id}"),
+            f"This orchestrator serves run {services.run_id}; other runs have their own.",
+        )
+    if named.file_hash is not None:
+        return RedirectResponse(f"/submissions/0x{named.file_hash.hex()}", 303)
+    lines = await lines_at(services, ours)
+    if len(lines) == 1:
+        return RedirectResponse(f"/submissions/{lines[0].submission_id}", 303)
+    if named.worker is not None and not lines:
+        return RedirectResponse(f"/workers/{named.worker}", 303)
+    return await _page(services, "found.html", named=named, lines=lines, total=len(ours))
 
 
 @router.get("/live")
@@ -375,6 +398,10 @@ def _address(text: str) -> Address | None:
         return to_address(text)
     except EncodingError:
         return None
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def _hash(text: str) -> Hash32 | None:

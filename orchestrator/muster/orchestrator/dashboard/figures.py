@@ -156,10 +156,10 @@ def _multiples(columns: Columns) -> list[Panel]:
     empty = {step for step, count in tokens.items() if not count}
     speed = {s: tokens[s] / seconds[s] for s in tokens if seconds.get(s, 0) > 0}
 
-    def trained(values: dict[int, float]) -> Series:
+    def trained(values: dict[int, float], name: str = "step") -> Series:
         """Return a figure of tokens, with gaps where none was trained on."""
         kept = {step: value for step, value in values.items() if step not in empty}
-        return Series("step", _points(kept), gaps=_streaks(empty))
+        return Series(name, _points(kept), gaps=_streaks(empty))
 
     return [
         Panel(
@@ -184,8 +184,8 @@ def _multiples(columns: Columns) -> list[Panel]:
             "and largest.",
             _AFTER_STEP,
             [
-                Series("mean", _points(columns("age_mean"))),
-                Series("largest", _points(columns("age_max"))),
+                trained(columns("age_mean"), "mean"),
+                trained(columns("age_max"), "largest"),
             ],
             floor=0.0, ceiling=1.0, decimals=2,
         ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from muster.chain import BatchView
+from muster.chain import BatchView, Place
 from muster.orchestrator.db.models import LeaseRow, SubmissionRow
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.projection import Judged
@@ -24,6 +24,8 @@ PAGE = 50
 """Submissions of one page."""
 SCAN = 20_000
 """Outcomes looked at for one page, at most."""
+MAX_RECEIVED = 100
+"""Received files that a search by some digits looks at."""
 _COLUMNS = (
     SubmissionRow.sequence,
     SubmissionRow.file_hash,
@@ -188,6 +190,38 @@ async def find_submission(services: Services, file_hash: Hash32) -> Detail | Non
         price_wei=line.units * batch.price_per_unit if batch else 0,
         is_paid=await _is_paid(services, line),
     )
+
+
+async def received_files(services: Services, digits: str) -> list[Hash32]:
+    """Return the received files whose hashes begin with these digits; a few are enough."""
+    first, last = (Hash32(bytes.fromhex(digits.ljust(64, fill))) for fill in "0f")
+    query = (
+        select(SubmissionRow.file_hash)
+        .where(SubmissionRow.file_hash.between(first, last))
+        .order_by(SubmissionRow.file_hash)
+        .limit(MAX_RECEIVED)
+    )
+    async with services.database.read() as session:
+        return [Hash32(found) for found in await session.scalars(query)]
+
+
+async def lines_at(services: Services, places: Sequence[Place]) -> list[Line]:
+    """Return the submissions at some places; those without outcome from the database."""
+    lines = []
+    for place in places[:PAGE]:
+        batch = place.batch
+        if batch.records is not None:
+            outcome = Judged(batch.batch_id, place.position, batch.records[place.position])
+            lines.append(_line_of_outcome(services, outcome))
+            continue
+        query = select(SubmissionRow).where(
+            SubmissionRow.batch_root == batch.root, SubmissionRow.position == place.position
+        )
+        async with services.database.read() as session:
+            row = await session.scalar(query)
+        if row is not None:
+            lines.append(_line_of_row(services, row))
+    return lines
 
 
 def _signers(services: Services, batch: BatchView | None) -> list[Address]:

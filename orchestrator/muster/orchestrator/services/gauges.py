@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from muster.protocol.schedule import Stage
 
 if TYPE_CHECKING:
     from muster.orchestrator.services.context import Services
+    from muster.orchestrator.services.training import TrainingMetrics
 
 ALIVE_S = 120
 """A node that was heard of within this time is alive."""
@@ -34,6 +36,10 @@ TRAINING_FIGURES = (
     *("wall_s", "wait_s", "alarm_steps", "grad_growth", "entropy_rise", "reward_fall", "skipped"),
 )
 """Which of the trainer's figures are passed on: its own endpoint has all of them."""
+
+
+OF_TOKENS = frozenset({"entropy", "grad_norm", "kl", "mismatch_kl", "age_mean"})
+"""Those of them that a step without trained tokens does not have."""
 
 
 class Gauges:
@@ -89,9 +95,17 @@ def _set_run(services: Services) -> None:
     for verdict, count in projection.verdict_counts.items():
         metrics.VERDICTS.labels(verdict=verdict.name.lower()).set(count)
     for figure in TRAINING_FIGURES:
-        value = training.latest(figure)
+        value = _known(training, figure)
         if value is not None:
             metrics.TRAINING.labels(figure=figure).set(value)
+
+
+def _known(training: TrainingMetrics, figure: str) -> float | None:
+    """Return the newest figure; NaN, a gap, of tokens when the newest step trained on none."""
+    steps = training.series("tokens")
+    if figure in OF_TOKENS and steps and not steps[-1][1]:
+        return math.nan
+    return training.latest(figure)
 
 
 def _set_workers(services: Services) -> None:

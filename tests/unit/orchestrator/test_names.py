@@ -1,0 +1,231 @@
+"""What a text names: one table of texts, for the command line and for the dashboard's search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import orchestrator_bench
+import pytest
+from dashboard_stage import History, store
+from orchestrator_fakes import Network
+
+from muster.chain import (
+    BatchView,
+    ChainView,
+    NothingNamed,
+    find_named,
+    find_outcome,
+    find_worker,
+    is_named,
+)
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, Hash32, to_address
+
+NOBODY = to_address(bytes(range(1, 21)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text with what it names."""
+
+    text: str
+    """What somebody writes."""
+    outcome: str
+    """BATCH:POSITION of the one submission, or what the command line's error says."""
+    page: str
+    """Where the dashboard goes, or what its page says."""
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    history = History(Network(), per_batch=16)
+    history.register(8)
+    history.work(250, steps=10)
+    history.work(3, steps=1, after=10, judged=0)
+    history.fund_and_pay()
+    history.dispute()
+    twin = _file(history.network.view.batches[3], 1).hex()[:6]
+    history.network.apply(
+        "WorkerRegistry", "WorkerRegistered",
+        worker=to_address("0x" + twin + "00" * 17), node=to_address(bytes(19) + b"\1"),
+        worker_id=99, active_from=1,
+    )  # fmt: skip
+    return history
+
+
+def _file(batch: BatchView, position: int) -> Hash32:
+    assert batch.records is not None
+    return batch.records[position].file_hash
+
+
+def _table(history: History) -> Iterator[Row]:
+    view = history.network.view
+    batch, twin, last = view.batches[2], view.batches[3], view.batches[len(view.batches)]
+    file, shared = _file(batch, 3).hex(), _file(twin, 1).hex()
+    page = f"/submissions/0x{file}"
+    record = (batch.records or ())[3]
+    maker = view.worker_by_id[record.worker_id]
+    slot = f"{record.step}:{record.index}"
+    slash, case, paid = view.slashes[0], next(iter(view.cases.values())), view.payments[0]
+    struck = _file(view.batches[slash.batch_id or 0], slash.position or 0).hex()
+    disputed = _file(view.batches[case.batch_id], case.position).hex()
+    several = f"has {batch.count} submissions: 2:0, 2:1, 2:2, 2:3, 2:4 and"
+    worker, run = f"/workers/{maker.address}", view.runs[batch.run_id]
+    unknown = bytes.fromhex(file)[:-1].hex() + ("00" if file[-2:] != "00" else "01")
+
+    # By number.
+    yield Row("2:3", "2:3", page)
+    yield Row("  02:003 ", "2:3", page)
+    yield Row("2:99", "batch 2 has no position 99", "Batch 2 has no position 99.")
+    yield Row("999:0", "there is no batch 999", "There is no batch 999")
+    yield Row(f"{batch.run_id}/2:3", "2:3", page)
+    yield Row("7/2:3", "batch 2 is not of run 7", "Batch 2 is not of run 7.")
+    yield Row(f"{batch.run_id}/2", several, f"{batch.count} submissions.")
+    yield Row("7/2", "batch 2 is not of run 7", "Batch 2 is not of run 7.")
+    yield Row("1/999", "there is no batch 999", "There is no batch 999")
+    assert history.last is not None
+    unjudged = f"0x{history.last.file_hash.hex()}"
+    yield Row(f"{last.batch_id}:2", f"{last.batch_id}:2", f"/submissions/{unjudged}")
+    yield Row(unjudged, "nothing on chain is 0x", f"/submissions/{unjudged}")
+    yield Row(unjudged[:9], "nothing on chain begins with 0x", f"/submissions/{unjudged}")
+    # By a file.
+    yield Row(f"0x{file}", "2:3", page)
+    yield Row(file.upper(), "2:3", page)
+    yield Row(f"0x{file[:8]}", "2:3", page)
+    yield Row(file[:7], "2:3", page)
+    yield Row(file[:5] + "g", "is no name and no hexadecimal", "is no name and no hexadecimal")
+    yield Row(f"0x{file[:5]}", "is too short for a hash", "is too short for a hash")
+    yield Row(file + "0", "has 65 digits", "has 65 digits")
+    yield Row(
+        f"0x{unknown}", f"nothing on chain is 0x{unknown}", f"Nothing on chain is 0x{unknown}"
+    )
+    both = f"may be submission 3:1 (file 0x{shared}), worker 0x"
+    yield Row(f"0x{shared[:6]}", both, both)
+    yield Row(f"0x{shared[:9]}", "3:1", f"/submissions/0x{shared}")
+    # By a worker or its node.
+    theirs = f"worker {maker.address} has "
+    for text in (maker.address, maker.address.lower(), maker.address[2:12], maker.node):
+        yield Row(text, theirs, worker)
+    yield Row(NOBODY, f"{NOBODY} is neither a worker nor", f"{NOBODY} is neither a worker nor")
+    miscased = maker.address[:2] + maker.address[2:].swapcase()
+    yield Row(miscased, "wrong checksum", "wrong checksum")
+    yield Row(f"{maker.address}/{slot}", "2:3", page)
+    yield Row(f"{maker.node}/{slot}", "2:3", page)
+    yield Row(f"{maker.address}/9999:0", "no outcome of step 9999", "No outcome of step 9999")
+    yield Row(f"{NOBODY}/{slot}", "neither a worker nor", "neither a worker nor")
+    # By a transaction.
+    yield Row(batch.tx_hash, several, "which commits batch 2")
+    yield Row(batch.tx_hash[:12], several, "which commits batch 2")
+    yield Row(batch.posted_tx or "", several, "which judges batch 2")
+    yield Row(slash.tx_hash, f"{slash.batch_id}:{slash.position}", f"/submissions/0x{struck}")
+    yield Row(case.opened_tx, f"{case.batch_id}:{case.position}", f"/submissions/0x{disputed}")
+    pays = f"pays {paid.worker} for 2 submissions: no submission is named by it"
+    yield Row(paid.tx_hash, pays, f"/workers/{paid.worker}")
+    published = run.checkpoints[run.latest_version or 0].tx_hash
+    yield Row(published, "no submission is named by it", "publishes version 10 of run")
+    # By a case.
+    yield Row(f"0x{case.leaf.hex()}", f"{case.batch_id}:{case.position}", disputed)
+    # By nothing.
+    yield Row("", "is no name", "is no name")
+    yield Row("<script>", "is no name", "&lt;script&gt;")
+    yield Row("\u0662:\u0663", "is no name", "is no name")
+
+
+def test_the_command_line_finds_what_is_named_or_says_why_not(history: History) -> None:
+    view = history.network.view
+    for row in _table(history):
+        said, hint = _answer(view, row.text)
+        assert said == row.outcome if hint is None else row.outcome in said, row
+        assert hint != ""
+        assert "\n" not in said
+
+
+def _answer(view: ChainView, text: str) -> tuple[str, str | None]:
+    """Return the outcome found, or what the error says with its hint."""
+    try:
+        return str(find_outcome(view, text)), None
+    except ConfigError as error:
+        return str(error), error.hint or ""
+
+
+async def test_the_search_goes_to_what_is_named_or_says_why_not(
+    history: History, tmp_path: Path
+) -> None:
+    table = list(_table(history))
+    async with orchestrator_bench.open_bench(tmp_path, history.network) as bench:
+        await store(history, bench)
+        transport = httpx.ASGITransport(bench.app)
+        async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+            for row in table:
+                answer = await http.get("/search", params={"q": row.text})
+                said = answer.headers.get("location") or answer.text
+                assert row.page in said, row
+                assert "<script>alert" not in said
+
+
+def test_a_worker_is_found_by_whatever_is_of_one_worker_only(history: History) -> None:
+    view = history.network.view
+    batch, paid, slash = view.batches[2], view.payments[0], view.slashes[0]
+    record = (batch.records or ())[3]
+    maker = view.worker_by_id[record.worker_id]
+    for text in (maker.address, maker.node, maker.address[:9], "2:3", _file(batch, 3).hex()):
+        assert find_worker(view, text) is maker
+    assert find_worker(view, paid.tx_hash).address == paid.worker
+    assert find_worker(view, slash.tx_hash).address == slash.owner
+    with pytest.raises(ConfigError, match=r"batch 1/2 is of \d workers: 0x"):
+        find_worker(view, f"{batch.run_id}/2")
+    newest = view.batches[len(view.batches)]
+    with pytest.raises(ConfigError, match="is of no worker"):
+        find_worker(view, f"{newest.batch_id}:0")
+    with pytest.raises(NothingNamed, match="neither a worker nor"):
+        find_worker(view, NOBODY)
+
+
+def test_a_slot_is_a_workers_and_needs_both_numbers(history: History) -> None:
+    view = history.network.view
+    record = (view.batches[2].records or ())[3]
+    maker: Address = view.worker_by_id[record.worker_id].address
+    slot = f"{record.step}:{record.index}"
+    assert str(find_outcome(view, slot, worker=maker)) == "2:3"
+    assert str(find_outcome(view, slot, worker=maker, run=view.batches[2].run_id)) == "2:3"
+    with pytest.raises(NothingNamed, match=f"no outcome of step {record.step}, index"):
+        find_outcome(view, slot, worker=maker, run=view.batches[2].run_id + 1)
+    with pytest.raises(ConfigError, match="is not STEP:INDEX"):
+        find_outcome(view, f"0x{record.file_hash.hex()}", worker=maker)
+
+
+def test_many_candidates_are_cut_to_five(history: History) -> None:
+    view = history.network.view
+    received = [Hash32(bytes.fromhex("fedcba") + bytes([n] * 29)) for n in range(7)]
+    with pytest.raises(ConfigError, match="and 2 more") as caught:
+        find_named(view, "fedcba", received=received)
+    assert str(caught.value).count("received, not on chain") == 5
+
+
+def test_a_bundle_alone_is_named_by_its_place_or_its_file() -> None:
+    file = Hash32(bytes(range(32)))
+    for text in ("12:3", "012:3", "4/12:3", "0x000102", file.hex()):
+        assert is_named(text, (12, 3), file)
+    for text in ("12:4", "0x000103", file.hex()[:-1] + "0"):
+        assert not is_named(text, (12, 3), file)
+    with pytest.raises(NothingNamed, match="too short"):
+        is_named("0x0001", (12, 3), file)
+
+
+def test_the_auditors_packed_records_name_the_same_files(history: History) -> None:
+    from muster.client.audit.ledger import Ledger, PackedRecords
+
+    ledger = Ledger()
+    for batch in history.network.view.batches.values():
+        plain = list(history.network.view.file_hashes(batch))
+        records = batch.records
+        if records is None:
+            assert list(ledger.file_hashes(batch)) == plain == []
+            continue
+        packed = PackedRecords(b"".join(record.to_bytes() for record in records))
+        batch.records = packed  # type: ignore[assignment]
+        assert list(ledger.file_hashes(batch)) == plain
+        batch.records = records
