@@ -16,7 +16,8 @@ import click
 from pydantic import Field
 
 from muster.protocol.errors import ConfigError
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, joined, load_settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
+from muster.settings.options import chain_options
 
 if TYPE_CHECKING:
     from muster.chain import Chain
@@ -78,10 +79,7 @@ def relay() -> None:
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with these settings.")
 @click.option("--run", type=int, help="Run to mirror.")
 @click.option("--upstream", multiple=True, help="URL of the origin or another relay; repeatable.")
-@click.option(
-    "--rpc", metavar="URL", multiple=True, callback=joined, help="RPC endpoint; repeat to compare."
-)
-@click.option("--deployments", type=click.Path(path_type=Path), help="Folder of deployment files.")
+@chain_options
 @click.option("--store", type=click.Path(path_type=Path), help="Folder for chunks and manifests.")
 @click.option("--keep", type=int, help="Newest versions that stay.")
 @click.option("--max-bytes", type=int, help="Most bytes of chunks.")

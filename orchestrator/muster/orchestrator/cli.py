@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from muster.orchestrator.admin_cli import admin
+from muster.settings.options import chain_options
 
 
 @click.group()
@@ -21,14 +22,7 @@ orchestrator.add_command(admin)
 @orchestrator.command()
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--run", type=int, help="Run to serve.")
-@click.option(
-    "--rpc",
-    metavar="URL",
-    multiple=True,
-    callback=lambda _context, _option, urls: ",".join(urls) or None,
-    help="RPC endpoint; repeat to compare.",
-)
-@click.option("--deployments", metavar="DIR", help="Folder of deployment files.")
+@chain_options
 @click.option("--keystore", metavar="FILE", help="Keystore of the run's orchestrator account.")
 @click.option("--password-file", metavar="FILE", help="Its password; else MUSTER_PASSWORD.")
 @click.option("--documents", metavar="DIR", help="Recipe, calibration and task set, by hash.")
@@ -42,6 +36,8 @@ orchestrator.add_command(admin)
 @click.option("--ready-file", metavar="FILE", help="Receives the URL once it listens.")
 @click.option("--origin", metavar="URL", help="Where the trainer serves policy weights.")
 @click.option("--relay", "relays", metavar="URL", multiple=True, help="A mirror of them.")
+@click.option("--public-rpc", metavar="URL", multiple=True, help="Told to newcomers; repeatable.")
+@click.option("--public-url", metavar="URL", help="This orchestrator's, told to newcomers.")
 @click.option("--tokenizer", metavar="FILE", help="For samples as text. [default: the relays']")
 @click.option("--lease-s", type=int, help="Seconds from lease to deadline.")
 @click.option("--call-timeout-s", type=int, help="When a silent validator is replaced.")

@@ -30,6 +30,7 @@ from muster.api.answers import (
     Lease,
     NoWork,
     RunInfo,
+    SignedNetwork,
     SubmissionState,
 )
 from muster.api.limits import (
@@ -152,6 +153,11 @@ class OrchestratorApi:
         """Return what a newcomer needs to take part in the run."""
         path = f"/v1/runs/{run_id}"
         return _parse(RunInfo, await self._send("GET", path, max_bytes=MAX_SMALL_ANSWER_BYTES))
+
+    async def network(self) -> SignedNetwork:
+        """Return where the run's network is; the caller checks the signature, and all it says."""
+        answer = await self._send("GET", "/v1/network", max_bytes=MAX_SMALL_ANSWER_BYTES)
+        return _parse(SignedNetwork, answer)
 
     async def document(self, document_hash: Hash32) -> bytes:
         """Return a pinned document, checked against its Keccak-256."""

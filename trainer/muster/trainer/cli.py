@@ -12,20 +12,16 @@ from typing import Any
 import click
 
 from muster.protocol.errors import ConfigError
-from muster.settings import DEFAULT_RPC, joined
 from muster.settings.helping import SectionedCommand
+from muster.settings.options import FILE, FOLDER, ORCHESTRATOR_HELP, chain_options
 from muster.settings.presets import RECIPE
-
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
-
 
 SECTIONS = {
     "The run": [
         *("config", "run", "keystore", "password_file", "orchestrator", "documents", "model"),
         *("steps", "state_dir", "keep_checkpoints", "on_collapse"),
     ],
-    "Chain": ["rpc", "deployments", "poll_s", "confirmations"],
+    "Chain": ["rpc", "deployments", "network_name", "poll_s", "confirmations"],
     "Origin, which serves policies": [
         *("host", "port", "ready_file", "store", "keep", "anchor_every", "publish_dtype"),
         "hand_over_s",
@@ -51,15 +47,8 @@ def trainer() -> None:
 @click.option("--run", type=int, help="Run to train.")
 @click.option("--keystore", type=FILE, help="Keystore of the run's trainer account.")
 @click.option("--password-file", type=FILE, help="Its password; else MUSTER_PASSWORD.")
-@click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
-@click.option(
-    "--rpc",
-    metavar="URL",
-    multiple=True,
-    callback=joined,
-    help=f"RPC endpoint; repeat to compare. [default: {DEFAULT_RPC}]",
-)
-@click.option("--deployments", type=FOLDER, help="Folder with the contracts' addresses.")
+@click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP)
+@chain_options
 @click.option("--documents", type=FOLDER, help="Recipe by its hash; else it is downloaded.")
 @click.option("--model", type=FOLDER, help="Base model, when the store does not hold version 0.")
 @click.option("--store", type=FOLDER, help="Chunk store that is served as the origin.")

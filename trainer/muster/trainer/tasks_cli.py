@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED, joined
+from muster.settings.options import FILE, FOLDER, chain_options, endpoint
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
     from muster.tasks import TaskSet
     from muster.trainer.offline_filter import Band
     from muster.trainer.pass_records import PassRecord
-
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("filter")
@@ -143,22 +140,7 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
 )
 @click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
 @click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
-@click.option(
-    "--rpc",
-    metavar="URL",
-    multiple=True,
-    callback=joined,
-    envvar=SHARED["rpc"],
-    default=(DEFAULT_RPC,),
-    help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
-)
-@click.option(
-    "--deployments",
-    type=FOLDER,
-    envvar=SHARED["deployments"],
-    default=DEPLOYMENTS,
-    help="Contracts' addresses; else MUSTER_DEPLOYMENTS.",
-)
+@chain_options
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def tasks_filter_run(
     task_set: Path, out: Path, records: Path | None, as_json: bool, **options: Any
@@ -185,7 +167,7 @@ def tasks_filter_run(
     version = PolicyVersion(options["policy_version"])
     problems = TaskSet.open(task_set)
     setup_logging("tasks")
-    run, accepted = asyncio.run(read_run(options["rpc"], options["deployments"], options["run"]))
+    run, accepted = asyncio.run(read_run(*endpoint(options), options["run"]))
     with progress("files counted") as on_progress:
         passes = count_passes(accepted, version, options["files"], on_progress)
     found = pass_records(problems, passes, run, version, least=options["passes"])
