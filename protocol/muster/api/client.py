@@ -476,7 +476,12 @@ def _refusal(status: int, body: bytes) -> ApiError:
             hint=None if hint is None else str(hint)[:MAX_MESSAGE_CHARS],
         )
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return ApiError(f"the orchestrator answered {status}", status=status, code=f"http_{status}")
+        return ApiError(
+            f"the orchestrator answered {status}",
+            status=status,
+            code=f"http_{status}",
+            hint="is this the URL of a run's orchestrator?",
+        )
 
 
 def _unreachable(base_url: httpx.URL, error: Exception) -> ApiError:
