@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from muster.settings.options import CONFIRMATIONS_HELP, ORCHESTRATOR_HELP, RELAY_HELP
 from muster.settings.options import FILE as FILE
 from muster.settings.options import FOLDER as FOLDER
-from muster.settings.options import ORCHESTRATOR_HELP, RELAY_HELP
+from muster.settings.options import PASSWORD_HELP as PASSWORD_HELP
 from muster.settings.options import chain_options as chain_options
 from muster.settings.options import endpoint as endpoint
 from muster.settings.options import orchestrator_option as orchestrator_option
@@ -23,7 +24,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 HOME = Path("~/.muster")
 """Where `muster init` puts a contributor's keystores unless told otherwise."""
-PASSWORD_HELP = "Password; else MUSTER_PASSWORD, else ask."
 
 ENGINES = ("transformers", "vllm")
 """What runs models: docs/engines.md."""
@@ -78,7 +78,7 @@ def node_options(command: F) -> F:
         click.option(
             "--confirmations",
             metavar="N|safe|finalized",
-            help="Blocks on top of an event before it is acted on. [default: 0]",
+            help=CONFIRMATIONS_HELP,
         ),
         click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
         click.option("--keep-going", is_flag=True, default=None, help="Stay when the run is over."),

@@ -102,7 +102,7 @@ class DemoOptions:
     help="A cheater of this kind; repeatable.",
 )
 @click.option("--keep", is_flag=True, help="Leave the network up until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--rpc-faults",
     type=click.Choice(["public"]),

@@ -43,9 +43,17 @@ SHARE = click.FloatRange(0, 1)
 @click.option("--calibration", type=FILE, help="And: its calibration.")
 @click.option("--price", type=click.IntRange(min=0), metavar="WEI", help="Token wei per unit.")
 @click.option(
-    "--fraud-ppm", type=click.IntRange(0, 10**6), metavar="N", help="First statistical fraud."
+    "--fraud-ppm",
+    type=click.IntRange(0, 10**6),
+    metavar="N",
+    help="First fraud, in millionths.",
 )
-@click.option("--exact-fraud-ppm", type=click.IntRange(0, 10**6), metavar="N", help="Exact fraud.")
+@click.option(
+    "--exact-fraud-ppm",
+    type=click.IntRange(0, 10**6),
+    metavar="N",
+    help="Exact fraud, in millionths.",
+)
 @click.option("--quorum", type=click.IntRange(min=1), help="Signers of an outcome.")
 @click.option("--stake", metavar="TOKENS", help="The cheater's.")
 @click.option("--required-stake", metavar="TOKENS", help="What workers must stake.")

@@ -295,7 +295,7 @@ async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> 
     if chain_id != deployment.chain_id:
         raise WrongChain(
             f"{rpc.masked_url} serves chain {chain_id}, the contracts are on {deployment.chain_id}",
-            hint="check --rpc and --deployments",
+            hint="name the right pair with --rpc and --deployments, or one --network",
         )
     patience = Patience(_NEW_FOR_S)
     while True:

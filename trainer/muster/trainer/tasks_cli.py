@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("filter")
-@click.option("--set", "task_set", type=FILE, required=True, help="The problems.")
+@click.option("--set", "task_set", type=FILE, required=True, help="The run's problems.")
 @click.option("--model", type=FOLDER, required=True, help="Model folder that solves them.")
 @click.option(
     "--recipe", type=RECIPE, required=True, help="How it is sampled: TOML file or preset."
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     default="0.125:0.5",
     show_default=True,
     metavar="LOW:HIGH",
-    help="Pass rates that are kept.",
+    help="Pass rates kept.",
 )
 @click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
 @click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Number format of the model.",
+    help="Arithmetic of the model.",
 )
 @click.option(
     "--threads",
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="CPU threads of the model.",
 )
-@click.option("--device", default="cpu", show_default=True, help="Where it computes.")
-@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tasks_filter(
     task_set: Path, model: Path, recipe: Path, out: Path, records: Path | None, **options: Any
 ) -> None:
@@ -141,7 +141,7 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
 @click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
 @click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
 @chain_options
-@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tasks_filter_run(
     task_set: Path, out: Path, records: Path | None, as_json: bool, **options: Any
 ) -> None:

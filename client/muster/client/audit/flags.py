@@ -10,6 +10,7 @@ import click
 from muster.client.options import FILE, FOLDER, chain_options, endpoint
 from muster.protocol.errors import ConfigError
 from muster.settings import urls_of
+from muster.settings.options import RELAY_HELP
 
 if TYPE_CHECKING:
     from muster.client.audit.history import History, Wanted
@@ -69,9 +70,7 @@ def read_history(options: Mapping[str, Any], *, keeps_blocks: bool = False) -> H
 def copy_options(command: F) -> F:
     """Add where copies of the evidence are."""
     for option in (
-        click.option(
-            "--relay", multiple=True, metavar="URL", help="Where policies are; repeatable."
-        ),
+        click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP),
         click.option(
             "--evidence", type=FOLDER, multiple=True, help="Copy of the evidence; repeatable."
         ),
