@@ -7,6 +7,7 @@ the chain agrees is for the reader to ask (`muster.client.joining`).
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -42,12 +43,13 @@ def url_fault(url: str, schemes: tuple[str, ...] = ("http", "https")) -> str | N
 
 def is_private(url: str) -> bool:
     """Return whether a URL leads to this machine or its network, as far as the text says."""
-    host = urlsplit(url).hostname or ""
+    host = (urlsplit(url).hostname or "").rstrip(".")
     try:
-        return not ipaddress.ip_address(host).is_global
-    except ValueError:
-        # Other ways to write an address, such as 2130706433, are no names of hosts.
-        return host == "localhost" or host.endswith((".localhost", ".local")) or "." not in host
+        # As those who connect read an address: 127.1 and 2130706433 are this machine's, too.
+        address = host if ":" in host else socket.inet_ntoa(socket.inet_aton(host))
+        return not ipaddress.ip_address(address).is_global
+    except (OSError, ValueError):
+        return "." not in host or host.endswith((".localhost", ".local"))
 
 
 def _web(url: str) -> str:
