@@ -19,9 +19,9 @@ from muster.settings.network import (
     Served,
     config_folder,
     known_profile,
-    place_of,
     read_profiles,
     require_name,
+    resolve,
     running_devnet,
     write_profiles,
 )
@@ -106,7 +106,7 @@ def list_(as_json: bool) -> None:
     found = dict(known.networks)
     if (devnet := running_devnet()) is not None:
         found[DEVNET] = devnet
-    chosen = place_of(None, None).name
+    chosen = resolve(None, None)[0].name
     rows = [describe(name, found[name], is_current=name == chosen) for name in found]
     if as_json:
         print_json(rows)
@@ -158,7 +158,9 @@ def show(name: str | None, as_json: bool) -> None:
     Example:
       muster network show main
     """
-    known, chosen = read_profiles(), place_of(None, None)
+    from muster.chain.rpc import mask_url
+
+    known, chosen = read_profiles(), resolve(None, None)[0]
     if name is None:
         name, profile = chosen.name, chosen.profile
     elif name == DEVNET:
@@ -167,8 +169,10 @@ def show(name: str | None, as_json: bool) -> None:
         profile = known_profile(known, name)
     if name is None or profile is None:
         raise ConfigError(
-            "no devnet runs on this machine" if name else "no network is current",
-            hint="`muster network list` shows what there is",
+            "no devnet runs on this machine"
+            if name
+            else f"no network is current: commands mean {mask_url(resolve(None, None)[1])}",
+            hint="`muster network list` shows what has a name, `muster network add` gives one",
         )
     facts = describe(name, profile, is_current=name == chosen.name)
     if as_json:
