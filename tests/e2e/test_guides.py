@@ -1,4 +1,10 @@
-"""The guides are true: their shell blocks are run, line by line, as one script."""
+"""The guides are true: their shell blocks are run, line by line, as one script.
+
+Journeys begin in an empty folder, with an installed wheel and no file of the checkout. `make test`
+has the owner's and the one that plays everybody, `make test-all` the contributor's long one, too.
+Elsewhere in `make test` are the contributor's five commands and the model's (test_network_story),
+and the auditor's (tests/integration: test_audit_guide, test_slash_guide).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +18,23 @@ import time
 from pathlib import Path
 
 import pytest
+from installed import Installed
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
 PORTS = (8545, 8600, 8700, 8800)
 TIMEOUT_S = 400
 ENDING_S = 30
+
+
+@pytest.fixture
+def empty(
+    complete: Installed, bringing_npm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A folder with nothing in it; the wheel's programs and the system's are on the PATH."""
+    monkeypatch.setenv("PATH", f"{complete.program.parent}:{bringing_npm}")
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty"
 
 
 @pytest.fixture
@@ -34,7 +51,7 @@ def blocks_of(guide: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```", (GUIDES / guide).read_text(), re.M | re.S)
 
 
-def run_script(checkout: Path, blocks: list[str]) -> str:
+def run_script(folder: Path, blocks: list[str]) -> str:
     """Run shell blocks as one script, and return what it printed; it must succeed."""
     script = "set -euo pipefail\n" + "".join(blocks)
     if taken := [port for port in PORTS if _is_taken(port)]:
@@ -42,12 +59,12 @@ def run_script(checkout: Path, blocks: list[str]) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")}
     shell = subprocess.Popen(
         ["bash", "-c", script],
-        cwd=checkout,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**environment, "HOME": str(checkout / "home")},
+        env={**environment, "HOME": str(folder / "home")},
     )
     try:
         output, _ = shell.communicate(timeout=TIMEOUT_S)
@@ -61,18 +78,15 @@ def run_script(checkout: Path, blocks: list[str]) -> str:
     return output
 
 
-def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(checkout: Path) -> None:
-    output = run_script(checkout, blocks_of("devnet.md"))
+def test_the_network_by_hand_pays_the_worker_and_passes_the_audit(empty: Path) -> None:
+    output = run_script(empty, blocks_of("devnet.md"))
     assert '"step": 2' in output
     assert re.search(r"^claimed +[0-9.]+ tokens for \d+ submissions of run 1$", output, re.M)
-    trained = checkout / "runs" / "by-hand" / "trained"
-    assert (trained / "README.md").read_text().startswith("---")
+    assert (empty / "trained" / "README.md").read_text().startswith("---")
 
 
-def test_an_owner_leads_a_run_from_create_to_reclaim(checkout: Path) -> None:
-    (checkout / "examples").mkdir()
-    shutil.copy(ROOT / "examples" / "run.toml", checkout / "examples")
-    output = run_script(checkout, blocks_of("run.md"))
+def test_an_owner_leads_a_run_from_create_to_reclaim(empty: Path) -> None:
+    output = run_script(empty, blocks_of("run.md"))
     assert re.search(r"^base model +\d+% right on 16 problems, 4 times each", output, re.M)
     assert re.search(r"^1 +open +0.001 ", output, re.M)
     assert "nothing was sent" in output
@@ -94,15 +108,15 @@ def test_a_network_is_deployed_verified_and_handed_over(checkout: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_newcomer_is_proven_staked_paid_and_leaves(checkout: Path) -> None:
+def test_a_newcomer_is_proven_staked_paid_and_leaves(empty: Path) -> None:
     """The worker's guide, on the network of the other guide with a run that does not end."""
     network = blocks_of("devnet.md")
     until = next(i for i, block in enumerate(network) if "wait $trainer" in block)
     started = [block.replace("--steps 2", "--steps 100000") for block in network[:until]]
-    # The newcomer is in another folder of the checkout, as on another machine.
-    moved = "cd ../..; unset MUSTER_PASSWORD\n"
+    # The newcomer is in another folder, with the orchestrator's URL alone, as on another machine.
+    moved = "mkdir ../newcomer; cd ../newcomer; unset MUSTER_PASSWORD MUSTER_DEPLOYMENTS\n"
     moved += "until (: < /dev/tcp/127.0.0.1/8600) 2> /dev/null; do sleep 0.2; done\n"
-    output = run_script(checkout, [*started, moved, *blocks_of("worker.md")])
+    output = run_script(empty, [*started, moved, *blocks_of("worker.md")])
     assert re.search(r"^fit$", output, re.M), output[-3000:]
     assert "proof self-proof      accepted:" in output
     assert "passed  sampling" in output

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import re
 import shlex
+import shutil
+import signal
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -25,6 +29,9 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs" / "demo.toml"
 LEARNED = {"the policy learned"}
 """Three steps are too few for this promise; all others must hold."""
+FIRST_PAY = ROOT / "docs" / "guides" / "first-pay.md"
+FIVE = ["init", "doctor", "stake", "worker", "rewards"]
+"""What a contributor says, in this order, until it is paid."""
 GUIDE = ROOT / "docs" / "guides" / "model.md"
 SAYS = {
     "model fetch": "next     muster model chat model",
@@ -33,7 +40,7 @@ SAYS = {
     "audit lineage": "no contradictions",
 }
 """What the guide's commands print."""
-STORY_TIMEOUT_S = 300
+STORY_TIMEOUT_S = 420
 
 
 @pytest.fixture
@@ -108,7 +115,7 @@ async def _walk_guide(network: Network, folder: Path) -> None:
 
 
 async def _stranger_earns(network: Network, folder: Path) -> None:
-    """Keep the network open, and join it from elsewhere with the line that it prints."""
+    """Keep the network open, and join it from elsewhere: by one line, and by five commands."""
     said = io.StringIO()
     keeping = asyncio.create_task(keep_open(network, Console(file=said, width=80)))
     try:
@@ -116,27 +123,67 @@ async def _stranger_earns(network: Network, folder: Path) -> None:
             await asyncio.wait([keeping], timeout=0.2)
             assert not keeping.done(), keeping.result()
         [line] = [line for line in said.getvalue().splitlines() if " devnet join " in line]
-        main = [sys.executable, "-c", "from muster.devnet.cli import main; main()"]
-        joining = await asyncio.create_subprocess_exec(
-            *main,
-            *shlex.split(line)[1:],
-            env={**os.environ, "HOME": str(folder / "stranger")},
-            cwd=folder / "walk",
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert joining.stderr is not None
-        output = b""
-        while b"submission accepted" not in output:
-            output += (read := await joining.stderr.readline())
-            assert read, output.decode()
-        joining.terminate()
-        await joining.communicate()
-        assert b"is a worker, with 1000 test tokens" in output
-        assert joining.returncode == 0
+        async with asyncio.TaskGroup() as strangers:
+            strangers.create_task(_join(line, folder))
+            strangers.create_task(_walk_first_pay(network, folder / "contributor"))
         assert not keeping.done()
     finally:
         keeping.cancel()
         await asyncio.wait([keeping])
+
+
+async def _join(line: str, folder: Path) -> None:
+    """Work with the one line until something is accepted."""
+    main = [sys.executable, "-c", "from muster.devnet.cli import main; main()"]
+    joining = await asyncio.create_subprocess_exec(
+        *main,
+        *shlex.split(line)[1:],
+        env={**os.environ, "HOME": str(folder / "stranger")},
+        cwd=folder / "walk",
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert joining.stderr is not None
+    output = b""
+    while b"submission accepted" not in output:
+        output += (read := await joining.stderr.readline())
+        assert read, output.decode()
+    joining.terminate()
+    await joining.communicate()
+    assert b"is a worker, with 1000 test tokens" in output
+    assert joining.returncode == 0
+
+
+async def _walk_first_pay(network: Network, folder: Path) -> None:
+    """Give the five commands of a contributor, in a folder that has the addresses alone."""
+    shutil.copytree(network.options.deployments, folder / "deployments")
+    blocks = re.findall(r"^( *)```sh\n(.*?)^\1```", FIRST_PAY.read_text(), re.M | re.S)
+    script = "".join(textwrap.dedent(block) for _, block in blocks)
+    assert re.findall(r"^(?:until )?muster (\w+)", script, re.M) == FIVE
+    for old, new in (
+        ("http://127.0.0.1:8545", network.rpc),
+        ("http://127.0.0.1:8600", network.orchestrator_url),
+    ):
+        assert old in script
+        script = script.replace(old, new)
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = await asyncio.create_subprocess_exec(
+        *("bash", "-euo", "pipefail", "-c", script + "kill %1; wait %1"),
+        cwd=folder,
+        env={**os.environ, "PATH": programs, "HOME": str(folder / "home")},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        output, errors = await given.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(given.pid, signal.SIGTERM)
+    assert given.returncode == 0, (output.decode(), errors.decode())
+    assert "\nfit\n" in output.decode()
+    paid = re.search(r"^claimed +([0-9.]+) tokens", output.decode(), re.M)
+    assert paid, output.decode()
+    assert float(paid[1]) > 0
 
 
 async def _validators_end(network: Network) -> None:

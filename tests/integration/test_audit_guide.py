@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ SAYS = {
     "--sample": "outcomes agree, 0 contradict",
     "--all": "outcomes agree, 0 contradict",
     "--call-timeout-s": "outcomes have the word of the validators that the schedule called",
-    "--orchestrator": "who signed accepted outcomes had recomputed them",
+    "--all --orchestrator": "who signed accepted outcomes had recomputed them",
+    "muster audit verify": "agree",
     "--database": "the database is a projection of the chain",
     "muster audit lineage": "● version 1",
 }
@@ -59,18 +61,26 @@ async def test_every_command_of_the_guide_works(
         await judge_two(network)
         await network.publish_step(PolicyVersion(1), 0, 1)
         port = network.anvil.rpc_url.rpartition(":")[2]
+        auditor = tmp_path / "auditor"
+        for name in ("deployments", "files", "documents"):
+            shutil.copytree(tmp_path / name, auditor / name)
+        for path in tmp_path.glob("orchestrator.sqlite3*"):
+            shutil.copy(path, auditor)
+        first = next(iter((await network.view()).batches[1].records or ()))
+        (file,) = auditor.glob(f"files/**/{first.file_hash.hex()}*.parquet")
         named = {
+            "$FILE": str(file),
             **{"$WORKER": WORKERS[0].address, "$ORIGIN": network.origin},
             **{"$ORCHESTRATOR": network.orchestrator, ":8545": f":{port}"},
         }
-        monkeypatch.chdir(tmp_path)
+        monkeypatch.chdir(auditor)
         environment = {
             "MUSTER_RPC": network.anvil.rpc_url,
             "MUSTER_DEPLOYMENTS": "deployments",
-            "HOME": str(tmp_path / "home"),
+            "HOME": str(auditor / "home"),
         }
         lines = commands()
-        assert len(lines) >= 17
+        assert len(lines) >= 19
         for line in lines:
             words = line
             for name, value in named.items():
@@ -81,5 +91,5 @@ async def test_every_command_of_the_guide_works(
             assert result.exit_code == 0, (line, result.output, result.exception)
             for start, text in SAYS.items():
                 assert text in result.stdout or start not in line, (line, result.stdout)
-    assert {p.suffix for p in (tmp_path / "tables").iterdir()} == {".csv", ".parquet", ".jsonl"}
-    assert (tmp_path / "audit.html").stat().st_size > 5_000
+    assert {p.suffix for p in (auditor / "tables").iterdir()} == {".csv", ".parquet", ".jsonl"}
+    assert (auditor / "audit.html").stat().st_size > 5_000

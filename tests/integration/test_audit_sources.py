@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_scenario import HONEST, OWNER, Scenario, accepted, network, play
+from chain_scenario import CHEATER, HONEST, OWNER, TOKEN, Scenario, accepted, network, play
 from lying_rpc import Lie, endpoint, honest
 
 from muster.chain.abi import contract_abi
@@ -311,6 +311,26 @@ async def test_a_dump_says_years_later_what_the_chain_said(tmp_path: Path) -> No
     archived = (await read(Wanted(dump=path))).report(RunId(1))
     assert archived.passed
     assert {**archived.to_json(), "checks": 0} == {**live, "checks": 0}
+
+
+GOLDEN = Path(__file__).with_name("data") / "muster-0.1.0.dump.gz"
+"""What `muster audit dump` of version 0.1.0 (86c3814) wrote of the played chain."""
+
+
+async def test_a_dump_of_an_older_version_is_read_and_its_altered_twin_refused(
+    tmp_path: Path,
+) -> None:
+    golden = await read(Wanted(dump=GOLDEN))
+    report = golden.report(RunId(1))
+    assert report.passed
+    assert len(report.checks) == 16
+    [slash] = report.to_json()["slashes"]
+    assert (slash["amount_wei"], slash["worker"]) == (str(25 * TOKEN), CHEATER.address)
+    altered = rewritten(GOLDEN, tmp_path / "altered.gz", more_money)
+    assert kinds(await read(Wanted(dump=altered))) == {Kind.SOURCE_LOGS}
+    later = rewritten(GOLDEN, tmp_path / "later.gz", other_version)
+    with pytest.raises(ConfigError, match="is of version 99, not 1"):
+        await read(Wanted(dump=later))
 
 
 async def test_an_altered_dump_is_caught(tmp_path: Path) -> None:

@@ -258,6 +258,13 @@ async def test_an_account_without_gas_money_is_told_how_much(stage: Stage) -> No
     assert "muster devnet fund" in hint(error)
 
 
+async def test_the_faucet_gives_tokens_and_gas_money(stage: Stage) -> None:
+    key = stage.keep("stranger", STRANGER)
+    words = ("stake", "--keystore", key, "--amount", "7", "--yes")
+    assert "holds 0 of the chain's coin" in str(await stage.error(*words))
+    assert (await stage.json(*words, "--faucet"))["amount_tokens"] == "7"
+
+
 async def test_too_few_tokens_are_named_with_what_is_needed(stage: Stage) -> None:
     await stage.scenario.rpc.call("anvil_setBalance", STRANGER.address, hex(10**18))
     key = stage.keep("stranger", STRANGER)

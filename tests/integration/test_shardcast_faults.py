@@ -99,7 +99,10 @@ async def test_dead_relays_without_reserve_are_named_as_the_cause(network: Netwo
     async with network.fetcher("http://127.0.0.1:1", "http://127.0.0.1:2", attempts=2) as client:
         with pytest.raises(PolicyUnavailable, match="no relay delivers") as caught:
             await network.fetch(client, 0)
-    assert caught.value.hint == "check that the relays are running and reach the origin"
+    assert (
+        caught.value.hint
+        == "relays keep the newest versions; check that the relays are running and reach the origin"
+    )
 
 
 async def test_relay_that_dies_while_chunks_arrive_leaves_the_rest_to_the_origin(

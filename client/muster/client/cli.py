@@ -92,7 +92,7 @@ def _print_address(address: str, file: Path, as_json: bool) -> None:
 @click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
 @click.option("--amount", metavar="TOKENS", help="How much to stake. [default: what is required]")
 @click.option("--run", type=click.IntRange(min=1), help="Say what this run slashes.")
-@click.option("--faucet", is_flag=True, help="Take the tokens from a development chain's faucet.")
+@click.option("--faucet", is_flag=True, help="Take tokens and gas money: development chains.")
 @yes_option
 @json_option
 @chain_options
@@ -129,12 +129,15 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
         register_worker,
         stake_offer,
         take_from_faucet,
+        take_gas_money,
         what_next,
     )
 
     amount = parse_tokens(options["amount"]) if options["amount"] else None
     async with await Chain.connect(*endpoint(options), key=owner.key) as chain:
         await require_cold(chain, owner.address)
+        if options["faucet"]:
+            await take_gas_money(chain, owner.address)
         await require_gas(chain, owner.address, "stake")
         make_offer = partial(
             stake_offer,

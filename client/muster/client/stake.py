@@ -21,6 +21,8 @@ CONSENT_S = 3600
 """How long permit and consent hold: long enough for a slow chain, short enough to lapse."""
 FAUCET_CHAIN_ID = 31337
 """The only chain whose token has a faucet."""
+GAS_MONEY = 100 * 10**18
+"""What an account gets there."""
 
 _PERMIT_TYPE = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
 
@@ -128,14 +130,24 @@ async def _terms(chain: Chain, run_id: RunId) -> RunTerms:
     return await chain.runs.terms_of(run_id)
 
 
+async def take_gas_money(chain: Chain, account: Address) -> None:
+    """Have an account hold GAS_MONEY; raises ConfigError on any chain but a development chain."""
+    _require_faucet(chain)
+    await chain.rpc.call("anvil_setBalance", account, hex(GAS_MONEY))
+
+
 async def take_from_faucet(chain: Chain, account: Address, amount_wei: int) -> None:
     """Mint test tokens to an account; raises ConfigError on any chain but a development chain."""
+    _require_faucet(chain)
+    await chain.token.faucet(account, amount_wei)
+
+
+def _require_faucet(chain: Chain) -> None:
     if chain.chain_id != FAUCET_CHAIN_ID:
         raise ConfigError(
             f"chain {chain.chain_id} has no faucet",
-            hint="only development chains do: get the tokens elsewhere",
+            hint="only development chains do: get tokens and gas money elsewhere",
         )
-    await chain.token.faucet(account, amount_wei)
 
 
 async def register_worker(chain: Chain, worker: Wallet, node: Wallet, amount_wei: int) -> Receipt:

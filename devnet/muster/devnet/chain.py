@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from muster.chain import Chain
     from muster.protocol.ids import Address
 
-GAS_MONEY = 100 * 10**18
 TOKENS = 100_000 * 10**18
 """What `fund` gives each account."""
 
@@ -94,6 +93,7 @@ def fund(keystores: tuple[Path, ...], **options: Any) -> None:
 
 async def _fund(rpc: str, deployments: Path, accounts: list[Address]) -> None:
     from muster.chain import Chain
+    from muster.client.stake import GAS_MONEY
     from muster.devnet.anvil import Anvil
 
     async with await Chain.connect(rpc, deployments, key=Anvil.key(0)) as chain:
@@ -103,7 +103,7 @@ async def _fund(rpc: str, deployments: Path, accounts: list[Address]) -> None:
 
 
 async def _give(chain: Chain, account: Address) -> None:
-    from muster.client.stake import take_from_faucet
+    from muster.client.stake import take_from_faucet, take_gas_money
 
-    await chain.rpc.call("anvil_setBalance", account, hex(GAS_MONEY))
+    await take_gas_money(chain, account)
     await take_from_faucet(chain, account, TOKENS)

@@ -84,8 +84,12 @@ async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet) -> 
     Raises ConfigError on any chain but a development chain.
     """
     from muster.chain import Chain, WorkerStatus
-    from muster.client.stake import FAUCET_CHAIN_ID, register_worker, take_from_faucet
-    from muster.devnet.chain import GAS_MONEY
+    from muster.client.stake import (
+        FAUCET_CHAIN_ID,
+        register_worker,
+        take_from_faucet,
+        take_gas_money,
+    )
 
     async with await Chain.connect(rpc, deployments, key=worker.key) as chain:
         if chain.chain_id != FAUCET_CHAIN_ID:
@@ -95,7 +99,7 @@ async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet) -> 
             )
         account = await chain.workers.worker_of(worker.address)
         if account.status is WorkerStatus.NONE:
-            await chain.rpc.call("anvil_setBalance", worker.address, hex(GAS_MONEY))
+            await take_gas_money(chain, worker.address)
             stake = await chain.workers.required_stake()
             await take_from_faucet(chain, worker.address, stake)
             await register_worker(chain, worker, node, stake)

@@ -135,7 +135,8 @@ class Transfer:
         """Return the error that says no relay is left."""
         return PolicyUnavailable(
             f"no relay delivers {self._what} ({len(self.book.urls)} asked)",
-            hint="check that the relays are running and reach the origin",
+            hint="relays keep the newest versions; check that the relays are running and reach the "
+            "origin",
         )
 
     def _rest(self, url: str) -> None:

@@ -25,6 +25,7 @@ from muster.client.audit.contradictions import (
     summarise,
 )
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
+from muster.client.audit.evidence import EvidenceStore
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.client.audit.lineage import stream_rows, trace
 from muster.client.audit.observed import Observed
@@ -361,6 +362,18 @@ def test_no_dump_crashes_who_reads_it(lines: list[Any]) -> None:
         path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
         with pytest.raises(MusterError):
             list(DumpReader(path).blocks())
+
+
+# Evidence
+
+
+def test_evidence_that_somebody_removes_meanwhile_is_not_at_hand(tmp_path: Path) -> None:
+    for name in ("stays", "goes"):
+        (tmp_path / name).write_bytes(name.encode())
+    store = EvidenceStore([tmp_path])
+    (tmp_path / "goes").unlink()
+    assert store.document(Hash32(keccak(b"goes"))) is None
+    assert store.document(Hash32(keccak(b"stays"))) == b"stays"
 
 
 # Contradictions

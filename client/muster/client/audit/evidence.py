@@ -14,6 +14,7 @@ order, and several folders add up:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import defaultdict
@@ -173,12 +174,14 @@ class EvidenceStore:
 
     def _documents(self) -> dict[Hash32, Path]:
         if self._small is None:
-            self._small = {
-                keccak(path.read_bytes()): path
-                for path in self._loose
-                if path.suffix not in (".parquet", ".safetensors")
-                and path.stat().st_size <= MAX_SMALL_BYTES
-            }
+            self._small = {}
+            for path in self._loose:
+                if path.suffix in (".parquet", ".safetensors"):
+                    continue
+                # A folder may be in use: origins and relays drop old versions.
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_size <= MAX_SMALL_BYTES:
+                        self._small[keccak(path.read_bytes())] = path
         return self._small
 
     def _parts(self, *names: str) -> Iterator[bytes]:
