@@ -4,8 +4,11 @@ networks.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+from shutil import rmtree
+from tempfile import mkdtemp
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -14,6 +17,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from secret_scan import SecretScan
 from skips import SkipList
+
+# Neither the networks of who runs the tests, nor a devnet of this machine.
+os.environ["XDG_CONFIG_HOME"] = mkdtemp(prefix="muster-tests-")
+atexit.register(rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

@@ -113,10 +113,9 @@ def test_a_newcomer_is_proven_staked_paid_and_leaves(empty: Path) -> None:
     network = blocks_of("devnet.md")
     until = next(i for i, block in enumerate(network) if "wait $trainer" in block)
     started = [block.replace("--steps 2", "--steps 100000") for block in network[:until]]
-    # The newcomer is in another folder, with the addresses alone, as on another machine.
-    moved = (
-        "mkdir ../newcomer; cp -r deployments ../newcomer; cd ../newcomer; unset MUSTER_PASSWORD\n"
-    )
+    # The newcomer is in another folder, with the orchestrator's URL alone, as on another machine.
+    moved = "mkdir ../newcomer; cd ../newcomer; unset MUSTER_PASSWORD MUSTER_DEPLOYMENTS\n"
+    moved += "until (: < /dev/tcp/127.0.0.1/8600) 2> /dev/null; do sleep 0.2; done\n"
     output = run_script(empty, [*started, moved, *blocks_of("worker.md")])
     assert re.search(r"^fit$", output, re.M), output[-3000:]
     assert "proof self-proof      accepted:" in output

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from muster.chain import save_deployment
 from muster.devnet.cli import muster
 from muster.devnet.rpc_faults import PROFILES
+from muster.settings.network import Profile, announced, read_profiles
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "endpoints.md").read_text()
@@ -27,24 +28,35 @@ def commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line]
 
 
-async def test_commands_of_the_guide_work(tmp_path: Path) -> None:
+async def test_commands_of_the_guide_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
     async with network() as net:
-        save_deployment(tmp_path, net.deployment)
+        folder = tmp_path / "contracts" / "deployments"
+        save_deployment(folder, net.deployment)
+        here = Profile(chain_id=31337, rpc=(net.anvil.rpc_url,), deployments=folder)
         port = net.anvil.rpc_url.rpartition(":")[2]
-        environment = {
-            "MUSTER_RPC": net.anvil.rpc_url,
-            "MUSTER_DEPLOYMENTS": str(tmp_path),
-            "HOME": str(tmp_path),
-        }
-        listing = [line for line in commands() if not line.startswith("muster demo")]
-        assert len(listing) == 4
-        for line in listing:
-            words = shlex.split(line.replace(":8545", f":{port}"), comments=True)
-            result: Result = await asyncio.to_thread(
-                CliRunner().invoke, muster, words[1:], env=environment
-            )
-            assert result.exit_code == 0, (line, result.output, result.exception)
-            assert re.search(rf"^ *{net.run_id} ", result.stdout, re.M), result.stdout
+        lines = [line for line in commands() if not line.startswith("muster demo")]
+        assert len(lines) == 9
+        with announced(environment) as devnet:
+            devnet.tell(here)
+            for line in lines:
+                words = shlex.split(line.replace(":8545", f":{port}"), comments=True)
+                result: Result = await asyncio.to_thread(
+                    CliRunner().invoke, muster, words[1:], env=environment
+                )
+                assert result.exit_code == 0, (line, result.output, result.exception)
+                lists = words[1:3] == ["run", "list"]
+                assert not lists or re.search(rf"^ *{net.run_id} ", result.stdout, re.M)
+
+
+def test_the_guides_profile_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.M | re.S)
+    file = tmp_path / "muster" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(text)
+    known = read_profiles({"XDG_CONFIG_HOME": str(tmp_path)})
+    assert known.networks[known.current or ""].served(1).orchestrator
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from muster.client.options import (
     key_options,
     node_options,
     open_keystore,
+    orchestrator_option,
     yes_option,
 )
 from muster.client.printing import print_facts, print_json
@@ -171,7 +172,7 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
 @click.command()
 @click.argument("action", type=click.Choice(["show", "claim"]), default="show")
 @click.option("--run", type=int, required=True, help="The run that pays.")
-@click.option("--orchestrator", metavar="URL", help="Shows what nobody judged in time.")
+@orchestrator_option
 @click.option("--worker", metavar="ADDRESS", help="Whose rewards. [default: the keystore's]")
 @click.option("--keystore", type=FILE, help="Sends the claims and pays their gas; any account.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)

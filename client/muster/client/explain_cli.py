@@ -22,6 +22,8 @@ from muster.client.options import (
     endpoint,
     engine_options,
     json_option,
+    orchestrator_option,
+    relay_option,
 )
 from muster.client.printing import print_facts, print_json
 from muster.protocol.errors import ApiError, ConfigError
@@ -40,11 +42,11 @@ if TYPE_CHECKING:
 @click.argument("submission")
 @click.option("--worker", metavar="ADDRESS", help="SUBMISSION is this worker's STEP:INDEX.")
 @click.option("--run", type=click.IntRange(min=1), help="The run, where a worker is in several.")
-@click.option("--orchestrator", metavar="URL", help="Knows what is not on chain yet.")
+@orchestrator_option
 @click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
 @click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
 @click.option("--trainer-log", type=FILE, help="Its metrics.jsonl: what was trained on.")
-@click.option("--relay", multiple=True, metavar="URL", help="Relay for --rerun; repeatable.")
+@relay_option
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
 @engine_options
 @json_option

@@ -163,7 +163,7 @@ def _words(words_file: Path | None, recover: bool, recover_from: Path | None) ->
 @click.command()
 @click.option("--dir", "folder", type=FOLDER, help=f"Where the keystores go. [default: {HOME}]")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
-@click.option("--node-password-file", type=FILE, help="Another password for the node's keystore.")
+@click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
 @click.option("--words-file", type=FILE, help="Write the recovery words there instead.")
 @click.option("--recover", is_flag=True, help="Restore the worker: asks for its words.")
 @click.option("--recover-from", type=FILE, help="Restore the worker from words in a file.")

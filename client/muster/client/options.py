@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED, joined
+from muster.settings.options import CONFIRMATIONS_HELP, ORCHESTRATOR_HELP, RELAY_HELP
+from muster.settings.options import FILE as FILE
+from muster.settings.options import FOLDER as FOLDER
+from muster.settings.options import PASSWORD_HELP as PASSWORD_HELP
+from muster.settings.options import chain_options as chain_options
+from muster.settings.options import endpoint as endpoint
+from muster.settings.options import orchestrator_option as orchestrator_option
+from muster.settings.options import relay_option as relay_option
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
-RPC_VARIABLE, DEPLOYMENTS_VARIABLE = SHARED["rpc"], SHARED["deployments"]
 HOME = Path("~/.muster")
 """Where `muster init` puts a contributor's keystores unless told otherwise."""
-PASSWORD_HELP = "Password; else MUSTER_PASSWORD, else ask."
 
 ENGINES = ("transformers", "vllm")
 """What runs models: docs/engines.md."""
@@ -32,24 +34,6 @@ WORKER_VARIABLES, VALIDATOR_VARIABLES = "MUSTER_WORKER_", "MUSTER_VALIDATOR_"
 """What the environment variables of the processes' settings begin with."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
-
-
-def chain_options(command: F) -> F:
-    """Add --rpc and --deployments."""
-    for option in (
-        click.option(
-            "--deployments", type=FOLDER, help="Contracts' addresses; else MUSTER_DEPLOYMENTS."
-        ),
-        click.option(
-            "--rpc",
-            metavar="URL",
-            multiple=True,
-            callback=joined,
-            help="RPC endpoints; else MUSTER_RPC, else local.",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def key_options(command: F) -> F:
@@ -94,27 +78,18 @@ def node_options(command: F) -> F:
         click.option(
             "--confirmations",
             metavar="N|safe|finalized",
-            help="Blocks on top of an event before it is acted on. [default: 0]",
+            help=CONFIRMATIONS_HELP,
         ),
         click.option("--poll-s", type=float, help="Seconds between looks at the chain."),
         click.option("--keep-going", is_flag=True, default=None, help="Stay when the run is over."),
-        click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable."),
+        click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP),
         click.option("--state-dir", type=FOLDER, help="Where the process keeps its state."),
-        click.option("--orchestrator", metavar="URL", help="The run's orchestrator."),
+        click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP),
         click.option("--run", type=int, help="The run to take part in."),
         click.option("--config", type=FILE, help="TOML file with any of these settings."),
     ):
         command = option(command)
     return chain_options(key_options(command))
-
-
-def endpoint(
-    options: Mapping[str, Any], environ: Mapping[str, str] = os.environ
-) -> tuple[str, Path]:
-    """Return the RPC endpoint and the folder of addresses: from flags, environment or defaults."""
-    rpc = options["rpc"] or environ.get(RPC_VARIABLE) or DEFAULT_RPC
-    deployments = options["deployments"] or environ.get(DEPLOYMENTS_VARIABLE)
-    return rpc, Path(deployments or DEPLOYMENTS)
 
 
 def open_keystore(keystore: Path, password_file: Path | None, what: str = "keystore") -> Wallet:

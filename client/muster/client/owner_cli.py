@@ -159,8 +159,8 @@ def recover(**options: Any) -> None:
 
 @click.command()
 @click.option("--price", metavar="TOKENS", help="Pay per unit; half to twice of what it is now.")
-@click.option("--fraud-ppm", type=PPM, help="Millionths of stake, for a first statistical fraud.")
-@click.option("--exact-fraud-ppm", type=PPM, help="Millionths of stake, for an exact fraud.")
+@click.option("--fraud-ppm", type=PPM, metavar="N", help="First fraud, in millionths.")
+@click.option("--exact-fraud-ppm", type=PPM, metavar="N", help="Exact fraud, in millionths.")
 @click.option("--quorum", type=click.IntRange(min=1), help="Validators that must agree.")
 @click.option("--apply", "applies", is_flag=True, help="Make announced terms so; anyone, once due.")
 @click.option("--cancel", "cancels", is_flag=True, help="Drop announced terms.")

@@ -16,7 +16,8 @@ import click
 from pydantic import Field
 
 from muster.protocol.errors import ConfigError
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, joined, load_settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
+from muster.settings.options import FILE, FOLDER, chain_options
 
 if TYPE_CHECKING:
     from muster.chain import Chain
@@ -75,26 +76,21 @@ def relay() -> None:
 
 
 @relay.command()
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file with these settings.")
+@click.option("--config", type=FILE, help="TOML file with any of these settings.")
 @click.option("--run", type=int, help="Run to mirror.")
-@click.option("--upstream", multiple=True, help="URL of the origin or another relay; repeatable.")
-@click.option(
-    "--rpc", metavar="URL", multiple=True, callback=joined, help="RPC endpoint; repeat to compare."
-)
-@click.option("--deployments", type=click.Path(path_type=Path), help="Folder of deployment files.")
-@click.option("--store", type=click.Path(path_type=Path), help="Folder for chunks and manifests.")
+@click.option("--upstream", multiple=True, help="URL of origin or relay; repeatable.")
+@chain_options
+@click.option("--store", type=FOLDER, help="Folder for chunks and manifests.")
 @click.option("--keep", type=int, help="Newest versions that stay.")
 @click.option("--max-bytes", type=int, help="Most bytes of chunks.")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
-@click.option("--ready-file", type=click.Path(path_type=Path), help="Receives the URL once up.")
-@click.option("--poll-s", type=float, help="Seconds between two looks at upstream and chain.")
+@click.option("--ready-file", type=FILE, help="Receives the URL once it listens.")
+@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
 @click.option("--linger-s", type=float, help="Once closed, serve until idle so long. [1 day]")
 @click.option("--keep-going", is_flag=True, default=None, help="Serve a closed run until stopped.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="Bearer token for clients.")
-@click.option(
-    "--upstream-token-file", type=click.Path(path_type=Path), help="Bearer token for upstreams."
-)
+@click.option("--token-file", type=FILE, help="Bearer token that clients must show.")
+@click.option("--upstream-token-file", type=FILE, help="Bearer token that upstreams demand.")
 @click.option("--connections-per-address", type=int, help="Most open connections per address.")
 @click.option("--requests-per-s", type=float, help="Most requests per second and address.")
 def run(config: Path | None, **flags: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -22,6 +22,8 @@ Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
 
 class NodeSettings(Settings):
     """What workers and validators share."""
+
+    of_network: ClassVar[frozenset[str]] = Settings.of_network | {"orchestrator", "relay"}
 
     run: Annotated[RunId, Field(ge=1)]
     """The run to take part in."""

@@ -39,13 +39,14 @@ def _serving(command: F) -> F:
     for option in (
         click.option("--ready-file", type=PATH, help="Receives the URL once it listens."),
         click.option("--requests-per-s", type=click.FloatRange(min=0.1), default=500.0,
-                     show_default=True, help="Most requests per second and address, sustained."),
+                     show_default=True, help="Most requests per second and address."),
         click.option("--connections-per-address", type=click.IntRange(min=1), default=128,
                      show_default=True, help="Most open connections per address."),
         click.option("--token-file", type=PATH, help="Bearer token that clients must show."),
         click.option("--port", type=click.IntRange(0, 65535), default=8700, show_default=True,
                      help="Port to listen on; 0 for any free one."),
-        click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen."),
+        click.option("--host", default="127.0.0.1", show_default=True,
+                     help="Address to listen on."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -63,12 +64,18 @@ def shardcast() -> None:
 
 @shardcast.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH)
-@click.option("--store", type=PATH, required=True, help="Folder of the origin's store.")
+@click.option("--store", type=PATH, required=True, help="Folder for chunks and manifests.")
 @click.option("--keystore", type=PATH, required=True, help="Key that signs; see muster wallet new.")
 @click.option("--password-file", type=PATH, help="Password; else MUSTER_PASSWORD, else ask.")
 @RUN
-@click.option("--version", type=click.IntRange(min=0), help="Version; the next one if not given.")
-@click.option("--keep", type=click.IntRange(min=1), default=5, show_default=True, help="Versions.")
+@click.option("--version", type=click.IntRange(min=0), help="Policy version. [default: the next]")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Newest versions that stay.",
+)
 @click.option("--link", is_flag=True, help="Share disk space: never rewrite the files in place.")
 @click.option("--serve", is_flag=True, help="Go on serving the store until stopped.")
 @_serving
@@ -118,8 +125,14 @@ def publish(
 @click.option("--signer", required=True, help="Address whose versions are mirrored.")
 @click.option("--store", type=PATH, required=True, help="Folder for chunks and manifests.")
 @RUN
-@click.option("--keep", type=click.IntRange(min=1), default=5, show_default=True, help="Versions.")
-@click.option("--max-bytes", type=click.IntRange(min=1), help="Most bytes of chunks on disk.")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Newest versions that stay.",
+)
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Most bytes of chunks.")
 @click.option("--upstream-token-file", type=PATH, help="Bearer token that upstreams demand.")
 @_serving
 def relay(
@@ -165,7 +178,7 @@ def relay(
 @click.option("--root", help="Root that the version's manifest must have, in place of a signer.")
 @click.option("--into", type=PATH, required=True, help="Folder that keeps fetched versions.")
 @RUN
-@click.option("--version", type=click.IntRange(min=0), help="Version; the newest if not given.")
+@click.option("--version", type=click.IntRange(min=0), help="Policy version. [default: newest]")
 @click.option("--wait-s", type=click.IntRange(0, 3600), default=10, show_default=True,
               help="Longest wait for a version that is still to come.")  # fmt: skip
 @click.option("--token-file", type=PATH, help="Bearer token that the relays demand.")

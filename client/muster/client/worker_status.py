@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.options import FILE, chain_options, endpoint, json_option
+from muster.client.options import (
+    FILE,
+    chain_options,
+    endpoint,
+    json_option,
+    orchestrator_option,
+)
 from muster.client.printing import print_facts, print_json
 from muster.client.quantities import format_duration, format_time, format_tokens
 from muster.protocol.errors import ApiError, ConfigError
@@ -258,7 +264,7 @@ def _heartbeat(beat: dict[str, Any]) -> str:
 @click.option("--run", type=click.IntRange(min=1), required=True, help="The run it works for.")
 @click.option("--worker", metavar="ADDRESS", help="The staking wallet, or its node.")
 @click.option("--keystore", type=FILE, help="The worker's or its node's; it is not opened.")
-@click.option("--orchestrator", metavar="URL", help="Knows the node's last sign of life.")
+@orchestrator_option
 @json_option
 @chain_options
 def status(worker: str | None, keystore: Path | None, as_json: bool, **options: Any) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.options import chain_options, endpoint
+from muster.client.options import FILE, FOLDER, chain_options, endpoint
 from muster.devnet.joining import join
 from muster.settings import DEPLOYMENTS
 
@@ -15,20 +15,18 @@ if TYPE_CHECKING:
     from muster.chain import Chain
     from muster.protocol.ids import Address
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
-FILE = click.Path(dir_okay=False, path_type=Path)
 TOKENS = 100_000 * 10**18
 """What `fund` gives each account."""
 
 
 @click.group(invoke_without_command=True)
-@click.option("--port", default=8545, show_default=True, help="Port of the RPC endpoint.")
+@click.option("--port", default=8545, show_default=True, help="Port of the chain's RPC endpoint.")
 @click.option(
     "--deployments",
     type=FOLDER,
     default=DEPLOYMENTS,
     show_default=True,
-    help="Where the addresses are written.",
+    help="Where the contracts' addresses are written.",
 )
 @click.option("--state", type=FILE, help="File that keeps the chain between two starts.")
 @click.pass_context
@@ -52,17 +50,24 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
     import asyncio
 
     from muster.chain import save_deployment
+    from muster.client.stake import FAUCET_CHAIN_ID
     from muster.deploy import DeployParameters, deploy_contracts
     from muster.devnet.anvil import Anvil
+    from muster.settings.network import Profile, announced
 
     kept = state is not None and state.exists()
     async with Anvil(port=port, state=state) as anvil:
         if not kept:
             deployment = await deploy_contracts(anvil.rpc_url, anvil.key(0), DeployParameters())
             click.echo(f"contracts  {save_deployment(deployments, deployment)}", err=True)
-        click.echo(anvil.rpc_url)
-        click.echo("Ctrl-C ends it.", err=True)
-        await asyncio.Event().wait()
+        place = deployments.expanduser().absolute()
+        with announced() as devnet_of_machine:
+            devnet_of_machine.tell(
+                Profile(chain_id=FAUCET_CHAIN_ID, rpc=(anvil.rpc_url,), deployments=place)
+            )
+            click.echo(anvil.rpc_url)
+            click.echo("Ctrl-C ends it.", err=True)
+            await asyncio.Event().wait()
 
 
 devnet.add_command(join)

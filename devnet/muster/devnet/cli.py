@@ -42,6 +42,8 @@ COMMANDS = {
     "devnet": Lazy("muster.devnet.chain:devnet", "Start a local chain with the contracts."),
     "init": Lazy("muster.client.identity:init", "Create the keys of a worker and its node."),
     "doctor": Lazy("muster.client.doctor.command:doctor", "Is this machine fit for a run?"),
+    "join": Lazy("muster.client.joining:join", "Learn a run's network from its orchestrator."),
+    "network": Lazy("muster.client.networks:network", "Name networks, and choose one."),
     "wallet": Lazy("muster.client.cli:wallet", "Create and show encrypted keystores."),
     "stake": Lazy("muster.client.cli:stake", "Stake and register a worker."),
     "unstake": Lazy("muster.client.leaving:unstake", "Take stake back, or leave."),
@@ -73,7 +75,10 @@ COMMANDS = {
     "completion": Lazy("muster.devnet.completion:completion", "Make the shell complete words."),
 }
 SECTIONS = {
-    "Contribute": ["init", "doctor", "stake", "worker", "rewards", "unstake", "node", "wallet"],
+    "Contribute": [
+        *("join", "init", "doctor", "stake", "worker", "rewards", "unstake", "node", "wallet"),
+        "network",
+    ],
     "Look and check": ["run", "explain", "audit", "dispute", "model", "economics"],
     "Serve": ["validator", "relay", "orchestrator", "trainer", "contracts"],
     "Prepare": ["tasks", "calibrate"],

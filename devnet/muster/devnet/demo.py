@@ -102,7 +102,7 @@ class DemoOptions:
     help="A cheater of this kind; repeatable.",
 )
 @click.option("--keep", is_flag=True, help="Leave the network up until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--rpc-faults",
     type=click.Choice(["public"]),
@@ -179,6 +179,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     from muster.devnet.keys import cast
     from muster.devnet.network import Network, NetworkOptions
     from muster.devnet.rpc_faults import PROFILES
+    from muster.settings.network import announced
 
     began = time.monotonic()
     people = cast(options.seed, honest=options.honest, cheats=options.cheats)
@@ -198,6 +199,7 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     async with AsyncExitStack() as stack:
         stack.enter_context(prepare_folder(options.folder))
         network = await stack.enter_async_context(Network(network_options))
+        network.known = stack.enter_context(announced())
         with Progress(console, names) as progress:
             run_id = await start(network, progress)
             returned_at = await train(network, run_id, progress)

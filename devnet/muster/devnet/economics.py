@@ -42,8 +42,18 @@ SHARE = click.FloatRange(0, 1)
 @click.option("--recipe", type=RECIPE, help="Or: a recipe, TOML file or preset.")
 @click.option("--calibration", type=FILE, help="And: its calibration.")
 @click.option("--price", type=click.IntRange(min=0), metavar="WEI", help="Token wei per unit.")
-@click.option("--fraud-ppm", type=click.IntRange(0, 10**6), help="First statistical fraud.")
-@click.option("--exact-fraud-ppm", type=click.IntRange(0, 10**6), help="Exact fraud.")
+@click.option(
+    "--fraud-ppm",
+    type=click.IntRange(0, 10**6),
+    metavar="N",
+    help="First fraud, in millionths.",
+)
+@click.option(
+    "--exact-fraud-ppm",
+    type=click.IntRange(0, 10**6),
+    metavar="N",
+    help="Exact fraud, in millionths.",
+)
 @click.option("--quorum", type=click.IntRange(min=1), help="Signers of an outcome.")
 @click.option("--stake", metavar="TOKENS", help="The cheater's.")
 @click.option("--required-stake", metavar="TOKENS", help="What workers must stake.")

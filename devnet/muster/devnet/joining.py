@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.options import FOLDER, HOME, chain_options, endpoint
+from muster.client.options import FOLDER, HOME, chain_options, endpoint, orchestrator_option
 from muster.devnet.keys import PASSWORD
 from muster.protocol.errors import ConfigError
 
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--run", type=click.IntRange(min=1), required=True, help="The run to work for.")
-@click.option("--orchestrator", metavar="URL", required=True, help="The run's orchestrator.")
+@orchestrator_option
 @click.option("--home", type=FOLDER, help=f"Keys and state. [default: {HOME / 'devnet'}]")
 @click.option("--plain", is_flag=True, help="Log lines, no live view.")
 @chain_options
-def join(run: int, orchestrator: str, home: Path | None, *, plain: bool, **options: Any) -> None:
+def join(
+    run: int, orchestrator: str | None, home: Path | None, *, plain: bool, **options: Any
+) -> None:
     """Work for a run of a development network: makes keys, takes test tokens, stakes, works.
 
     \b
     Example:
-      muster devnet join --run 2 --orchestrator http://127.0.0.1:8600
+      muster devnet join --run 2
     """
     import asyncio
 
@@ -41,6 +43,11 @@ def join(run: int, orchestrator: str, home: Path | None, *, plain: bool, **optio
     from muster.protocol.ids import RunId
     from muster.telemetry import setup_logging
 
+    if orchestrator is None:
+        raise ConfigError(
+            f"nothing says which orchestrator serves run {run}",
+            hint="is the demo running here with --keep? Else give --orchestrator URL",
+        )
     rpc, deployments = endpoint(options)
     folder = (home or HOME / "devnet").expanduser()
     worker, node = open_keys(folder)

@@ -20,7 +20,12 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from muster.chain import Chain, save_deployment
-from muster.client.stake import add_stake, register_worker, take_from_faucet
+from muster.client.stake import (
+    FAUCET_CHAIN_ID,
+    add_stake,
+    register_worker,
+    take_from_faucet,
+)
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
 from muster.devnet.keys import PASSWORD, Account, Cast, Member, Role
@@ -30,6 +35,7 @@ from muster.devnet.rpc_proxy import RpcProxy
 from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
+from muster.settings.network import Devnet, Profile, Served
 from muster.wallet import Wallet, save_wallet
 
 ETHER = 10**18
@@ -126,6 +132,9 @@ class Network:
         self._home = self.folder
         """Where what belongs to the present run is."""
         self._suffix = ""
+        self.known: Devnet | None = None
+        """Where the network tells other commands of this machine about itself, if it does."""
+        self._served: dict[str, Served] = {}
 
     async def __aenter__(self) -> Self:
         await self._anvil.__aenter__()
@@ -186,6 +195,7 @@ class Network:
             await self._anvil.set_balance(account.address, GAS_MONEY)
         deployment = await deploy_contracts(self.rpc, self.cast.owner.key, PARAMETERS)
         save_deployment(self.options.deployments, deployment)
+        self._tell()
         self._write_keystores()
         async with asyncio.TaskGroup() as group:
             for member in self.cast.members:
@@ -326,12 +336,17 @@ class Network:
 
     async def start_orchestrator(self, run_id: RunId) -> Child:
         """Start the orchestrator; also after it was stopped or its database deleted."""
+        self._served[str(run_id)] = Served(
+            orchestrator=self.orchestrator_url, relays=(self.relay_url,)
+        )
+        self._tell()
         return await self._start(
             "orchestrator",
             ["orchestrator", "run", "--run", str(run_id), *self._port_flags("orchestrator")],
             ["--documents", str(self._home / "documents"), "--files", str(self._home / "files")],
             ["--database", str(self.database), "--origin", self._url("origin")],
             ["--relay", self._url("relay"), "--lease-s", str(self.options.lease_s)],
+            ["--public-rpc", self.rpc],
             [*self._batch_flags(), *self._pace_flags()],
             self._key_flags(self.cast.orchestrator),
         )
@@ -351,6 +366,17 @@ class Network:
         words = [word for part in command for word in part]
         start = self.processes.start_warm if with_model else self.processes.start
         return await start(name + self._suffix, [MUSTER, *words, *self._chain_flags()])
+
+    def _tell(self) -> None:
+        if self.known is not None:
+            self.known.tell(
+                Profile(
+                    chain_id=FAUCET_CHAIN_ID,
+                    rpc=(self.rpc,),
+                    deployments=self.options.deployments.expanduser().absolute(),
+                    runs=self._served,
+                )
+            )
 
     @property
     def trainer_state(self) -> Path:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.options import FILE, FOLDER, chain_options, json_option, yes_option
+from muster.client.options import (
+    FILE,
+    FOLDER,
+    PASSWORD_HELP,
+    chain_options,
+    json_option,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from muster.chain import Chain, RunConfig
@@ -30,7 +37,7 @@ SAMPLES = 4
 @click.command()
 @click.argument("file", metavar="[RUN.toml]", type=FILE, required=False)
 @click.option("--keystore", type=FILE, help="Keystore of the run's owner.")
-@click.option("--password-file", type=FILE, help="Its password; else MUSTER_PASSWORD.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @click.option("--trainer", metavar="ADDR", help="Trainer. [default: --trainer-keystore's]")
 @click.option("--trainer-keystore", type=FILE, help="Publishes version 0. [default: the owner]")
 @click.option("--trainer-password-file", type=FILE, help="Its password; else the owner's.")
@@ -44,8 +51,18 @@ SAMPLES = 4
 @click.option("--calibration", type=FILE, help="From `muster calibrate`.")
 @click.option("--engine", "engines", multiple=True, help="It must cover this; repeatable.")
 @click.option("--price", metavar="AMOUNT", help="Per unit: wei, or '0.001 tokens'.")
-@click.option("--fraud-ppm", type=int, metavar="N", help="Millionths slashed. [default: 100000]")
-@click.option("--exact-fraud-ppm", type=int, metavar="N", help="Exact ones. [default: 500000]")
+@click.option(
+    "--fraud-ppm",
+    type=int,
+    metavar="N",
+    help="First fraud, in millionths. [default: 100000]",
+)
+@click.option(
+    "--exact-fraud-ppm",
+    type=int,
+    metavar="N",
+    help="Exact fraud, in millionths. [default: 500000]",
+)
 @click.option("--fund", metavar="AMOUNT", help="Reward to pay in now. [default: 0]")
 @click.option("--store", type=FOLDER, help="The trainer's chunk store.")
 @click.option("--documents", type=FOLDER, help="Receives the documents, by hash.")

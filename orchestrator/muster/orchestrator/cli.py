@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from muster.orchestrator.admin_cli import admin
+from muster.settings.options import CONFIRMATIONS_HELP, FILE, PASSWORD_HELP, chain_options
 
 
 @click.group()
@@ -19,18 +20,11 @@ orchestrator.add_command(admin)
 
 
 @orchestrator.command()
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.option("--config", type=FILE, help="TOML file with any of these settings.")
 @click.option("--run", type=int, help="Run to serve.")
-@click.option(
-    "--rpc",
-    metavar="URL",
-    multiple=True,
-    callback=lambda _context, _option, urls: ",".join(urls) or None,
-    help="RPC endpoint; repeat to compare.",
-)
-@click.option("--deployments", metavar="DIR", help="Folder of deployment files.")
+@chain_options
 @click.option("--keystore", metavar="FILE", help="Keystore of the run's orchestrator account.")
-@click.option("--password-file", metavar="FILE", help="Its password; else MUSTER_PASSWORD.")
+@click.option("--password-file", metavar="FILE", help=PASSWORD_HELP)
 @click.option("--documents", metavar="DIR", help="Recipe, calibration and task set, by hash.")
 @click.option("--files", metavar="DIR", help="Where submission files are kept.")
 @click.option("--retention-s", type=int, help="Drop files so long after they are final.")
@@ -42,12 +36,14 @@ orchestrator.add_command(admin)
 @click.option("--ready-file", metavar="FILE", help="Receives the URL once it listens.")
 @click.option("--origin", metavar="URL", help="Where the trainer serves policy weights.")
 @click.option("--relay", "relays", metavar="URL", multiple=True, help="A mirror of them.")
+@click.option("--public-rpc", metavar="URL", multiple=True, help="Told to newcomers; repeatable.")
+@click.option("--public-url", metavar="URL", help="This orchestrator's, told to newcomers.")
 @click.option("--tokenizer", metavar="FILE", help="For samples as text. [default: the relays']")
 @click.option("--lease-s", type=int, help="Seconds from lease to deadline.")
 @click.option("--call-timeout-s", type=int, help="When a silent validator is replaced.")
 @click.option("--commit-interval-s", type=float, help="Least time between two batches.")
-@click.option("--poll-s", type=float, help="Time between two reads of the chain.")
-@click.option("--confirmations", metavar="N|safe|finalized", help="Blocks on top of an event.")
+@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
+@click.option("--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP)
 @click.option("--retry-after-s", type=float, help="What nodes wait when there is no work.")
 def run(config: Path | None, **flags: Any) -> None:
     """Serve one run until SIGTERM or SIGINT."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from muster.chain import Batch, OutcomeProof, PauseCause, Poll
+from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, Poll
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.messages import Submission
@@ -84,6 +84,8 @@ class ChainPort(Protocol):
 
     chain_id: int
     """EIP-155 chain id."""
+    deployment: Deployment
+    """Where the contracts are."""
 
     @property
     def account(self) -> Address | None:

@@ -52,6 +52,10 @@ class OrchestratorSettings(Settings):
     tokenizer: Path | None = None
     """The base model's tokenizer.json, for samples to be read as text; None for that of the
     versions that origin and relays serve."""
+    public_rpc: tuple[str, ...] = ()
+    """RPC endpoints that newcomers are told of; none that holds a key of yours."""
+    public_url: str = ""
+    """This orchestrator's URL as newcomers reach it; empty for the one they asked."""
     lease_s: Annotated[int, Field(ge=1, le=86_400)] = 600
     """Seconds from lease to deadline."""
     dead_after_s: Annotated[int, Field(ge=1, le=86_400)] = 120

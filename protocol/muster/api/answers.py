@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from muster.api.limits import MAX_RELAYS
+from muster.api.limits import MAX_NETWORK_CHARS, MAX_RELAYS
 from muster.api.signing import signature_bytes
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address, to_hash32
@@ -162,6 +162,15 @@ class RunInfo(AnswerBody):
     """The training step whose rollouts are being collected."""
     policy_version: PolicyVersion | None
     """The newest policy version on chain, if there is one."""
+
+
+class SignedNetwork(AnswerBody):
+    """Where a run's network is, with the word of the run's orchestrator for it."""
+
+    document: Annotated[str, Field(max_length=MAX_NETWORK_CHARS)]
+    """JSON text of a `muster.api.network.NetworkPage`; these very bytes are signed."""
+    signature: HexSignature
+    """EIP-712 `NetworkDocument` by the orchestrator."""
 
 
 class HeartbeatAnswer(AnswerBody):

@@ -30,6 +30,7 @@ from muster.api.answers import (
     Lease,
     NoWork,
     RunInfo,
+    SignedNetwork,
     SubmissionState,
 )
 from muster.api.limits import (
@@ -152,6 +153,11 @@ class OrchestratorApi:
         """Return what a newcomer needs to take part in the run."""
         path = f"/v1/runs/{run_id}"
         return _parse(RunInfo, await self._send("GET", path, max_bytes=MAX_SMALL_ANSWER_BYTES))
+
+    async def network(self) -> SignedNetwork:
+        """Return where the run's network is; the caller checks the signature, and all it says."""
+        answer = await self._send("GET", "/v1/network", max_bytes=MAX_SMALL_ANSWER_BYTES)
+        return _parse(SignedNetwork, answer)
 
     async def document(self, document_hash: Hash32) -> bytes:
         """Return a pinned document, checked against its Keccak-256."""
@@ -470,7 +476,12 @@ def _refusal(status: int, body: bytes) -> ApiError:
             hint=None if hint is None else str(hint)[:MAX_MESSAGE_CHARS],
         )
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return ApiError(f"the orchestrator answered {status}", status=status, code=f"http_{status}")
+        return ApiError(
+            f"the orchestrator answered {status}",
+            status=status,
+            code=f"http_{status}",
+            hint="is this the URL of a run's orchestrator?",
+        )
 
 
 def _unreachable(base_url: httpx.URL, error: Exception) -> ApiError:

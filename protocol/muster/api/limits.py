@@ -18,6 +18,8 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Largest answer a client reads."""
 MAX_SMALL_ANSWER_BYTES = 64 * 1024
 """Largest answer that is one ticket, one state or one word."""
+MAX_NETWORK_CHARS = 32 * 1024
+"""Longest document that says where a run's network is."""
 MAX_RELAYS = 64
 """Relays that an orchestrator may name."""
 

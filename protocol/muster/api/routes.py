@@ -22,6 +22,7 @@ from muster.api.answers import (
     OutcomesTaken,
     Received,
     RunInfo,
+    SignedNetwork,
     SubmissionState,
 )
 from muster.api.requests import (
@@ -216,6 +217,23 @@ ROUTES = (
         (Answer(200, None, "text/plain", "4"),),
         parameters={"run_id": 1},
         without_client="for programs that ask a step counter; run_info has it with the rest",
+    ),
+    Route(
+        "GET",
+        "/v1/network",
+        "network",
+        (
+            _json(
+                200,
+                SignedNetwork,
+                {
+                    "document": '{"chain_id":84532,"contracts":{"ContributionLedger":"0x5FbD…"},'
+                    '"deploy_block":1,"orchestrator":"","relays":["https://relay.example.org"],'
+                    '"rpc":["https://rpc.example.org"],"run_id":1}',
+                    "signature": SIGNATURE,
+                },
+            ),
+        ),
     ),
     Route(
         "GET",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -39,7 +38,7 @@ from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError, RpcError, WrongChain
 from muster.protocol.ids import Address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED
+from muster.settings.network import resolve
 
 if TYPE_CHECKING:
     from web3 import AsyncWeb3
@@ -102,15 +101,16 @@ class Chain:
 
         The endpoint is an HTTP or WebSocket URL or the path of a node's socket; several, in a list
         or between commas, are compared (`muster.chain.quorum`). Unless given, it and the deployment
-        are those of MUSTER_RPC and MUSTER_DEPLOYMENTS, or this machine's.
+        are those of the network that `muster.settings.network` finds.
         What is sent is written to the journal first, and survives the process. Raises
         ChainUnreachable when nothing answers, WrongChain when it is another chain or has no code at
         the recorded addresses, ConfigError without a deployment or while another process holds the
         journal.
         """
-        rpc_url = rpc_url or os.environ.get(SHARED["rpc"]) or DEFAULT_RPC
+        if not rpc_url or deployments is None:
+            _, found, folder = resolve(None, None)
+            rpc_url, deployments = rpc_url or found, deployments or folder
         rpc = open_rpc(rpc_url, timeout_s=timeout_s)
-        deployments = deployments or Path(os.environ.get(SHARED["deployments"], DEPLOYMENTS))
         try:
             chain_id = from_hex(await rpc.call("eth_chainId"))
             deployment = (
@@ -295,7 +295,7 @@ async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> 
     if chain_id != deployment.chain_id:
         raise WrongChain(
             f"{rpc.masked_url} serves chain {chain_id}, the contracts are on {deployment.chain_id}",
-            hint="check --rpc and --deployments",
+            hint="name the right pair with --rpc and --deployments, or one --network",
         )
     patience = Patience(_NEW_FOR_S)
     while True:

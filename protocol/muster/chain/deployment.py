@@ -65,7 +65,8 @@ def load_deployment(directory: Path, chain_id: int) -> Deployment:
         deployment = parse_deployment(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"no contracts are recorded for chain {chain_id}: {path} does not exist", hint=_HINT
+            f"no contracts are recorded for chain {chain_id}: {path} does not exist",
+            hint=_other_chains(path.parent) or _HINT,
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", hint=_HINT) from error
@@ -74,6 +75,16 @@ def load_deployment(directory: Path, chain_id: int) -> Deployment:
     if deployment.chain_id != chain_id:
         raise ConfigError(f"{path} is for chain {deployment.chain_id}", hint=_HINT)
     return deployment
+
+
+def _other_chains(directory: Path) -> str | None:
+    chains = sorted(int(path.stem) for path in directory.glob("*.json") if path.stem.isdecimal())
+    if not chains:
+        return None
+    return (
+        f"{directory} has chain {', '.join(map(str, chains))}: name an endpoint of that with --rpc,"
+        " or another folder with --deployments"
+    )
 
 
 def parse_deployment(text: str) -> Deployment:

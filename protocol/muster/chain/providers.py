@@ -65,7 +65,7 @@ class HttpProvider(AsyncHTTPProvider):
                 raise ChainUnreachable(
                     f"{mask_url(self._url)} does not speak JSON-RPC: no answer to "
                     f"{request['method']} in a batch",
-                    hint="is --rpc right?",
+                    hint=IS_RUNNING,
                 )
         return [by_id[request["id"]] for request in requests]
 

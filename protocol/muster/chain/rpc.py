@@ -35,7 +35,9 @@ MAX_BATCH = 100
 """Requests in one HTTP call; endpoints refuse more."""
 LONGEST_SILENCE_S = 30.0
 """So long a node is believed that tells of no block."""
-IS_RUNNING = "is the chain running, and is --rpc right?"
+IS_RUNNING = (
+    "is the chain running? `muster network show` says which one is meant; --rpc names another"
+)
 _REVERT_CODE = 3
 
 Call = tuple[str, list[Any]]
@@ -241,7 +243,7 @@ class Rpc:
 
     def _garbled(self, what: str) -> ChainUnreachable:
         return ChainUnreachable(
-            f"{self.masked_url} does not speak JSON-RPC: {what}", hint="is --rpc right?"
+            f"{self.masked_url} does not speak JSON-RPC: {what}", hint=IS_RUNNING
         )
 
 

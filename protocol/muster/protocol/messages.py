@@ -488,6 +488,22 @@ class ApiRequest:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkDocument:
+    """What a run's orchestrator signs to say where the run's network is."""
+
+    TYPE = "NetworkDocument(uint64 runId,bytes32 documentHash)"
+
+    run_id: RunId
+    """The run it serves."""
+    document_hash: Hash32
+    """Keccak-256 of the document's bytes, as served."""
+
+    def struct_hash(self) -> Hash32:
+        """Return the EIP-712 struct hash (domain: ContributionLedger)."""
+        return struct_hash(self.TYPE, self.run_id, self.document_hash)
+
+
 class _parsing:
     """Turns what hostile JSON makes Python raise into one EncodingError."""
 

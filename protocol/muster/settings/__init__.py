@@ -1,5 +1,7 @@
 """Process settings: one frozen model per process, from defaults < TOML < environment < flags.
 
+Where the chain is comes from the network (`muster.settings.network`) when none of them says it.
+
 Secrets are never settings: they come from a file or the environment, see muster.wallet.
 """
 
@@ -10,22 +12,17 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster.protocol.errors import ConfigError
+from muster.settings.network import DEFAULT_RPC as DEFAULT_RPC
+from muster.settings.network import DEPLOYMENTS as DEPLOYMENTS
+from muster.settings.network import SHARED, place_of, typed_network
 
-_IS_CHECKOUT = (Path(__file__).parents[3] / "contracts").is_dir()
-DEPLOYMENTS = Path("contracts/deployments" if _IS_CHECKOUT else "~/.muster/deployments")
-"""Where contracts' addresses are looked for, and written, unless told otherwise."""
 CACHE = Path("~/.muster/cache")
 """What can be had again."""
-DEFAULT_RPC = "http://127.0.0.1:8545"
-"""The endpoint of a chain on this machine."""
-SHARED = {"rpc": "MUSTER_RPC", "deployments": "MUSTER_DEPLOYMENTS"}
-"""Variables that say every command where the chain is; a process's own come before them."""
-
 
 Confirmations = Annotated[int, Field(ge=0, le=1000)] | Literal["safe", "finalized"]
 """Blocks on top of what is believed, or what the chain's own consensus says of it."""
@@ -45,6 +42,9 @@ class Settings(BaseModel):
     """Base of every process's settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of_network: ClassVar[frozenset[str]] = frozenset({"rpc", "deployments"})
+    """What a network's profile says where nothing else does, of the settings that there are."""
 
 
 S = TypeVar("S", bound=Settings)
@@ -69,12 +69,35 @@ def load_settings(
         if text is not None:
             values[name] = text
     # An option that may be repeated is an empty tuple when it is not given.
-    values |= {name: value for name, value in (flags or {}).items() if value not in (None, ())}
+    given = {name: value for name, value in (flags or {}).items() if value not in (None, ())}
+    if typed_network() is not None:
+        # A flag, like the others: before variables and file.
+        values = {name: value for name, value in values.items() if name not in cls.of_network}
+    values |= given
     _refuse_unknown(cls, values, "flags")
+    values = _of_network(cls, values, environ) | values
     try:
         return cls.model_validate(values)
     except ValidationError as error:
         raise _first_problem(error, env_prefix) from error
+
+
+def _of_network(
+    cls: type[Settings], values: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what the network says of the settings."""
+    wanted = cls.of_network & cls.model_fields.keys()
+    if "rpc" not in wanted:
+        return {}
+    place = place_of(values.get("rpc"), values.get("deployments"), environ)
+    served = place.served(values.get("run"))
+    said = {
+        "rpc": place.rpc,
+        "deployments": place.deployments,
+        "orchestrator": served.orchestrator,
+        "relay": served.relays,
+    }
+    return {name: said[name] for name in wanted if said[name]}
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

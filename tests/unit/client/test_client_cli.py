@@ -14,13 +14,11 @@ from click.testing import CliRunner
 from client_world import CALIBRATION, RECIPE, TASK_SET
 
 from muster.client import cli
-from muster.client.options import endpoint
 from muster.client.seat import require_device
 from muster.inference import calibrate as calibrating
 from muster.inference.plan import Plan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS
 from muster.toploc import Calibration
 from muster.toploc.calibration import Measurement
 from muster.wallet import LIGHT_SCRYPT_N, load_wallet
@@ -158,17 +156,6 @@ def test_refused_model_gets_no_calibration_but_its_table(
 def test_other_model_is_refused_without_name_or_folder(pair: str) -> None:
     result = run("calibrate", "--model", "m", "--other", pair)
     assert "is not NAME=FOLDER" in str(result.exception)
-
-
-SHARED = {"MUSTER_RPC": "http://shared", "MUSTER_DEPLOYMENTS": "/shared"}
-
-
-def test_the_chain_comes_from_flags_then_environment_then_defaults() -> None:
-    nothing: dict[str, Any] = {"rpc": None, "deployments": None}
-    given: dict[str, Any] = {"rpc": "http://flag", "deployments": Path("flag")}
-    assert endpoint(given, SHARED) == ("http://flag", Path("flag"))
-    assert endpoint(nothing, SHARED) == ("http://shared", Path("/shared"))
-    assert endpoint(nothing, {}) == (DEFAULT_RPC, DEPLOYMENTS)
 
 
 @pytest.mark.parametrize(

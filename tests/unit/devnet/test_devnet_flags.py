@@ -7,6 +7,7 @@ writes it), and into the changelog.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -20,6 +21,24 @@ SCREEN_LINES = 40
 """A help text that fits a terminal of 80 x 40."""
 OTHERS = ("run ", "trainer ", "orchestrator ")
 """Commands of run owners, whose help is longer."""
+
+DIFFER = {
+    "what it chooses, counts or writes is the command's own": """
+        --all --amount --count --documents --engine --files --honest --keep --model --name --out
+        --passes --price --quorum --recipe --root --run --sample --seed --signer --state-dir --store
+        --task-set --version --wait --worker --calibration --database --eval-set --node --plan""",
+    "whose key it is, and whether it is opened": "--keystore",
+    "an owner names accounts, who takes part names URLs": "--orchestrator --trainer --validator",
+    "a server names its mirrors, others whom they ask": "--relay --origin --token-file",
+    "some write the addresses that others read": "--deployments",
+    "`join` is told an endpoint by a stranger, and asks for one's own": "--rpc",
+    "a devnet's is the chain's": "--port",
+    "the trainer tries its settings; the red team keeps a journal": "--dry-run --json",
+    "an orchestrator sets it, an audit is told of it": "--call-timeout-s",
+    "a relay goes on serving, others working": "--keep-going",
+    "an audit looks at the chain and at itself": "--poll-s --prove",
+}
+"""Flags that are worded differently, by the reason."""
 
 
 def commands_of(group: click.Group = muster, prefix: str = "") -> dict[str, click.Command]:
@@ -47,6 +66,25 @@ def flags_of(command: click.Command) -> list[str]:
         else:
             words.append((parameter.name or "").upper())
     return sorted(words)
+
+
+def wordings() -> dict[str, set[tuple[str, str]]]:
+    """Return the help texts, and what is given, of every flag."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for command in COMMANDS.values():
+        for option in command.params:
+            if isinstance(option, click.Option):
+                given = "" if option.is_flag else option.make_metavar(click.Context(command))
+                kind = re.sub(r"PATH|DIRECTORY|DIR$", "FILE", given.removesuffix(" RANGE"))
+                text = re.sub(r" \[.*\]$", "", option.help or "")
+                for flag in option.opts:
+                    found.setdefault(flag, set()).add((text, kind))
+    return found
+
+
+def test_the_same_flag_is_worded_once() -> None:
+    several = {flag for flag, words in wordings().items() if len(words) > 1}
+    assert several == set(" ".join(DIFFER.values()).split())
 
 
 def test_no_command_came_or_went_unnoticed() -> None:

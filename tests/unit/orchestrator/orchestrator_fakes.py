@@ -22,6 +22,8 @@ from muster.chain import (
     RunView,
     WorkerView,
 )
+from muster.chain.abi import CONTRACTS
+from muster.chain.deployment import Deployment
 from muster.chain.view_parts import split_signatures
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
@@ -299,6 +301,8 @@ class FakeChain:
     def __init__(self, account: Address) -> None:
         self.account: Address | None = account
         self.chain_id = 31337
+        contracts = {name: self.domain(name).verifying_contract for name in CONTRACTS}
+        self.deployment = Deployment(self.chain_id, 0, contracts)
         self.time = NOW
         self.emit = Emitter(lambda: self.time)
         self.ledger = FakeLedger(self.emit)

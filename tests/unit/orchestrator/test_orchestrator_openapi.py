@@ -164,6 +164,7 @@ async def play(bench: Bench) -> None:
     await bench.commit()
     async with bench.node() as node, bench.validator() as validator:
         await node.run_info(RUN)
+        await node.network()
         await node.document(bench.network.recipe.hash())
         await node.heartbeat(RUN, policy_version=None, state="idle", software="test")
         assert list(await validator.called()) == [1]

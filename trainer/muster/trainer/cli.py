@@ -12,20 +12,23 @@ from typing import Any
 import click
 
 from muster.protocol.errors import ConfigError
-from muster.settings import DEFAULT_RPC, joined
 from muster.settings.helping import SectionedCommand
+from muster.settings.options import (
+    CONFIRMATIONS_HELP,
+    FILE,
+    FOLDER,
+    ORCHESTRATOR_HELP,
+    PASSWORD_HELP,
+    chain_options,
+)
 from muster.settings.presets import RECIPE
-
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
-
 
 SECTIONS = {
     "The run": [
         *("config", "run", "keystore", "password_file", "orchestrator", "documents", "model"),
         *("steps", "state_dir", "keep_checkpoints", "on_collapse"),
     ],
-    "Chain": ["rpc", "deployments", "poll_s", "confirmations"],
+    "Chain": ["rpc", "deployments", "network_name", "poll_s", "confirmations"],
     "Origin, which serves policies": [
         *("host", "port", "ready_file", "store", "keep", "anchor_every", "publish_dtype"),
         "hand_over_s",
@@ -50,20 +53,13 @@ def trainer() -> None:
 @click.option("--config", type=FILE, help="TOML file with any of these settings.")
 @click.option("--run", type=int, help="Run to train.")
 @click.option("--keystore", type=FILE, help="Keystore of the run's trainer account.")
-@click.option("--password-file", type=FILE, help="Its password; else MUSTER_PASSWORD.")
-@click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
-@click.option(
-    "--rpc",
-    metavar="URL",
-    multiple=True,
-    callback=joined,
-    help=f"RPC endpoint; repeat to compare. [default: {DEFAULT_RPC}]",
-)
-@click.option("--deployments", type=FOLDER, help="Folder with the contracts' addresses.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
+@click.option("--orchestrator", metavar="URL", help=ORCHESTRATOR_HELP)
+@chain_options
 @click.option("--documents", type=FOLDER, help="Recipe by its hash; else it is downloaded.")
 @click.option("--model", type=FOLDER, help="Base model, when the store does not hold version 0.")
 @click.option("--store", type=FOLDER, help="Chunk store that is served as the origin.")
-@click.option("--keep", type=int, help="Newest versions that stay in the store.")
+@click.option("--keep", type=int, help="Newest versions that stay.")
 @click.option("--anchor-every", type=int, help="Of so many versions one is broadcast whole.")
 @click.option("--state-dir", type=FOLDER, help="Checkpoint, policies and metrics.")
 @click.option("--rank-timeout-s", type=float, help="Under torchrun: longest wait for other ranks.")
@@ -76,20 +72,22 @@ def trainer() -> None:
 @click.option("--eval-set", type=FILE, help="Task set of held-out problems.")
 @click.option("--eval-every", type=int, help="Evaluate every so many steps as well.")
 @click.option("--eval-samples", type=int, help="Samples per held-out problem. [default: 1]")
-@click.option("--steps", type=int, help="Stop after so many steps. [default: the recipe's]")
-@click.option("--host", help="Address the origin listens on.")
-@click.option("--port", type=int, help="Port the origin listens on; 0 for any free one.")
-@click.option("--ready-file", type=FILE, help="Receives the origin's URL once it listens.")
+@click.option("--steps", type=int, help="Training steps. [default: the recipe's]")
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
+@click.option("--ready-file", type=FILE, help="Receives the URL once it listens.")
 @click.option("--hand-over-s", type=float, help="Wait so long for relays at the end.")
 @click.option("--metrics-host", help="Address of the Prometheus endpoint.")
 @click.option("--metrics-port", type=int, help="Its port; without one there is none.")
 @click.option("--wandb-project", help="Log to this Weights & Biases project.")
 @click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
-@click.option("--confirmations", metavar="N|safe|finalized", help="Blocks on top before training.")
+@click.option("--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP)
 @click.option("--publish-dtype", help="Published weights: float32 or bfloat16.")
 @click.option("--micro-batch-tokens", type=int, help="Tokens that are computed together.")
 @click.option("--on-collapse", help="On lasting alarms: log, stop or rollback. [default: log]")
-@click.option("--threads", type=int, help="CPU threads of the model. [default: 1]")
+@click.option(
+    "--threads", type=click.IntRange(1, 256), help="CPU threads of the model. [default: 1]"
+)
 @click.option("--device", help="Where the model computes. [default: cpu]")
 @click.option("--dry-run", is_flag=True, help="Print settings, recipe and its hash, and stop.")
 @click.option("--recipe", type=RECIPE, help="With --dry-run: the recipe, TOML file or preset.")

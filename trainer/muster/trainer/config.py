@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -16,6 +16,8 @@ from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings
 
 class TrainerSettings(Settings):
     """How one trainer trains one run; environment prefix MUSTER_TRAINER_."""
+
+    of_network: ClassVar[frozenset[str]] = Settings.of_network | {"orchestrator"}
 
     run: Annotated[int, Field(ge=1)]
     """The run it trains."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, SHARED, joined
+from muster.settings.options import FILE, FOLDER, chain_options, endpoint
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -17,12 +17,9 @@ if TYPE_CHECKING:
     from muster.trainer.offline_filter import Band
     from muster.trainer.pass_records import PassRecord
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
-
 
 @click.command("filter")
-@click.option("--set", "task_set", type=FILE, required=True, help="The problems.")
+@click.option("--set", "task_set", type=FILE, required=True, help="The run's problems.")
 @click.option("--model", type=FOLDER, required=True, help="Model folder that solves them.")
 @click.option(
     "--recipe", type=RECIPE, required=True, help="How it is sampled: TOML file or preset."
@@ -39,7 +36,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     default="0.125:0.5",
     show_default=True,
     metavar="LOW:HIGH",
-    help="Pass rates that are kept.",
+    help="Pass rates kept.",
 )
 @click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
 @click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
@@ -56,7 +53,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Number format of the model.",
+    help="Arithmetic of the model.",
 )
 @click.option(
     "--threads",
@@ -65,8 +62,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     show_default=True,
     help="CPU threads of the model.",
 )
-@click.option("--device", default="cpu", show_default=True, help="Where it computes.")
-@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+@click.option("--device", default="cpu", show_default=True, help="Where the model computes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tasks_filter(
     task_set: Path, model: Path, recipe: Path, out: Path, records: Path | None, **options: Any
 ) -> None:
@@ -143,23 +140,8 @@ def _sentence(counts: dict[str, int], out: Path) -> str:
 )
 @click.option("--out", type=FILE, required=True, help="Receives the problems that are kept.")
 @click.option("--records", type=FILE, help="Pass rates. [default: OUT.passes.jsonl]")
-@click.option(
-    "--rpc",
-    metavar="URL",
-    multiple=True,
-    callback=joined,
-    envvar=SHARED["rpc"],
-    default=(DEFAULT_RPC,),
-    help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
-)
-@click.option(
-    "--deployments",
-    type=FOLDER,
-    envvar=SHARED["deployments"],
-    default=DEPLOYMENTS,
-    help="Contracts' addresses; else MUSTER_DEPLOYMENTS.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+@chain_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tasks_filter_run(
     task_set: Path, out: Path, records: Path | None, as_json: bool, **options: Any
 ) -> None:
@@ -185,7 +167,7 @@ def tasks_filter_run(
     version = PolicyVersion(options["policy_version"])
     problems = TaskSet.open(task_set)
     setup_logging("tasks")
-    run, accepted = asyncio.run(read_run(options["rpc"], options["deployments"], options["run"]))
+    run, accepted = asyncio.run(read_run(*endpoint(options), options["run"]))
     with progress("files counted") as on_progress:
         passes = count_passes(accepted, version, options["files"], on_progress)
     found = pass_records(problems, passes, run, version, least=options["passes"])

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.client.options import (
-    DEPLOYMENTS_VARIABLE,
-    FILE,
-    FOLDER,
-    RPC_VARIABLE,
-)
+from muster.client.options import FILE, FOLDER, chain_options, endpoint
 from muster.protocol.errors import ConfigError
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, urls_of
+from muster.settings import urls_of
+from muster.settings.options import RELAY_HELP
 
 if TYPE_CHECKING:
     from muster.client.audit.history import History, Wanted
@@ -39,22 +33,14 @@ def source_options(command: F) -> F:
             help="What the endpoint must prove by block hashes.",
         ),
         click.option("--dump", type=FILE, help="Read this dump instead of a chain."),
-        click.option(
-            "--deployments", type=FOLDER, help="Contracts' addresses; else MUSTER_DEPLOYMENTS."
-        ),
-        click.option(
-            "--rpc",
-            multiple=True,
-            metavar="URL",
-            help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
-        ),
+        chain_options,
     ):
         command = option(command)
     return command
 
 
-def wanted_of(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Wanted:
-    """Return where the history is read: from flags, environment or defaults."""
+def wanted_of(options: Mapping[str, Any]) -> Wanted:
+    """Return where the history is read."""
     from muster.client.audit.history import Wanted
     from muster.client.audit.sources import Proof
 
@@ -62,10 +48,10 @@ def wanted_of(options: Mapping[str, Any], environ: Mapping[str, str] = os.enviro
         raise ConfigError(
             "--dump is read instead of a chain", hint="leave out --rpc and --since, or --dump"
         )
-    deployments = options["deployments"] or environ.get(DEPLOYMENTS_VARIABLE)
+    rpc, deployments = endpoint(options)
     return Wanted(
-        rpcs=tuple(options["rpc"] or urls_of(environ.get(RPC_VARIABLE) or DEFAULT_RPC)),
-        deployments=Path(deployments or DEPLOYMENTS),
+        rpcs=tuple(urls_of(rpc)),
+        deployments=deployments,
         dump=options["dump"],
         proof=Proof(options["prove"]),
         since=options["since"],
@@ -84,9 +70,7 @@ def read_history(options: Mapping[str, Any], *, keeps_blocks: bool = False) -> H
 def copy_options(command: F) -> F:
     """Add where copies of the evidence are."""
     for option in (
-        click.option(
-            "--relay", multiple=True, metavar="URL", help="Where policies are; repeatable."
-        ),
+        click.option("--relay", multiple=True, metavar="URL", help=RELAY_HELP),
         click.option(
             "--evidence", type=FOLDER, multiple=True, help="Copy of the evidence; repeatable."
         ),

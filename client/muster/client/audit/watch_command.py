@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.audit.flags import PROOFS, wanted_of
-from muster.client.options import FOLDER, json_option
-from muster.settings import joined
+from muster.client.audit.flags import PROOFS
+from muster.client.options import chain_options, endpoint, json_option
 
 if TYPE_CHECKING:
     from muster.client.audit.watching import Seen
@@ -41,14 +40,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What the endpoint must prove by block hashes.",
 )
-@click.option("--deployments", type=FOLDER, help="Contracts' addresses; else MUSTER_DEPLOYMENTS.")
-@click.option(
-    "--rpc",
-    metavar="URL",
-    multiple=True,
-    callback=joined,
-    help="RPC endpoint; else MUSTER_RPC, else local. Given again: compared.",
-)
+@chain_options
 @json_option
 def watch(run: int | None, once: bool, poll_s: float, as_json: bool, **options: Any) -> None:
     """Follow the chain: what happens, and what contradicts, as it appears.
@@ -79,9 +71,7 @@ async def _watch(
     from muster.protocol.errors import ChainUnreachable
     from muster.protocol.ids import RunId
 
-    rpc = options["rpc"]
-    wanted = wanted_of({**options, "rpc": (rpc,) if rpc else (), "dump": None, "since": None})
-    async with await Chain.connect(wanted.rpcs[0], wanted.deployments) as chain:
+    async with await Chain.connect(*endpoint(options)) as chain:
         watched = Watch(
             chain,
             run_id=None if run is None else RunId(run),

@@ -47,7 +47,7 @@ def contracts() -> None:
 @contracts.command()
 @click.argument("network", type=FILE)
 @key_options
-@click.option("--dry-run", is_flag=True, help="Show addresses and costs, and send nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what it does and costs; send nothing.")
 @yes_option
 @json_option
 @chain_options

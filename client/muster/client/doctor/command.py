@@ -22,6 +22,8 @@ from muster.client.options import (
     endpoint,
     engine_choice,
     json_option,
+    orchestrator_option,
+    relay_option,
 )
 from muster.client.printing import print_json, printable
 from muster.protocol.errors import ConfigError, MusterError
@@ -355,8 +357,8 @@ def _prove(
 
 @click.command()
 @click.option("--run", type=click.IntRange(min=1), required=True, help="The run to be fit for.")
-@click.option("--orchestrator", metavar="URL", help="The run's orchestrator.")
-@click.option("--relay", multiple=True, metavar="URL", help="Relay to use; repeatable.")
+@orchestrator_option
+@relay_option
 @click.option("--worker", metavar="ADDRESS", help="Your staking wallet, if you have one.")
 @click.option("--keystore", type=FILE, help="Your node's keystore; it is not opened.")
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.options import FOLDER, chain_options, endpoint, json_option
+from muster.client.options import (
+    FOLDER,
+    chain_options,
+    endpoint,
+    json_option,
+    orchestrator_option,
+    relay_option,
+)
 from muster.protocol.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -26,8 +33,8 @@ def model() -> None:
 @click.option("--run", type=click.IntRange(min=1), required=True, help="The run.")
 @click.option("--version", type=click.IntRange(min=0), help="Policy version. [default: newest]")
 @click.option("--out", type=FOLDER, required=True, help="Receives the model; must be empty.")
-@click.option("--relay", multiple=True, metavar="URL", help="Who may give it; repeatable.")
-@click.option("--orchestrator", metavar="URL", help="Names the run's relays.")
+@relay_option
+@orchestrator_option
 @json_option
 @chain_options
 def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: Any) -> None:
@@ -103,8 +110,8 @@ def verify(folder: Path, as_json: bool, **options: Any) -> None:
 @model.command("chat")
 @click.argument("words", nargs=-1, metavar="[FOLDER] [PROMPTS]...")
 @click.option("--run", type=click.IntRange(min=1), help="Talk to a run's newest version instead.")
-@click.option("--relay", multiple=True, metavar="URL", help="With --run: who may give it.")
-@click.option("--orchestrator", metavar="URL", help="With --run: names the relays.")
+@relay_option
+@orchestrator_option
 @click.option("--state-dir", type=FOLDER, help="Keeps versions. [default: ~/.muster/models]")
 @click.option(
     "--max-tokens",

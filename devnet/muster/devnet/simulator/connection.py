@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from muster.chain import Batch, OutcomeProof, PauseCause
+from muster.chain import Batch, Deployment, OutcomeProof, PauseCause
+from muster.chain.abi import CONTRACTS
 from muster.chain.view_parts import split_signatures
 from muster.devnet.simulator.chain import Block, Endpoint, SimulatedChain
 from muster.devnet.simulator.contracts import claimed_of, judged_of
@@ -42,6 +43,9 @@ class ChainConnection:
     ) -> None:
         self._chain, self._endpoint, self._label = chain, endpoint, label
         self.chain_id = CHAIN_ID
+        self.deployment = Deployment(
+            CHAIN_ID, 0, {name: domain_of(name).verifying_contract for name in CONTRACTS}
+        )
         self.account: Address | None = account
         self.composed: Any = None
         """Returns the submissions behind a root; set once the orchestrator exists."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 
-from muster.api.answers import RunDocuments, RunInfo
+from muster.api.answers import RunDocuments, RunInfo, SignedNetwork
+from muster.api.network import NetworkPage, sign_network
 from muster.orchestrator.api.deps import ServicesDep, require_run
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.ids import to_hash32
@@ -35,6 +36,22 @@ async def run_info(run_id: int, services: ServicesDep) -> RunInfo:
         step=services.status.step(),
         policy_version=run.latest_version,
     )
+
+
+@router.get("/network")
+async def network(services: ServicesDep) -> SignedNetwork:
+    """Return where the run's network is, signed: what `muster join` reads."""
+    settings, deployment = services.settings, services.chain.deployment
+    page = NetworkPage(
+        run_id=services.run_id,
+        chain_id=deployment.chain_id,
+        deploy_block=deployment.deploy_block,
+        contracts=dict(deployment.contracts),
+        rpc=settings.public_rpc,
+        orchestrator=settings.public_url,
+        relays=settings.relays,
+    )
+    return sign_network(page, services.domain, services.key)
 
 
 @router.get("/runs/{run_id}/step", response_class=PlainTextResponse)

@@ -1,0 +1,271 @@
+"""`muster join`: take a network's profile from the run that somebody invites to.
+
+An orchestrator is a stranger. What it serves is checked before anything is written: its form, that
+the chain has the contracts and the run, that the run's orchestrator signed it, that it leads nobody
+from the internet into the machine's own network. It is shown, and asked about; no profile that is
+there is changed but by a run more; and nothing of ours is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from muster.client.networks import joined_folder
+from muster.client.options import json_option, yes_option
+from muster.client.printing import print_facts, print_json
+from muster.protocol.errors import (
+    ApiError,
+    ConfigError,
+    ContractRevert,
+    EncodingError,
+    SignatureError,
+)
+from muster.settings import joined, urls_of
+from muster.settings.network import (
+    Profile,
+    Profiles,
+    Served,
+    read_profiles,
+    require_name,
+    write_profiles,
+)
+
+if TYPE_CHECKING:
+    from muster.api.network import NetworkPage
+    from muster.chain import Deployment
+    from muster.protocol.ids import Address
+
+DEADLINE_S = 30.0
+"""How long the orchestrator may take to answer."""
+NEXT = (
+    "muster doctor --run {run}",
+    "muster init",
+    "muster stake --keystore ~/.muster/worker.json --node ~/.muster/node.json --run {run}",
+    "muster worker run --run {run} --keystore ~/.muster/node.json --worker 0x... "
+    "--state-dir ~/.muster/state",
+)
+"""What a newcomer does next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What an orchestrator says, checked with the chain."""
+
+    page: NetworkPage
+    """What it says."""
+    deployment: Deployment
+    """Where it says the contracts are."""
+    rpcs: tuple[str, ...]
+    """The endpoints that were asked, and that the profile gets."""
+    signer: Address
+    """The run's orchestrator on chain, who signed it."""
+
+
+@click.command()
+@click.argument("url")
+@click.option("--name", help="The profile's name. [default: the host's]")
+@click.option(
+    "--rpc",
+    metavar="URL",
+    multiple=True,
+    callback=joined,
+    help="Your own endpoint of the chain, instead of those that the run names.",
+)
+@yes_option
+@json_option
+def join(url: str, name: str | None, rpc: str | None, yes: bool, as_json: bool) -> None:
+    """Learn a run's network from its orchestrator's URL, and make it the current one.
+
+    The chain must have the run and its contracts, and the run's orchestrator must have signed. But
+    an endpoint that the run names can tell of a chain that it made up: ask your own with --rpc, and
+    compare the contracts with what you know, before you stake anything.
+
+    \b
+    Example:
+      muster join https://orchestrator.example.org --rpc https://my-node.example.org
+    """
+    if name is not None:
+        require_name(name)
+    invited = asyncio.run(read_invitation(url, rpc))
+    known = read_profiles()
+    chosen, profile = plan(known, invited, url, name)
+    facts = _facts(chosen, invited, profile, is_own=rpc is not None)
+    if not as_json:
+        print_facts(facts)
+    for note in _notes(known, chosen, invited):
+        click.echo(f"note: {note}", err=True)
+    if not yes:
+        click.confirm("Keep this network, and use it from now on?", abort=True, err=True)
+    _keep(known, chosen, profile, invited)
+    following = [line.format(run=invited.page.run_id) for line in NEXT]
+    if as_json:
+        print_json({**facts, "next": following})
+    else:
+        click.echo("\n".join([f"{chosen} is the current network. Next:", *following]), err=True)
+
+
+async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
+    """Return what the orchestrator at a URL says, checked with the chain.
+
+    Raises ConfigError or ApiError for what must not be believed, ChainError when the chain does not
+    have what it says.
+    """
+    from muster.api import OrchestratorApi
+    from muster.api.network import read_network, url_fault
+
+    if fault := url_fault(url):
+        raise ConfigError(f"{url[:80]} {fault}", hint="it looks like https://host:8600")
+    try:
+        async with asyncio.timeout(DEADLINE_S), OrchestratorApi(url) as api:
+            signed = await api.network()
+    except TimeoutError as error:
+        raise ApiError(
+            f"{urlsplit(url).hostname} did not answer within {DEADLINE_S:g} s",
+            status=503,
+            code="unreachable",
+            hint="is `muster orchestrator run` up, and is the URL right?",
+        ) from error
+    page = read_network(signed)
+    _require_public(page, url)
+    rpcs = tuple(urls_of(rpc)) if rpc else page.rpc
+    if not rpcs:
+        raise ConfigError("the run names no RPC endpoint", hint="name one with --rpc")
+
+    from muster.api.network import signer_of
+    from muster.chain import Chain
+    from muster.protocol.ids import RunId
+
+    deployment = _deployment(page)
+    async with await Chain.connect(rpcs, deployment) as chain:
+        try:
+            config = await chain.runs.config_of(RunId(page.run_id))
+        except ContractRevert as error:
+            raise ConfigError(
+                f"chain {page.chain_id} has no run {page.run_id}", hint="ask who invited you"
+            ) from error
+        domain = chain.domain("ContributionLedger")
+    try:
+        signer = signer_of(signed, page, domain)
+    except SignatureError as error:
+        raise ConfigError(f"the network's document: {error}", hint="ask who invited you") from error
+    if signer != config.orchestrator:
+        raise ConfigError(
+            f"{signer} signed, the orchestrator of run {page.run_id} is {config.orchestrator}",
+            hint="this is not the run's orchestrator: do not join",
+        )
+    return Invitation(page, deployment, rpcs, signer)
+
+
+def _deployment(page: NetworkPage) -> Deployment:
+    from muster.chain.deployment import parse_deployment
+
+    parts = page.model_dump(include={"chain_id", "deploy_block", "contracts"})
+    try:
+        return parse_deployment(json.dumps(parts))
+    except (ConfigError, EncodingError) as error:
+        raise ConfigError(
+            f"the network's contracts are malformed: {error}", hint="ask who invited you"
+        ) from error
+
+
+def _require_public(page: NetworkPage, url: str) -> None:
+    """Raise ConfigError for a host of the internet that leads into the machine's own network."""
+    from muster.api.network import is_private
+
+    if is_private(url):
+        return
+    for named in (*page.rpc, *filter(None, [page.orchestrator]), *page.relays):
+        if is_private(named):
+            raise ConfigError(
+                f"{urlsplit(url).hostname} names {named}, which is in your own network",
+                hint="do not join, unless you know why; `muster network add` takes any endpoint",
+            )
+
+
+def plan(known: Profiles, invited: Invitation, url: str, name: str | None) -> tuple[str, Profile]:
+    """Return the profile and its name; raises ConfigError rather than change what is there.
+
+    A network that has a profile already, by chain and contracts, gets the run; another one gets a
+    profile of its own.
+    """
+    page = invited.page
+    served = Served(orchestrator=page.orchestrator or url, relays=page.relays)
+    named = name or next((n for n in known.networks if _is_same(known.networks[n], invited)), None)
+    named = named or (urlsplit(url).hostname or "").replace(":", "-")
+    require_name(named)
+    old = known.networks.get(named)
+    if old is None:
+        profile = Profile(
+            chain_id=page.chain_id,
+            rpc=invited.rpcs,
+            deployments=joined_folder(named),
+            runs={str(page.run_id): served},
+        )
+        return named, profile
+    hint = f"name this one with --name, or: muster network remove {named}"
+    if not _is_same(old, invited):
+        raise ConfigError(f"the network {named!r} has another chain or contracts", hint=hint)
+    before = old.runs.get(str(page.run_id), served)
+    if before != served:
+        raise ConfigError(
+            f"the network {named!r} knows run {page.run_id} at {before.orchestrator}, not at "
+            f"{served.orchestrator}",
+            hint=hint,
+        )
+    return named, old.model_copy(update={"runs": {**old.runs, str(page.run_id): served}})
+
+
+def _is_same(profile: Profile, invited: Invitation) -> bool:
+    from muster.chain.deployment import load_deployment
+
+    if profile.chain_id != invited.page.chain_id:
+        return False
+    try:
+        found = load_deployment(profile.deployments, profile.chain_id)
+    except ConfigError:
+        return False
+    return found.contracts == invited.deployment.contracts
+
+
+def _facts(name: str, invited: Invitation, profile: Profile, *, is_own: bool) -> dict[str, Any]:
+    from muster.chain.rpc import mask_url
+
+    page = invited.page
+    served = profile.runs[str(page.run_id)]
+    return {
+        "network": name,
+        "chain": page.chain_id,
+        "endpoint": [mask_url(rpc) for rpc in invited.rpcs],
+        "named by": "you" if is_own else "the run: ask your own with --rpc before you stake",
+        "run": page.run_id,
+        "orchestrator": served.orchestrator,
+        "relays": list(served.relays),
+        "signed by": f"{invited.signer}, the run's orchestrator on chain",
+        "contracts": [f"{n} {address}" for n, address in invited.deployment.contracts.items()],
+    }
+
+
+def _notes(known: Profiles, name: str, invited: Invitation) -> list[str]:
+    """Return what somebody should look at twice."""
+    others = [
+        other
+        for other, profile in known.networks.items()
+        if other != name
+        and profile.chain_id == invited.page.chain_id
+        and not _is_same(profile, invited)
+    ]
+    return [f"on chain {invited.page.chain_id}, {o!r} has other contracts" for o in others]
+
+
+def _keep(known: Profiles, name: str, profile: Profile, invited: Invitation) -> None:
+    from muster.chain.deployment import save_deployment
+
+    if name not in known.networks:
+        save_deployment(profile.deployments, invited.deployment)
+    write_profiles(Profiles(current=name, networks={**known.networks, name: profile}))
