@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @orchestrator_option
 @click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
 @click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
-@click.option("--trainer-log", type=FILE, help="Its metrics.jsonl: what was trained on.")
+@click.option("--trainer-log", type=FILE, help="metrics.jsonl: what filters left of each file.")
 @relay_option
 @click.option("--state-dir", type=FOLDER, help=f"Keeps policies. [default: {HOME}/doctor]")
 @engine_options
