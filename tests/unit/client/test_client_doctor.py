@@ -238,6 +238,17 @@ def test_policies_must_arrive_faster_than_they_are_published(rate: float, state:
         assert network.examine_bandwidth(young, network.Relays(manifest, rate)).state is State.OK
 
 
+def test_two_policies_of_one_second_are_no_reason_to_fail() -> None:
+    """Blocks' times are whole seconds: what is published in one may be a second apart."""
+    file = ManifestFile("model.safetensors", 1000, (b"\1" * 32,))  # type: ignore[arg-type]
+    manifest = Manifest(1, PolicyVersion(0), (file,), b"\2" * 32, 0, 0)  # type: ignore[arg-type]
+    times = {n: SimpleNamespace(timestamp=t) for n, t in enumerate((0, 500, 500))}
+    run: Any = SimpleNamespace(checkpoints=times)
+    assert network.examine_bandwidth(run, network.Relays(manifest, 1100)).state is State.WARN
+    assert network.examine_bandwidth(run, network.Relays(manifest, 900)).state is State.FAIL
+    assert network.examine_bandwidth(run, network.Relays(manifest, 10_000)).state is State.OK
+
+
 # Chain
 
 
