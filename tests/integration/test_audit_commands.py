@@ -32,6 +32,7 @@ from muster.client.audit.contradictions import RULES, Kind
 from muster.client.audit.export import COLUMNS
 from muster.client.audit.sources import Proof
 from muster.client.audit.watching import Watch
+from muster.client.printing import WIDTH
 from muster.devnet.cli import muster
 from muster.protocol.encoding import hex0x
 
@@ -86,6 +87,9 @@ async def test_a_worker_is_shown_with_everything_that_concerns_it(played: Played
     assert (outcome["verdict"], outcome["reason"]) == ("fraud", "wrong_seed")
     (slash,) = found["slashes"]
     assert slash["outcome_tx"] == outcome["posted_tx"]
+    text = (await played.run("worker", CHEATER.address)).stdout
+    assert "fraud, wrong_seed" in text
+    assert max(map(len, text.splitlines())) <= WIDTH
     text = (await played.run("worker", HONEST.address)).stdout
     assert "1:0" not in text.splitlines()[0]
     assert text.rstrip().endswith("no contradictions")
@@ -114,7 +118,9 @@ async def test_slashes_name_what_they_rest_on(played: Played) -> None:
     found = await played.json("slashes")
     (slash,) = found["slashes"]
     assert (slash["is_founded"], slash["reason"]) == (True, "wrong_seed")
-    assert slash["tx"] in (await played.run("slashes")).stdout
+    text = (await played.run("slashes")).stdout
+    assert slash["tx"] in text
+    assert max(map(len, text.splitlines())) <= WIDTH
 
 
 # Files

@@ -117,7 +117,7 @@ async def what_next(chain: Chain, account: Address, run: int | None) -> str:
     return (
         f"{held}; worker {worker.worker_id}, {wait}\n"
         f"next    muster worker run --run {number} --keystore NODE.json --orchestrator URL \\\n"
-        f"          --worker {account}\n"
+        f"          --worker {account} --state-dir ~/.muster/run-{number}\n"
         f"then    muster worker status --run {number} --worker {account}"
     )
 

@@ -223,7 +223,7 @@ class Chain:
         abi = contract_abi(contract).functions[function]
         call = {"to": self.deployment.contracts[contract], "data": hex0x(abi.encode(args))}
         try:
-            answer = await self.rpc.call("eth_call", call, self._block)
+            answer = await self._answer(call)
         except RpcError as error:
             if is_revert(error):
                 raise decode_revert(error.data) from error
@@ -235,6 +235,15 @@ class Chain:
                 f"{contract}.{function} answers what it cannot: {error}",
                 hint="are the contracts those in --deployments?",
             ) from error
+
+    async def _answer(self, call: dict[str, str]) -> Any:
+        patience = Patience(_NEW_FOR_S)
+        while True:
+            answer = await self.rpc.call("eth_call", call, self._block)
+            # Every view returns something. Of several nodes behind an address, one that is starting
+            # or behind knows no contract.
+            if answer != "0x" or not await patience.waits():
+                return answer
 
     async def write(self, contract: str, function: str, args: Sequence[Any]) -> Receipt:
         """Send a transaction and return its receipt; raises ContractRevert, TransactionLost."""

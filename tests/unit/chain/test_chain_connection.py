@@ -73,6 +73,14 @@ async def test_answer_that_is_none_of_the_contracts_is_the_wrong_chain(answer: b
         await chain.runs.is_validator(RunId(1), address(1))
 
 
+async def test_a_node_that_knows_no_contract_yet_is_asked_again() -> None:
+    """Of several nodes behind an address, one that is behind answers nothing at all."""
+    node = CallNode(encode(["uint256"], [5]))
+    behind = ["0x", "0x"]
+    node.methods["eth_call"] = lambda *asked: behind.pop() if behind else node._call(*asked)
+    assert await node.chain().vault.active_stake(address(1)) == 5
+
+
 async def test_other_rpc_errors_pass_through() -> None:
     node = FakeNode()
     with pytest.raises(RpcError, match="method not found"):

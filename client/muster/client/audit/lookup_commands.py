@@ -35,9 +35,11 @@ def worker(worker: str, as_json: bool, **options: Any) -> None:
     found = worker_facts(read_history(options), worker)
     if not as_json:
         print_facts(dict(map(_in_tokens, found["worker"].items())))
-        _print_rows(found["outcomes"][-SHOWN_OUTCOMES:])
-        _print_rows(found["slashes"])
-        _print_rows(found["payments"])
+        _print_rows([_outcome_row(each) for each in found["outcomes"][-SHOWN_OUTCOMES:]])
+        _print_rows([_payment_row(each) for each in found["payments"]])
+        for slash in found["slashes"]:
+            click.echo()
+            print_facts(_slash_lines(slash))
     _finish(found, as_json=as_json)
 
 
@@ -77,8 +79,50 @@ def slashes(as_json: bool, **options: Any) -> None:
 
     found = slash_facts(read_history(options))
     if not as_json:
-        _print_rows(found["slashes"])
+        for slash in found["slashes"]:
+            print_facts(_slash_lines(slash))
+            click.echo()
     _finish(found, as_json=as_json)
+
+
+def _slash_lines(slash: dict[str, Any]) -> dict[str, Any]:
+    """Return a slash as names and lines of at most 80 columns; hashes stay whole."""
+    place = None if slash["batch_id"] is None else f"{slash['batch_id']}:{slash['position']}"
+    return {
+        "slash": f"{format_tokens(int(slash['amount_wei']))} tokens for {slash['reason']}",
+        "of": slash["worker"],
+        "outcome": place and f"{place} of run {slash['run_id']}",
+        "state": slash["state"] + ("" if slash.get("is_founded", True) else ", CONTRADICTED"),
+        "slashed": slash["tx"],
+        "verdict": slash["outcome_tx"],
+    }
+
+
+def _outcome_row(outcome: dict[str, Any]) -> dict[str, str]:
+    """Return an outcome as columns that fit a screen together; --json has the rest."""
+    verdict, stands = outcome["verdict"], outcome["standing_verdict"]
+    reason = outcome["reason"]
+    return {
+        "outcome": f"{outcome['batch_id']}:{outcome['position']}",
+        "run": str(outcome["run_id"]),
+        "step": f"{outcome['step']}:{outcome['index']}",
+        "policy": str(outcome["policy_version"]),
+        "units": str(outcome["units"]),
+        "verdict": verdict if reason == "none" else f"{verdict}, {reason}",
+        "stands": "" if stands == verdict else stands,
+        "file": outcome["file_sha256"][:12],
+    }
+
+
+def _payment_row(payment: dict[str, Any]) -> dict[str, str]:
+    """Return a payment as columns that fit a screen together."""
+    return {
+        "paid": f"{format_tokens(int(payment['amount_wei']))} tokens",
+        "run": str(payment["run_id"]),
+        "submissions": str(payment["slots"]),
+        "units": str(payment["units"]),
+        "transaction": payment["tx"][:18],
+    }
 
 
 def _words(value: Any) -> Any:
@@ -87,10 +131,10 @@ def _words(value: Any) -> Any:
     return [str(each) for each in value] if isinstance(value, list) else str(value)
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
+def _print_rows(rows: list[dict[str, str]]) -> None:
     if rows:
-        worded = [dict(map(_in_tokens, row.items())) for row in rows]
-        print_table(list(worded[0]), [list(row.values()) for row in worded])
+        click.echo()
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _in_tokens(item: tuple[str, Any]) -> tuple[str, str]:
