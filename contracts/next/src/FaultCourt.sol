@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.30;
+
+import {IContributionLedger} from "./interfaces/IContributionLedger.sol";
+import {IFaultCourt} from "./interfaces/IFaultCourt.sol";
+import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
+import {IStakeVault} from "./interfaces/IStakeVault.sol";
+import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
+
+/// @title Punishes faults that prove themselves
+contract FaultCourt is IFaultCourt {
+    /// @dev One million: the whole, in parts per million.
+    uint256 private constant PPM = 1_000_000;
+
+    /// @dev What a validator signs when nothing of a batch can be had: the hash of no records.
+    bytes32 private constant WITHHELD = keccak256("");
+
+    /// @notice The runs, with their validators.
+    IRunRegistry public immutable runs;
+
+    /// @notice The registry that is told to convict.
+    IWorkerRegistry public immutable workers;
+
+    /// @notice The vault that is told to slash.
+    IStakeVault public immutable vault;
+
+    /// @notice The ledger, which knows batches and signers.
+    IContributionLedger public immutable ledger;
+
+    /// @param vault_ StakeVault, by its predicted address.
+    constructor(IRunRegistry runs_, IWorkerRegistry workers_, IStakeVault vault_, IContributionLedger ledger_) {
+        runs = runs_;
+        workers = workers_;
+        vault = vault_;
+        ledger = ledger_;
+    }
+
+    // -------------------------------------------------------------- validators
+
+    /// @inheritdoc IFaultCourt
+    function proveDoubleOutcome(
+        IContributionLedger.Batch calldata batch,
+        IContributionLedger.Outcomes calldata first,
+        bytes calldata firstSignature,
+        IContributionLedger.Outcomes calldata second,
+        bytes calldata secondSignature
+    ) external {
+        ledger.isDisputed(batch); // reverts unless the header is the batch's
+        address validator = ledger.outcomesSigner(first, firstSignature);
+        address other = ledger.outcomesSigner(second, secondSignature);
+        (uint64 runId, uint64 batchId) = (batch.runId, batch.batchId);
+        // After a reorg another batch can have the same number; its root tells them apart.
+        require(
+            validator != address(0) && validator == other && first.batchId == batchId && second.batchId == batchId
+                && first.batchRoot == second.batchRoot && first.recordsHash != second.recordsHash
+                && first.recordsHash != WITHHELD && second.recordsHash != WITHHELD
+                && runs.seatBitOf(runId, validator) != 0,
+            FaultNoEquivocation(validator, other)
+        );
+        IStakeVault.Offence offence = IStakeVault.Offence.DoubleOutcome;
+        uint256 amount = vault.slash(runId, validator, offence, batchId, PPM, address(0));
+        bytes32 escrowId = vault.escrowIdOf(runId, validator, offence, batchId);
+        emit DoubleOutcomeProven(runId, validator, escrowId, batchId, amount);
+        runs.unseatForFault(runId, validator);
+    }
+
+    // ----------------------------------------------------------------- workers
+
+    /// @inheritdoc IFaultCourt
+    function proveDoubleSubmission(
+        IContributionLedger.OutcomeProof calldata outcome,
+        IContributionLedger.Submission calldata first,
+        bytes calldata firstSignature,
+        IContributionLedger.Submission calldata second,
+        bytes calldata secondSignature
+    ) external {
+        IContributionLedger.Batch calldata batch = outcome.batch;
+        ledger.requireEvidence(batch, ledger.standingOf(outcome).outcome, first, firstSignature);
+        address other = ledger.submissionSigner(second, secondSignature);
+        require(
+            _isSameSlot(first, second) && keccak256(abi.encode(first)) != keccak256(abi.encode(second))
+                && workers.answersFor(batch.runId, second.worker, other, batch.committedAt),
+            FaultNoEquivocation(first.worker, other)
+        );
+        _punish(
+            batch.runId, first.worker, first.step, first.index, runs.termsAt(batch.runId, batch.terms).exactFraudPpm
+        );
+    }
+
+    function _punish(uint64 runId, address worker, uint32 step, uint32 index, uint256 ppm) private {
+        IStakeVault.Offence offence = IStakeVault.Offence.DoubleSubmission;
+        uint64 tag = uint64(step) << 32 | index;
+        bytes32 escrowId = vault.escrowIdOf(runId, worker, offence, tag);
+        workers.convict(runId, worker, escrowId, true);
+        uint256 amount = vault.slash(runId, worker, offence, tag, ppm, address(0));
+        emit DoubleSubmissionProven(runId, worker, escrowId, step, index, amount);
+    }
+
+    function _isSameSlot(IContributionLedger.Submission calldata first, IContributionLedger.Submission calldata second)
+        private
+        pure
+        returns (bool)
+    {
+        return first.runId == second.runId && first.worker == second.worker && first.step == second.step
+            && first.index == second.index;
+    }
+}

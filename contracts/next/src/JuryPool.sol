@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.30;
+
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
+
+import {IJuryPool} from "./interfaces/IJuryPool.sol";
+import {IStakeVault} from "./interfaces/IStakeVault.sol";
+
+/// @title The network's bench: who offered itself to judge for any run
+contract JuryPool is IJuryPool {
+    using SafeCast for uint256;
+
+    /// @dev The run that jurors stake for.
+    uint64 private constant BENCH = 0;
+
+    /// @dev Places that a draw looks at. With a quarter of the places eligible it misses the last juror of a small bench
+    ///      once in 10^60 draws.
+    uint256 private constant MAX_TRIES = 512;
+
+    /// @notice The vault that holds the jurors' stake.
+    IStakeVault public immutable vault;
+
+    /// @inheritdoc IJuryPool
+    uint256 public immutable requiredStake;
+
+    /// @notice Seconds after which no open case draws a juror that left.
+    uint256 public immutable drawTime;
+
+    Place[] private _places;
+    /// @dev A juror's place, counted from 1; zero when it holds none.
+    mapping(address juror => uint256) private _placeOf;
+    /// @dev Places of jurors that left, oldest first, and how many of them were given away again.
+    uint256[] private _left;
+    uint256 private _reused;
+
+    /// @param vault_ StakeVault, by its predicted address.
+    /// @param requiredStake_ Active stake a juror must hold, in token wei.
+    /// @param drawTime_ Seconds after the opening of a case in which its jury is drawn.
+    constructor(IStakeVault vault_, uint256 requiredStake_, uint256 drawTime_) {
+        vault = vault_;
+        requiredStake = requiredStake_;
+        drawTime = drawTime_;
+    }
+
+    // -------------------------------------------------------------- join, leave
+
+    /// @inheritdoc IJuryPool
+    function join(uint256 stake) external {
+        require(_placeOf[msg.sender] == 0, PoolWrongStatus(msg.sender, true));
+        uint256 place = _freePlace();
+        _places[place] = Place({juror: msg.sender, joinedAt: block.timestamp.toUint40(), leftAt: 0});
+        _placeOf[msg.sender] = place + 1;
+        emit JurorJoined(msg.sender, place);
+        if (stake != 0) vault.depositFrom(BENCH, msg.sender, stake);
+        uint256 active = vault.activeStake(BENCH, msg.sender);
+        require(active >= requiredStake, PoolStakeTooLow(msg.sender, active, requiredStake));
+    }
+
+    /// @dev Returns the place that was left the longest ago, if no open case can still draw who held it; else a new one.
+    function _freePlace() private returns (uint256 place) {
+        if (_reused < _left.length) {
+            place = _left[_reused];
+            if (block.timestamp > _places[place].leftAt + drawTime) {
+                delete _left[_reused++];
+                return place;
+            }
+        }
+        _places.push();
+        return _places.length - 1;
+    }
+
+    /// @inheritdoc IJuryPool
+    function leave() external {
+        require(_placeOf[msg.sender] != 0, PoolWrongStatus(msg.sender, false));
+        _retire(msg.sender);
+        vault.requestUnbondFor(BENCH, msg.sender);
+    }
+
+    /// @inheritdoc IJuryPool
+    function retireForLowStake(address juror) external {
+        if (_placeOf[juror] == 0 || vault.activeStake(BENCH, juror) >= requiredStake) return;
+        _retire(juror);
+    }
+
+    function _retire(address juror) private {
+        uint256 place = _placeOf[juror] - 1;
+        _placeOf[juror] = 0;
+        _places[place].leftAt = block.timestamp.toUint40();
+        _left.push(place);
+        emit JurorLeft(juror, place);
+    }
+
+    // --------------------------------------------------------------------- draw
+
+    /// @inheritdoc IJuryPool
+    function draw(bytes32 seed, uint256 places, uint256 openedAt, uint256 size, address[] calldata excluded)
+        external
+        view
+        returns (address[] memory drawn)
+    {
+        drawn = new address[](size);
+        uint256 found;
+        uint256 tries = places == 0 ? 0 : MAX_TRIES;
+        for (uint256 i = 0; i < tries && found < size; ++i) {
+            Place memory place = _places[uint256(keccak256(abi.encode(seed, i))) % places];
+            if (place.joinedAt >= openedAt || (place.leftAt != 0 && place.leftAt < openedAt)) continue;
+            if (_contains(drawn, found, place.juror) || _isExcluded(excluded, place.juror)) continue;
+            drawn[found++] = place.juror;
+        }
+        assembly ("memory-safe") {
+            mstore(drawn, found)
+        }
+    }
+
+    function _contains(address[] memory accounts, uint256 length, address account) private pure returns (bool) {
+        for (uint256 i = 0; i < length; ++i) {
+            if (accounts[i] == account) return true;
+        }
+        return false;
+    }
+
+    function _isExcluded(address[] calldata accounts, address account) private pure returns (bool) {
+        for (uint256 i = 0; i < accounts.length; ++i) {
+            if (accounts[i] == account) return true;
+        }
+        return false;
+    }
+
+    // -------------------------------------------------------------------- views
+
+    /// @inheritdoc IJuryPool
+    function isJuror(address account) external view returns (bool) {
+        return _placeOf[account] != 0;
+    }
+
+    /// @inheritdoc IJuryPool
+    function placeAt(uint256 place) external view returns (Place memory) {
+        return _places[place];
+    }
+
+    /// @inheritdoc IJuryPool
+    function placeCount() external view returns (uint256) {
+        return _places.length;
+    }
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity ^0.8.30;
+
+/// @title What a worker must do, derived from its ticket
+/// @notice The rules of docs/protocol.md section 4; `muster.protocol.seeds` is the Python twin.
+library SeedLib {
+    /// @notice Thrown when more problems are asked for than the task set holds.
+    error SeedTooFewProblems(uint256 count, uint256 taskSetSize);
+
+    /// @dev Streams drawn from one seed.
+    uint256 internal constant PROBLEM = 0;
+    uint256 internal constant TARGET_LENGTH = 1;
+    uint256 internal constant SAMPLE = 2;
+
+    /// @dev Returns the seed of a ticket.
+    function ticketSeed(uint64 runId, bytes32 beacon, address worker, uint32 step, uint32 index)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(runId, beacon, worker, step, index));
+    }
+
+    /// @dev Returns the `counter`-th integer of one stream.
+    function draw(bytes32 seed, uint256 purpose, uint256 counter) internal pure returns (uint64) {
+        return uint64(bytes8(keccak256(abi.encode(seed, purpose, counter))));
+    }
+
+    /// @dev Returns `count` distinct indices below `taskSetSize`, in the order drawn; repeats are skipped.
+    function problemIndices(bytes32 seed, uint256 count, uint256 taskSetSize)
+        internal
+        pure
+        returns (uint256[] memory indices)
+    {
+        require(count <= taskSetSize, SeedTooFewProblems(count, taskSetSize));
+        indices = new uint256[](count);
+        uint256 found;
+        for (uint256 counter = 0; found < count; ++counter) {
+            uint256 index = draw(seed, PROBLEM, counter) % taskSetSize;
+            if (!_contains(indices, found, index)) indices[found++] = index;
+        }
+    }
+
+    /// @dev Returns the budget of the `problem`-th problem in tokens, -1 without budgets.
+    function targetLength(bytes32 seed, uint256 problem, uint256[] memory lengths) internal pure returns (int256) {
+        if (lengths.length == 0) return -1;
+        return int256(lengths[draw(seed, TARGET_LENGTH, problem) % lengths.length]);
+    }
+
+    /// @dev Returns the sampling seed of one sample of the `problem`-th problem.
+    function sampleSeed(bytes32 seed, uint256 problem, uint256 sample, uint256 samplesPerProblem)
+        internal
+        pure
+        returns (uint64)
+    {
+        return draw(seed, SAMPLE, problem * samplesPerProblem + sample);
+    }
+
+    function _contains(uint256[] memory values, uint256 length, uint256 value) private pure returns (bool) {
+        for (uint256 i = 0; i < length; ++i) {
+            if (values[i] == value) return true;
+        }
+        return false;
+    }
+}
