@@ -571,6 +571,7 @@ contract DisputeCourt is IDisputeCourt {
     function _reasonOf(uint16 ruling) private pure returns (uint8) {
         return uint8(ruling);
     }
+
     // forge-lint: disable-end(unsafe-typecast)
 
     /// @dev One place for the call: its encoding is large.
