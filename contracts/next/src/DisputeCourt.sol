@@ -209,6 +209,7 @@ contract DisputeCourt is IDisputeCourt {
         _open(caseId, batch, 0, submission.worker, 0);
         _checkSources(sources);
         emit Claimed(caseId, msg.sender, 0, submission, "", sources);
+        if (_bonds[batch.batchId] == address(0)) _takeBond(batch.batchId, msg.sender);
     }
 
     // --------------------------------------------------------------------- draw
@@ -443,6 +444,10 @@ contract DisputeCourt is IDisputeCourt {
     /// @inheritdoc IDisputeCourt
     function takeBond(uint64 batchId, address payer) external {
         require(msg.sender == address(ledger), CourtUnauthorized(msg.sender));
+        _takeBond(batchId, payer);
+    }
+
+    function _takeBond(uint64 batchId, address payer) private {
         _bonds[batchId] = payer;
         emit BondTaken(batchId, payer, _bond);
         token.safeTransferFrom(payer, address(this), _bond);

@@ -184,7 +184,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
         string[] calldata sources
     ) external;
 
-    /// @notice Calls judges of the network for a batch of one submission that its run left unjudged. Anyone.
+    /// @notice Calls judges of the network for a batch of one submission that its run left unjudged. Anyone; takes a bond from
+    ///         the caller unless the worker put one up.
     function summon(
         IContributionLedger.Batch calldata batch,
         IContributionLedger.Submission calldata submission,
