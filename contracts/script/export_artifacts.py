@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "protocol" / "muster" / "chain" / "artifacts"
 CONTRACTS = (
     "MusterToken",
+    "JuryPool",
     "StakeVault",
     "WorkerRegistry",
     "RunRegistry",

@@ -19,18 +19,21 @@ LINE, INDENT, QUOTES = 100, 8, '"""'
 CALLED = {
     "MusterToken": "allowance approve balanceOf DOMAIN_SEPARATOR faucet nonces totalSupply"
     " transfer",
-    "StakeVault": "accountOf activeStake deposit depositWithPermit insurance insurancePpm"
-    " reporterCap reporterPpm requestUnbond unbondingPeriod withdraw",
-    "WorkerRegistry": "exit nonces registerWithPermit rejoin requiredStake rotateNode unjail"
-    " workerById workerOf workerOfNode",
+    "StakeVault": "accountOf activeStake deposit insurance insurancePpm reporterCap reporterPpm"
+    " requestUnbond unbondingPeriod withdraw",
+    "JuryPool": "drawTime isJuror join leave requiredStake",
+    "WorkerRegistry": "activationDelay comeBack exit isActive jailTime join memberOf nonces"
+    " requiredStake rotateNode workerById workerOf workerOfNode",
     "RunRegistry": "applyChange cancelChange changeDelay checkpointOf closeRun configOf createRun"
-    " isValidator latestVersion pauseSlashing proposeChange publishCheckpoint recordBeacon"
-    " requiredValidatorStake rotateOrchestrator rotateTrainer rotateValidator runCount"
-    " seatValidator setSubmissionsPaused slashCooldown slashPause termsOf unseatValidator",
-    "ContributionLedger": "batchCount challengeWindow commitBatch executeFraud finaliseFraud"
-    " outcomeDeadline postOutcomes stakePerUnit standingOf unitCapOf",
-    "DisputeCourt": "challenge close commitVote drawJury revealVote terms",
-    "FaultCourt": "slashAbsentJuror slashOverdue slashSigner wrongVerdictPpm",
+    " dismiss invite isInvited isValidator latestVersion leaveSeat ownerOf pauseSlashing"
+    " proposeChange publishCheckpoint requiredValidatorStake rotateOrchestrator rotateTrainer"
+    " runCount setSubmissionsPaused slashCooldown slashPause takeSeat termsOf",
+    "ContributionLedger": "appealTime batchCount challengeWindow commitBatch executeFraud"
+    " finaliseFraud judgementTime outcomeDeadline postOutcomes showOutcomes splitOff stakePerUnit"
+    " standingOf submitDirect unitCapOf voidBatch",
+    "DisputeCourt": "announce claim collectFee commitVote draw fineAbsentJuror fineSigner"
+    " returnBond revealVote settle settleSummoned summon terms",
+    "FaultCourt": "proveDoubleOutcome proveDoubleSubmission",
     "RewardEscrow": "claim claimPeriod fund fundsOf isPaid reclaim recover",
 }
 """What Muster's programs call; `test_chain_contracts.py` finds what nobody calls any more."""
@@ -45,14 +48,14 @@ PYTHON_NAMES = {
     "IDisputeCourt.Terms": "CourtTerms",
     "IRunRegistry.Terms": "RunTerms",
     "IStakeVault.Account": "StakeAccount",
-    "IWorkerRegistry.Worker": "WorkerAccount",
+    "IStakeVault.Verdict": "SlashSubject",
 }
 """What Python calls structs whose name says too little outside their contract."""
 
 Built = dict[str, dict[str, Any]]
 """What solc says of each contract, by name."""
 
-HEADER = '''"""The eight contracts: an async method for each function that Muster calls.
+HEADER = '''"""The nine contracts: an async method for each function that Muster calls.
 
 Made by `python contracts/script/export_artifacts.py` from the contracts; not to be edited. Views
 return Python types; the others send a transaction and return its receipt, or raise ContractRevert,
@@ -117,13 +120,14 @@ def _method(built: Built, contract: str, function: dict[str, Any]) -> str:
 
 
 def _view(function: dict[str, Any], call: str) -> tuple[str, str]:
-    """Return the type and body of a view: of one value, or of one and whether it exists."""
-    kind = _type(function["outputs"][0], "tuple[{}, ...]")
-    others = [part["name"] for part in function["outputs"][1:]]
+    """Return the type and body of a view: of a value, of one that may not exist, or of two."""
+    kind, *others = [_type(part, "tuple[{}, ...]") for part in function["outputs"]]
     if not others:
         return kind, f"return await self._read({kind}, {call})"
-    assert others == ["exists"], f"{function['name']} returns {others}, too: read it by Chain.read"
-    return f"{kind} | None", f"return await self._find({kind}, {call})"
+    if function["outputs"][1]["name"] == "exists":
+        return f"{kind} | None", f"return await self._find({kind}, {call})"
+    assert len(others) == 1, f"{function['name']} returns {len(others) + 1} values"
+    return f"tuple[{kind}, {others[0]}]", f"return await self._pair({kind}, {others[0]}, {call})"
 
 
 def _creation(function: dict[str, Any], call: str) -> tuple[str, str]:

@@ -18,14 +18,14 @@ import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 
 /// @title The ledger of contributions: what was submitted, and what validators decided
 /// @dev One batch goes through: commitBatch (or submitDirect) → postOutcomes → for fraud executeFraud at once and
-///      finaliseFraud after the challenge window → RewardEscrow.claim for what was accepted. Without outcomes in
-///      time it stands as claimed.
+///      finaliseFraud after the challenge window → RewardEscrow.claim for what was accepted. Without outcomes in time
+///      its workers can call judges of the network (splitOff, DisputeCourt.summon → judge); what they leave is void.
 contract ContributionLedger is IContributionLedger, EIP712 {
     using SafeCast for uint256;
     using BatchLib for Batch;
     using OutcomeRecordLib for Outcome;
 
-    /// @dev What a worker has in flight by its own submissions. One slot.
+    /// @dev What a worker has in flight in a run by its own submissions. One slot.
     struct DirectWork {
         uint64 units;
         // Unix seconds at which all of it is final.
@@ -43,6 +43,9 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     bytes32 private constant OUTCOMES_TYPEHASH =
         keccak256("Outcomes(uint64 batchId,bytes32 batchRoot,bytes32 recordsHash)");
+    bytes32 private constant TICKET_TYPEHASH = keccak256(
+        "Ticket(uint64 runId,address worker,uint32 step,uint32 index,uint32 policyVersion,bytes32 policyRoot,bytes32 beacon,uint64 deadline)"
+    );
 
     /// @dev Bytes of a signature: r, s, v.
     uint256 private constant SIGNATURE_SIZE = 65;
@@ -50,8 +53,15 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     /// @dev One million: the whole, in parts per million.
     uint256 private constant PPM = 1_000_000;
 
+    /// @dev URLs of a file, and bytes of each.
+    uint256 private constant MAX_SOURCES = 16;
+    uint256 private constant MAX_SOURCE_SIZE = 128;
+
     /// @notice Submissions in the largest batch.
     uint256 public constant MAX_COUNT = 4096;
+
+    /// @notice Seconds after a ticket's deadline in which its work can be committed.
+    uint256 public constant TICKET_GRACE = 60;
 
     /// @notice The runs, with their orchestrators and validators.
     IRunRegistry public immutable runs;
@@ -59,7 +69,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     /// @notice The workers, and the nodes that sign for them.
     IWorkerRegistry public immutable workers;
 
-    /// @notice The vault that is told to slash and to hold.
+    /// @notice The vault that holds what frauds cost.
     IStakeVault public immutable vault;
 
     /// @notice The court that may overturn outcomes.
@@ -84,7 +94,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     uint64 public batchCount;
 
     mapping(uint64 batchId => bytes32 headerHash) private _commitments;
-    mapping(address worker => DirectWork) private _directWork;
+    mapping(uint64 runId => mapping(address worker => DirectWork)) private _directWork;
     mapping(bytes32 slot => bool) private _submittedDirectly;
 
     /// @param network Where the other contracts are; those deployed later by their predicted addresses.
@@ -112,59 +122,127 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     /// @inheritdoc IContributionLedger
     function commitBatch(uint64 runId, bytes32 root, uint32 count, uint64 units) external returns (uint64 batchId) {
-        (address orchestrator, uint88 pricePerUnit, bool open) = runs.admissionOf(runId);
+        (address orchestrator, bool open, uint32 terms, uint88 pricePerUnit) = runs.admissionOf(runId);
         require(msg.sender == orchestrator, LedgerUnauthorized(msg.sender));
         require(open, LedgerPaused(runId));
-        require(root != 0 && count != 0 && count <= MAX_COUNT, LedgerInvalidBatch(root, count));
-        return _commit(runId, root, count, units, pricePerUnit);
+        require(root != 0 && count != 0 && count <= MAX_COUNT && units != 0, LedgerInvalidBatch(root, count));
+        return _commit(runId, root, count, units, pricePerUnit, terms);
     }
 
-    function _commit(uint64 runId, bytes32 root, uint32 count, uint64 units, uint88 pricePerUnit)
+    function _commit(uint64 runId, bytes32 root, uint32 count, uint64 units, uint88 pricePerUnit, uint32 terms)
         private
-        returns (uint64 batchId)
+        returns (uint64)
     {
-        batchId = ++batchCount;
-        uint40 committedAt = block.timestamp.toUint40();
-        _commitments[batchId] = BatchLib.hashOf(
-            Batch({
-                batchId: batchId,
-                runId: runId,
-                root: root,
-                count: count,
-                units: units,
-                pricePerUnit: pricePerUnit,
-                committedAt: committedAt,
-                postedAt: 0,
-                signers: 0
-            })
-        );
-        emit BatchCommitted(batchId, runId, root, count, units, pricePerUnit, committedAt);
+        Batch memory batch;
+        batch.runId = runId;
+        batch.root = root;
+        batch.count = count;
+        batch.units = units;
+        batch.pricePerUnit = pricePerUnit;
+        batch.terms = terms;
+        batch.committedAt = block.timestamp.toUint40();
+        _store(batch);
         escrow.reserve(runId, uint256(units) * pricePerUnit);
+        return batch.batchId;
     }
 
-    // ------------------------------------------------------------ submit direct
+    /// @dev Gives a batch the next number.
+    function _store(Batch memory batch) private {
+        batch.batchId = ++batchCount;
+        _commitments[batch.batchId] = batch.hashOf();
+        emit BatchCommitted(
+            batch.batchId,
+            batch.runId,
+            batch.root,
+            batch.count,
+            batch.units,
+            batch.pricePerUnit,
+            batch.terms,
+            batch.committedAt
+        );
+    }
+
+    // ------------------------------------------------- submit direct, split off
 
     /// @inheritdoc IContributionLedger
-    function submitDirect(Submission calldata submission, bytes calldata nodeSignature)
-        external
-        returns (uint64 batchId)
-    {
-        address worker = submission.worker;
-        (, uint88 pricePerUnit, bool open) = runs.admissionOf(submission.runId);
+    function submitDirect(LeasedWork calldata work, string[] calldata sources) external returns (uint64 batchId) {
+        batchId = _commitDirect(work);
+        _checkSources(sources);
+        emit DirectlySubmitted(batchId, work.submission.worker, work, sources);
+        court.takeBond(batchId, msg.sender);
+    }
+
+    function _commitDirect(LeasedWork calldata work) private returns (uint64) {
+        Submission calldata submission = work.submission;
+        (address orchestrator, bool open, uint32 terms, uint88 pricePerUnit) = runs.admissionOf(submission.runId);
         require(open, LedgerPaused(submission.runId));
-        (bytes32 structHash, address signer) = _signerOf(submission, nodeSignature);
-        // A record holds no more units and rollouts than these.
+        (bytes32 leaf, address signer) = _checkWork(work, orchestrator);
+        uint64 deadline = work.ticket.deadline;
+        require(block.timestamp <= deadline + TICKET_GRACE, LedgerInvalidTicket(orchestrator, deadline));
         require(
-            signer != address(0) && workers.workerOfNode(signer) == worker && workers.isActive(worker)
-                && submission.units <= type(uint32).max && submission.rollouts <= type(uint16).max,
-            LedgerInvalidSubmission(worker, signer)
+            workers.workerOfNode(signer) == submission.worker && workers.isActive(submission.runId, submission.worker),
+            LedgerInvalidSubmission(submission.worker, signer)
         );
-        require(msg.sender == worker || msg.sender == signer, LedgerUnauthorized(msg.sender));
         _useSlot(submission);
-        _coverDirectWork(worker, submission.units);
+        _coverDirectWork(submission.runId, submission.worker, submission.units);
         // The root of a batch of one is its leaf.
-        batchId = _commit(submission.runId, _leafOf(structHash), 1, submission.units, pricePerUnit);
-        emit DirectlySubmitted(batchId, worker, submission, nodeSignature);
+        return _commit(submission.runId, leaf, 1, submission.units, pricePerUnit, terms);
+    }
+
+    /// @inheritdoc IContributionLedger
+    function splitOff(
+        Batch calldata batch,
+        LeasedWork calldata work,
+        bytes32[] calldata proof,
+        string[] calldata sources
+    ) external returns (uint64 batchId) {
+        _check(batch);
+        _requireAppeal(batch);
+        Submission calldata submission = work.submission;
+        (address orchestrator,,,) = runs.admissionOf(batch.runId);
+        (bytes32 leaf, address signer) = _checkWork(work, orchestrator);
+        require(
+            submission.runId == batch.runId && _answers(batch, submission, signer) && submission.units <= batch.units
+                && MerkleProof.verifyCalldata(proof, batch.root, leaf),
+            LedgerInvalidSubmission(submission.worker, signer)
+        );
+        _useSlot(submission);
+
+        Batch memory rest = batch;
+        rest.units = batch.units - submission.units;
+        _commitments[batch.batchId] = rest.hashOf();
+        Batch memory own = batch;
+        (own.root, own.count, own.units) = (leaf, 1, submission.units);
+        _store(own);
+        batchId = own.batchId;
+        _checkSources(sources);
+        emit BatchSplit(batchId, batch.batchId, submission.worker, work, sources);
+        court.takeBond(batchId, msg.sender);
+    }
+
+    /// @dev Returns a submission's leaf and who signed it. Reverts unless its ticket is of the run's orchestrator, a record
+    ///      can hold it, and the caller is its worker or its node.
+    function _checkWork(LeasedWork calldata work, address orchestrator)
+        private
+        view
+        returns (bytes32 leaf, address signer)
+    {
+        Submission calldata s = work.submission;
+        Ticket calldata t = work.ticket;
+        bytes32 structHash;
+        (structHash, signer) = _signerOf(s, work.nodeSignature);
+        require(msg.sender == s.worker || msg.sender == signer, LedgerUnauthorized(msg.sender));
+        require(
+            signer != address(0) && s.units != 0 && s.units <= type(uint32).max && s.rollouts <= type(uint16).max,
+            LedgerInvalidSubmission(s.worker, signer)
+        );
+        address issuer = _recover(_hashTypedDataV4(keccak256(abi.encode(TICKET_TYPEHASH, t))), work.ticketSignature);
+        require(
+            issuer == orchestrator && t.runId == s.runId && t.worker == s.worker && t.step == s.step
+                && t.index == s.index && t.policyVersion == s.policyVersion,
+            LedgerInvalidTicket(issuer, t.deadline)
+        );
+        leaf = _leafOf(structHash);
     }
 
     function _useSlot(Submission calldata s) private {
@@ -173,16 +251,21 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         _submittedDirectly[slot] = true;
     }
 
-    /// @dev Adds units to a worker's direct work, all of which its stake must cover and stay for.
-    function _coverDirectWork(address worker, uint64 units) private {
-        DirectWork storage work = _directWork[worker];
+    /// @dev Adds units to a worker's direct work in a run, all of which its stake there must cover.
+    function _coverDirectWork(uint64 runId, address worker, uint64 units) private {
+        DirectWork storage work = _directWork[runId][worker];
         uint256 inFlight = (block.timestamp < work.until ? work.units : 0) + uint256(units);
-        uint256 cap = unitCapOf(worker);
+        uint256 cap = unitCapOf(runId, worker);
         require(inFlight <= cap, LedgerUnitCap(worker, inFlight, cap));
-        uint256 until = block.timestamp + judgementTime();
         work.units = inFlight.toUint64();
-        work.until = until.toUint64();
-        vault.hold(worker, until);
+        work.until = (block.timestamp + judgementTime()).toUint64();
+    }
+
+    function _checkSources(string[] calldata sources) private pure {
+        require(sources.length <= MAX_SOURCES, LedgerInvalidBatch(0, sources.length));
+        for (uint256 i = 0; i < sources.length; ++i) {
+            require(bytes(sources[i]).length <= MAX_SOURCE_SIZE, LedgerInvalidBatch(0, bytes(sources[i]).length));
+        }
     }
 
     // ------------------------------------------------------------ post outcomes
@@ -191,30 +274,38 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     function postOutcomes(Batch calldata batch, bytes calldata records, bytes calldata signatures) external {
         _check(batch);
         uint64 batchId = batch.batchId;
-        require(batch.postedAt == 0, LedgerOutcomesPosted(batchId));
-        uint256 dueAt = batch.committedAt + outcomeDeadline;
-        require(block.timestamp < dueAt, LedgerOutcomesOverdue(batchId, dueAt));
-        uint256 expected = batch.count * OutcomeRecordLib.SIZE;
-        require(records.length == expected, LedgerRecordCount(records.length, expected));
+        require(batch.status == BatchStatus.Committed, LedgerOutcomesPosted(batchId));
+        uint256 dueAt = _dueAt(batch);
+        require(block.timestamp < dueAt, LedgerWrongTime(batchId, batch.committedAt, dueAt));
         bytes32 structHash = _outcomesHash(Outcomes(batchId, batch.root, keccak256(records)));
 
         Batch memory posted = batch;
-        posted.signers = _checkQuorum(batch.runId, _hashTypedDataV4(structHash), signatures);
-        posted.root = _checkRecords(batch, records);
+        posted.signers = _checkQuorum(batch, _hashTypedDataV4(structHash), signatures);
         posted.postedAt = block.timestamp.toUint40();
+        if (records.length == 0) {
+            posted.status = BatchStatus.Withheld;
+            _commitments[batchId] = posted.hashOf();
+            emit BatchWithheld(batchId, posted.postedAt, posted.signers, signatures);
+            return;
+        }
+        posted.root = _checkRecords(batch, records);
+        posted.status = BatchStatus.Judged;
         _commitments[batchId] = posted.hashOf();
         emit OutcomesPosted(batchId, posted.runId, posted.root, posted.postedAt, posted.signers, records, signatures);
     }
 
-    /// @dev Returns the root over the outcomes, which hold no more units than the batch was committed for.
+    /// @dev Returns the root over the outcomes, which are one per submission and hold no more units than the batch was
+    ///      committed for.
     function _checkRecords(Batch calldata batch, bytes calldata records) private pure returns (bytes32 root) {
+        uint256 expected = batch.count * OutcomeRecordLib.SIZE;
+        require(records.length == expected, LedgerRecordCount(records.length, expected));
         uint256 units;
         (root, units) = OutcomeRecordLib.digest(batch.batchId, records);
         require(units <= batch.units, LedgerUnitsExceeded(batch.batchId, units, batch.units));
     }
 
     /// @dev Returns the seats of the signers, which are validators of the run, each once, at least a quorum.
-    function _checkQuorum(uint64 runId, bytes32 digest, bytes calldata signatures)
+    function _checkQuorum(Batch calldata batch, bytes32 digest, bytes calldata signatures)
         private
         view
         returns (uint88 signers)
@@ -229,9 +320,86 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         }
         uint8 quorum;
         address stranger;
-        (quorum, signers, stranger) = runs.quorumAmong(runId, accounts);
+        (quorum, signers, stranger) = runs.quorumAmong(batch.runId, batch.terms, accounts);
         require(stranger == address(0), LedgerInvalidSigner(stranger));
         require(accounts.length >= quorum, LedgerQuorumNotMet(accounts.length, quorum));
+    }
+
+    /// @inheritdoc IContributionLedger
+    function showOutcomes(Batch calldata batch, bytes32 recordsHash, bytes calldata records, bytes calldata signature)
+        external
+    {
+        _check(batch);
+        address signer =
+            _recover(_hashTypedDataV4(_outcomesHash(Outcomes(batch.batchId, batch.root, recordsHash))), signature);
+        require(runs.isValidator(batch.runId, signer), LedgerInvalidSigner(signer));
+        require(
+            records.length == 0 || keccak256(records) == recordsHash,
+            LedgerRecordCount(records.length, batch.count * OutcomeRecordLib.SIZE)
+        );
+        emit OutcomesShown(batch.batchId, signer, batch.root, recordsHash, records, signature);
+    }
+
+    // ------------------------------------------------------- judges of the network
+
+    /// @inheritdoc IContributionLedger
+    function voidBatch(Batch calldata batch) external {
+        _check(batch);
+        uint64 batchId = batch.batchId;
+        require(batch.status != BatchStatus.Judged, LedgerOutcomesPosted(batchId));
+        uint256 from = _dueAt(batch) + appealTime();
+        require(block.timestamp >= from, LedgerWrongTime(batchId, from, type(uint256).max));
+        require(!court.isSummoned(batchId), LedgerInCourt(batchId));
+        _commitments[batchId] = 0;
+        emit BatchVoided(batchId, batch.runId);
+        escrow.free(batch.runId, uint256(batch.units) * batch.pricePerUnit);
+    }
+
+    /// @inheritdoc IContributionLedger
+    function requireUnjudged(Batch calldata batch, Submission calldata submission) external view {
+        _check(batch);
+        _requireAppeal(batch);
+        require(
+            batch.count == 1 && _leafOf(_structHashOf(submission)) == batch.root,
+            LedgerInvalidSubmission(submission.worker, address(0))
+        );
+    }
+
+    /// @inheritdoc IContributionLedger
+    function judge(Batch calldata batch, Submission calldata submission, uint8 verdict, uint8 reason) external {
+        require(msg.sender == address(court), LedgerUnauthorized(msg.sender));
+        _check(batch);
+        (uint32 workerId,) = workers.workerOf(submission.worker);
+        bytes memory record = abi.encodePacked(
+            workerId,
+            submission.step,
+            submission.index,
+            submission.policyVersion,
+            submission.fileHash,
+            uint16(submission.rollouts),
+            uint32(submission.units),
+            verdict,
+            reason
+        );
+        Batch memory posted = batch;
+        posted.root = keccak256(abi.encodePacked(batch.batchId, uint32(0), record));
+        posted.postedAt = block.timestamp.toUint40();
+        posted.signers = 0;
+        posted.status = BatchStatus.Judged;
+        _commitments[batch.batchId] = posted.hashOf();
+        emit OutcomesPosted(batch.batchId, batch.runId, posted.root, posted.postedAt, 0, record, "");
+    }
+
+    function _dueAt(Batch calldata batch) private view returns (uint256) {
+        return batch.status == BatchStatus.Withheld ? batch.postedAt : batch.committedAt + outcomeDeadline;
+    }
+
+    /// @dev Reverts unless a batch that nobody judged may be brought before judges of the network.
+    function _requireAppeal(Batch calldata batch) private view {
+        require(batch.status != BatchStatus.Judged, LedgerOutcomesPosted(batch.batchId));
+        uint256 dueAt = _dueAt(batch);
+        uint256 until = dueAt + appealTime();
+        require(block.timestamp >= dueAt && block.timestamp < until, LedgerWrongTime(batch.batchId, dueAt, until));
     }
 
     // -------------------------------------------------------------------- fraud
@@ -242,57 +410,104 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         returns (uint256 amount)
     {
         Standing memory standing = _standing(outcome);
+        Batch calldata batch = outcome.batch;
         _requireFraud(outcome, standing.verdict);
-        _checkEvidence(outcome.batch.runId, standing.outcome, submission, nodeSignature);
-        bytes32 offence = standing.offence;
-        uint256 ppm = _convict(outcome.batch.runId, submission.worker, offence, standing.outcome.isExactFraud());
-        amount = vault.slash(submission.worker, ppm, offence, _reporterOf(standing));
-        emit FraudExecuted(outcome.batch.batchId, submission.worker, offence, standing.leaf, outcome.position, amount);
+        _checkEvidence(batch, standing.outcome, submission, nodeSignature);
+        IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, submission.worker);
+        bytes32 escrowId = _escrowIdOf(verdict);
+        amount = vault.hold(verdict, _convict(batch, verdict, escrowId));
+        emit FraudExecuted(batch.batchId, submission.worker, escrowId, standing.leaf, outcome.position, amount);
     }
 
     function _requireFraud(OutcomeProof calldata outcome, uint8 verdict) private pure {
         require(verdict == OutcomeRecordLib.FRAUD, LedgerNotFraud(outcome.batch.batchId, outcome.position, verdict));
     }
 
-    /// @dev Returns who reported a fraud that validators had not found, or zero.
-    function _reporterOf(Standing memory standing) private view returns (address) {
-        if (standing.outcome.verdict == OutcomeRecordLib.FRAUD) return address(0);
-        return court.challengerOf(standing.leaf);
+    /// @dev Returns what the vault is told of a fraud that stands.
+    function _verdictOf(OutcomeProof calldata outcome, Standing memory standing, address worker)
+        private
+        pure
+        returns (IStakeVault.Verdict memory)
+    {
+        bool exact = OutcomeRecordLib.isExact(standing.verdict, standing.reason);
+        return IStakeVault.Verdict({
+            runId: outcome.batch.runId,
+            owner: worker,
+            offence: exact ? IStakeVault.Offence.ExactFraud : IStakeVault.Offence.Fraud,
+            tag: standing.outcome.tagOf(),
+            batchId: outcome.batch.batchId,
+            position: outcome.position
+        });
+    }
+
+    function _escrowIdOf(IStakeVault.Verdict memory verdict) private view returns (bytes32) {
+        return vault.escrowIdOf(verdict.runId, verdict.owner, verdict.offence, verdict.tag);
     }
 
     /// @dev Convicts a worker unless slashing is paused. Returns the share of stake that its fraud costs: doubled for
     ///      each prior conviction, never more than all.
-    function _convict(uint64 runId, address worker, bytes32 offence, bool exact) private returns (uint256) {
-        (uint256 fraudPpm, uint256 exactFraudPpm, uint256 pausedUntil) = runs.slashesOf(runId);
-        require(block.timestamp >= pausedUntil, LedgerSlashingPaused(runId, pausedUntil));
-        uint256 priors = workers.convict(worker, offence, exact);
+    function _convict(Batch calldata batch, IStakeVault.Verdict memory verdict, bytes32 escrowId)
+        private
+        returns (uint256)
+    {
+        uint256 pausedUntil = runs.slashPausedUntil(batch.runId);
+        require(block.timestamp >= pausedUntil, LedgerSlashingPaused(batch.runId, pausedUntil));
+        bool exact = verdict.offence == IStakeVault.Offence.ExactFraud;
+        uint256 priors = workers.convict(batch.runId, verdict.owner, escrowId, exact);
+        IRunRegistry.Terms memory terms = runs.termsAt(batch.runId, batch.terms);
         // Twenty doublings make a million of one.
-        return exact ? exactFraudPpm : Math.min(fraudPpm << Math.min(priors, 20), PPM);
+        return exact ? terms.exactFraudPpm : Math.min(uint256(terms.fraudPpm) << Math.min(priors, 20), PPM);
     }
 
-    /// @dev Reverts unless a node of the judged worker signed exactly the judged submission.
+    /// @inheritdoc IContributionLedger
+    function requireEvidence(
+        Batch calldata batch,
+        Outcome calldata judged,
+        Submission calldata submission,
+        bytes calldata nodeSignature
+    ) external view {
+        _checkEvidence(batch, judged, submission, nodeSignature);
+    }
+
+    /// @dev Reverts unless the worker's node at the commitment signed exactly the judged submission.
     function _checkEvidence(
-        uint64 runId,
+        Batch calldata batch,
         Outcome memory judged,
         Submission calldata submission,
         bytes calldata nodeSignature
     ) private view {
         (, address signer) = _signerOf(submission, nodeSignature);
+        (uint32 workerId,) = workers.workerOf(submission.worker);
         require(
-            submission.runId == runId && submission.step == judged.step && submission.index == judged.index
+            submission.runId == batch.runId && submission.step == judged.step && submission.index == judged.index
                 && submission.policyVersion == judged.policyVersion && submission.fileHash == judged.fileHash
-                && workers.wasNodeOf(signer, submission.worker, judged.workerId),
+                && workerId == judged.workerId && _answers(batch, submission, signer),
             LedgerInvalidSubmission(submission.worker, signer)
         );
+    }
+
+    /// @dev Returns whether a submission that `signer` signed and this batch holds counts against its worker.
+    function _answers(Batch calldata batch, Submission calldata submission, address signer)
+        private
+        view
+        returns (bool)
+    {
+        return workers.answersFor(batch.runId, submission.worker, signer, batch.committedAt);
     }
 
     /// @inheritdoc IContributionLedger
     function finaliseFraud(OutcomeProof calldata outcome) external {
         Standing memory standing = _standing(outcome);
+        Batch calldata batch = outcome.batch;
         _requireFraud(outcome, standing.verdict);
-        require(standing.isFinal, LedgerNotFinal(outcome.batch.batchId, outcome.position));
-        vault.release(standing.offence);
-        emit FraudFinalised(outcome.batch.batchId, standing.offence, standing.leaf);
+        require(standing.isFinal, LedgerNotFinal(batch.batchId, outcome.position));
+        address worker = workers.workerById(standing.outcome.workerId);
+        // Whom a jury confirmed against the recorded verdict; nobody earns by what a run's own validators found.
+        address reporter =
+            standing.outcome.verdict == OutcomeRecordLib.FRAUD ? address(0) : court.reporterOf(standing.leaf);
+        IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, worker);
+        vault.release(verdict, reporter);
+        emit FraudFinalised(batch.batchId, _escrowIdOf(verdict), standing.leaf);
     }
 
     // ----------------------------------------------------------------- disputes
@@ -311,39 +526,23 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     }
 
     /// @inheritdoc IContributionLedger
-    function inFlightUntil(OutcomeProof calldata outcome, Submission calldata submission, bytes calldata nodeSignature)
-        external
-        view
-        returns (uint256 closesAt)
-    {
-        bool disputed = _check(outcome.batch);
-        Outcome memory judged = _decode(outcome);
-        bytes32 leaf;
-        (leaf, closesAt) = _prove(outcome, judged);
-        require(!_isFinal(leaf, closesAt, disputed), LedgerFinal(outcome.batch.batchId, outcome.position));
-        _checkEvidence(outcome.batch.runId, judged, submission, nodeSignature);
-    }
-
-    /// @inheritdoc IContributionLedger
     function isDisputed(Batch calldata batch) external view returns (bool) {
         return _check(batch);
     }
 
     /// @inheritdoc IContributionLedger
-    function overdueSince(Batch calldata batch) external view returns (uint256 dueAt) {
-        _check(batch);
-        require(batch.postedAt == 0, LedgerOutcomesPosted(batch.batchId));
-        dueAt = _requireOverdue(batch);
-    }
-
-    /// @inheritdoc IContributionLedger
     function judgementTime() public view returns (uint256) {
-        return outcomeDeadline + challengeWindow + court.juryTime() + _slashPause;
+        return outcomeDeadline + appealTime() + challengeWindow + 2 * court.juryTime() + _slashPause;
     }
 
     /// @inheritdoc IContributionLedger
-    function unitCapOf(address worker) public view returns (uint256) {
-        return vault.activeStake(worker) / stakePerUnit;
+    function appealTime() public view returns (uint256) {
+        return challengeWindow;
+    }
+
+    /// @inheritdoc IContributionLedger
+    function unitCapOf(uint64 runId, address worker) public view returns (uint256) {
+        return vault.activeStake(runId, worker) / stakePerUnit;
     }
 
     /// @inheritdoc IContributionLedger
@@ -370,65 +569,35 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         return _domainSeparatorV4();
     }
 
-    // ------------------------------------------------------------------- batches
+    // ------------------------------------------------------------------ standing
 
     /// @dev Returns whether an outcome of the batch was challenged; reverts when the header is not the stored one.
     function _check(Batch calldata batch) private view returns (bool disputed) {
         return batch.check(_commitments[batch.batchId]);
     }
 
-    function _requireOverdue(Batch calldata batch) private view returns (uint256 dueAt) {
-        dueAt = batch.committedAt + outcomeDeadline;
-        require(block.timestamp >= dueAt, LedgerOutcomesPending(batch.batchId, dueAt));
-    }
-
     /// @dev Returns an outcome as it stands; reverts when it does not.
     function _standing(OutcomeProof calldata outcome) private view returns (Standing memory standing) {
-        bool disputed = _check(outcome.batch);
-        if (outcome.batch.postedAt == 0) _requireOverdue(outcome.batch);
-        Outcome memory judged = _decode(outcome);
-        (bytes32 leaf, uint256 closesAt) = _prove(outcome, judged);
+        Batch calldata batch = outcome.batch;
+        bool disputed = _check(batch);
+        require(batch.status == BatchStatus.Judged, LedgerNotJudged(batch.batchId));
+        require(outcome.record.length == OutcomeRecordLib.SIZE, LedgerInvalidProof(batch.batchId, outcome.position));
+        Outcome memory judged = OutcomeRecordLib.decode(outcome.record);
+        bytes32 leaf = OutcomeRecordLib.leafOf(batch.batchId, outcome.position, outcome.record);
+        require(
+            MerkleProof.verifyCalldata(outcome.proof, batch.root, leaf),
+            LedgerInvalidProof(batch.batchId, outcome.position)
+        );
         standing.outcome = judged;
         standing.leaf = leaf;
-        standing.offence = judged.offenceOf(outcome.batch.runId);
-        standing.verdict = disputed ? court.effectiveVerdict(leaf, judged.verdict) : judged.verdict;
+        (standing.verdict, standing.reason) =
+            disputed ? court.rulingOf(leaf, judged.verdict, judged.reason) : (judged.verdict, judged.reason);
+        uint256 closesAt = batch.postedAt + challengeWindow;
         if (standing.verdict == OutcomeRecordLib.FRAUD) {
-            closesAt = runs.fraudClosesAt(outcome.batch.runId, closesAt, challengeWindow);
+            closesAt = runs.fraudClosesAt(batch.runId, closesAt, challengeWindow);
         }
         standing.closesAt = closesAt;
-        standing.isFinal = _isFinal(leaf, closesAt, disputed);
-    }
-
-    function _isFinal(bytes32 leaf, uint256 closesAt, bool disputed) private view returns (bool) {
-        return block.timestamp >= closesAt && !(disputed && court.isOpen(leaf));
-    }
-
-    /// @dev Returns an outcome's leaf and when its challenge window closes; reverts unless it is in the batch.
-    function _prove(OutcomeProof calldata outcome, Outcome memory judged)
-        private
-        view
-        returns (bytes32 leaf, uint256 closesAt)
-    {
-        Batch calldata batch = outcome.batch;
-        bool proven;
-        if (batch.postedAt != 0) {
-            leaf = OutcomeRecordLib.leafOf(batch.batchId, outcome.position, outcome.record);
-            closesAt = batch.postedAt + challengeWindow;
-            proven = MerkleProof.verifyCalldata(outcome.proof, batch.root, leaf);
-        } else {
-            bytes32 submissionLeaf = judged.submissionLeafOf(batch.runId, workers.workerById(judged.workerId));
-            leaf = OutcomeRecordLib.overdueLeafOf(batch.batchId, submissionLeaf);
-            closesAt = batch.committedAt + outcomeDeadline + challengeWindow;
-            proven = judged.isAsClaimed() && MerkleProof.verifyCalldata(outcome.proof, batch.root, submissionLeaf);
-        }
-        require(proven, LedgerInvalidProof(batch.batchId, outcome.position));
-    }
-
-    function _decode(OutcomeProof calldata outcome) private pure returns (Outcome memory) {
-        require(
-            outcome.record.length == OutcomeRecordLib.SIZE, LedgerInvalidProof(outcome.batch.batchId, outcome.position)
-        );
-        return OutcomeRecordLib.decode(outcome.record);
+        standing.isFinal = block.timestamp >= closesAt && !(disputed && court.isOpen(leaf));
     }
 
     // --------------------------------------------------------------- submissions
@@ -437,13 +606,17 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         return keccak256(abi.encode(structHash));
     }
 
+    function _structHashOf(Submission calldata submission) private pure returns (bytes32) {
+        return keccak256(abi.encode(OutcomeRecordLib.SUBMISSION_TYPEHASH, submission));
+    }
+
     /// @dev Returns the struct hash of a submission and who signed it; zero when the signature is malformed.
     function _signerOf(Submission calldata submission, bytes calldata signature)
         private
         view
         returns (bytes32 structHash, address signer)
     {
-        structHash = keccak256(abi.encode(OutcomeRecordLib.SUBMISSION_TYPEHASH, submission));
+        structHash = _structHashOf(submission);
         signer = _recover(_hashTypedDataV4(structHash), signature);
     }
 

@@ -2,255 +2,513 @@
 pragma solidity 0.8.30;
 
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 
 import {IContributionLedger} from "./interfaces/IContributionLedger.sol";
 import {IDisputeCourt} from "./interfaces/IDisputeCourt.sol";
+import {IJuryPool} from "./interfaces/IJuryPool.sol";
 import {IMusterToken} from "./interfaces/IMusterToken.sol";
+import {IRewardEscrow} from "./interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
-import {JuryLib} from "./libraries/JuryLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 
-/// @title Bonded challenges to outcomes, decided by a jury
+/// @title The court of the network: jurors of no run vote a verdict
 /// @dev No reentrancy guard: the token has no hooks, and state is written before every call out.
 contract DisputeCourt is IDisputeCourt {
     using SafeERC20 for IMusterToken;
     using SafeCast for uint256;
     using OutcomeRecordLib for IContributionLedger.Outcome;
 
-    /// @dev What a commitment becomes once its vote is revealed.
-    bytes32 private constant REVEALED = bytes32(uint256(1));
+    /// @dev Where the other contracts are.
+    struct Network {
+        IMusterToken token;
+        IRunRegistry runs;
+        IWorkerRegistry workers;
+        IJuryPool jurors;
+        IStakeVault vault;
+        IContributionLedger ledger;
+        IRewardEscrow escrow;
+    }
+
+    /// @dev What is kept of a juror besides its commitment.
+    bytes32 private constant DRAWN = bytes32(uint256(1));
+    uint256 private constant REVEALED = 2;
+    bytes32 private constant PAID = bytes32(uint256(3));
+
+    /// @dev The run whose stake is the jurors'.
+    uint64 private constant BENCH = 0;
+
+    /// @dev FILE_UNAVAILABLE: what nobody can prove to somebody else.
+    uint8 private constant UNAVAILABLE = 15;
+
+    uint256 private constant PPM = 1_000_000;
+    uint256 private constant MAX_SOURCES = 16;
+    uint256 private constant MAX_SOURCE_SIZE = 128;
+
+    /// @notice Claims of one case. Jurors do not vote for claims, so that nobody keeps a verdict out by filling them.
+    uint256 public constant MAX_CLAIMS = 16;
 
     /// @notice The token that bonds are in.
     IMusterToken public immutable token;
 
-    /// @notice The runs, whose validators are the jurors.
+    /// @notice The runs, whose validators and owners judge none of their own cases.
     IRunRegistry public immutable runs;
 
     /// @notice The registry that acquits workers.
     IWorkerRegistry public immutable workers;
 
-    /// @notice The vault that restores and holds stake.
+    /// @notice The network's jurors.
+    IJuryPool public immutable jurors;
+
+    /// @notice The vault that restores stake and takes fines.
     IStakeVault public immutable vault;
 
-    /// @notice The ledger whose outcomes are challenged.
+    /// @notice The ledger whose outcomes are disputed.
     IContributionLedger public immutable ledger;
 
-    uint256 private immutable _challengeBond;
+    /// @notice The escrow out of which runs pay jurors.
+    IRewardEscrow public immutable escrow;
+
+    uint256 private immutable _bond;
+    uint256 private immutable _jurorFee;
     uint256 private immutable _drawDelay;
     uint256 private immutable _jurySize;
     uint256 private immutable _commitTime;
     uint256 private immutable _revealTime;
+    uint256 private immutable _wrongVerdictPpm;
+    uint256 private immutable _absencePpm;
 
-    mapping(bytes32 leaf => Case) private _cases;
-    mapping(bytes32 leaf => mapping(address juror => bytes32)) private _commitments;
+    /// @notice The number of cases.
+    uint32 public caseCount;
 
-    /// @param vault_ StakeVault, by its predicted address.
+    mapping(bytes32 caseId => Case) private _cases;
+    mapping(bytes32 caseId => Claim[]) private _claims;
+    mapping(bytes32 caseId => mapping(address juror => bytes32)) private _votes;
+    mapping(bytes32 caseId => mapping(uint16 ruling => uint8)) private _tally;
+    mapping(bytes32 announcement => uint256 blockNumber) private _announced;
+    mapping(uint64 batchId => address payer) private _bonds;
+
+    /// @param network Where the other contracts are; those deployed later by their predicted addresses.
     /// @param terms_ What the deployment fixes for ever.
-    constructor(
-        IMusterToken token_,
-        IRunRegistry runs_,
-        IWorkerRegistry workers_,
-        IStakeVault vault_,
-        IContributionLedger ledger_,
-        Terms memory terms_
-    ) {
+    constructor(Network memory network, Terms memory terms_) {
         require(terms_.drawDelay != 0, CourtInvalidParameter("drawDelay"));
-        require(terms_.jurySize != 0, CourtInvalidParameter("jurySize"));
-        require(terms_.commitTime != 0, CourtInvalidParameter("commitTime"));
+        require(terms_.jurySize != 0 && terms_.jurySize <= 64, CourtInvalidParameter("jurySize"));
+        require(terms_.commitTime > 1, CourtInvalidParameter("commitTime"));
         require(terms_.revealTime != 0, CourtInvalidParameter("revealTime"));
-        token = token_;
-        runs = runs_;
-        workers = workers_;
-        vault = vault_;
-        ledger = ledger_;
-        _challengeBond = terms_.challengeBond;
+        require(terms_.jurorFee * terms_.jurySize <= terms_.bond, CourtInvalidParameter("jurorFee"));
+        require(terms_.wrongVerdictPpm <= PPM, CourtInvalidParameter("wrongVerdictPpm"));
+        require(terms_.absencePpm <= PPM, CourtInvalidParameter("absencePpm"));
+        token = network.token;
+        runs = network.runs;
+        workers = network.workers;
+        jurors = network.jurors;
+        vault = network.vault;
+        ledger = network.ledger;
+        escrow = network.escrow;
+        _bond = terms_.bond;
+        _jurorFee = terms_.jurorFee;
         _drawDelay = terms_.drawDelay;
         _jurySize = terms_.jurySize;
         _commitTime = terms_.commitTime;
         _revealTime = terms_.revealTime;
+        _wrongVerdictPpm = terms_.wrongVerdictPpm;
+        _absencePpm = terms_.absencePpm;
     }
 
-    // ---------------------------------------------------------------- challenge
+    // ---------------------------------------------------------- announce, claim
 
     /// @inheritdoc IDisputeCourt
-    function challenge(IContributionLedger.OutcomeProof calldata outcome, uint8 claimedVerdict) external {
+    function announce(bytes32 announcement) external {
+        if (_announced[announcement] != 0) return;
+        _announced[announcement] = block.number;
+        emit ClaimAnnounced(announcement, msg.sender);
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function claim(
+        IContributionLedger.OutcomeProof calldata outcome,
+        IContributionLedger.Submission calldata submission,
+        bytes calldata nodeSignature,
+        uint16 ruling,
+        bytes32 salt,
+        string[] calldata sources
+    ) external {
         IContributionLedger.Standing memory standing = _standingOf(outcome);
         bytes32 leaf = standing.leaf;
-        uint8 recorded = standing.outcome.verdict;
-        require(block.timestamp < standing.closesAt, CourtWindowClosed(leaf, standing.closesAt));
-        require(
-            claimedVerdict != recorded && claimedVerdict >= OutcomeRecordLib.ACCEPTED
-                && claimedVerdict <= OutcomeRecordLib.FRAUD,
-            CourtInvalidClaim(recorded, claimedVerdict)
-        );
-        require(_cases[leaf].status == CaseStatus.None, CourtCaseExists(leaf));
-        uint256 drawBlock = block.number + _drawDelay;
-        _open(leaf, outcome.batch, recorded, claimedVerdict, drawBlock);
-        emit CaseOpened(leaf, outcome.batch.batchId, msg.sender, outcome.position, recorded, claimedVerdict, drawBlock);
-        ledger.markDisputed(outcome.batch.batchId);
-        vault.openCase(workers.workerById(standing.outcome.workerId));
-        token.safeTransferFrom(msg.sender, address(this), _challengeBond);
+        uint16 recorded = _ruling(standing.outcome.verdict, standing.outcome.reason);
+        require(_isVerdict(ruling) && !_isSame(ruling, recorded), CourtInvalidRuling(recorded, ruling));
+        uint256 announcedIn = _requireAnnounced(leaf, ruling, salt);
+        if (_cases[leaf].status == CaseStatus.None) {
+            require(block.timestamp < standing.closesAt, CourtWindowClosed(leaf, standing.closesAt));
+            ledger.requireEvidence(outcome.batch, standing.outcome, submission, nodeSignature);
+            _open(leaf, outcome.batch, outcome.position, submission.worker, recorded);
+            ledger.markDisputed(outcome.batch.batchId);
+        } else {
+            _requireCommitPhase(leaf, _openCase(leaf));
+        }
+        // A juror that is a party could take itself out of a draw, or vote for its own claim.
+        require(!jurors.isJuror(msg.sender) && _claims[leaf].length < MAX_CLAIMS, CourtMayNotClaim(leaf, msg.sender));
+        _claims[leaf].push(Claim({claimant: msg.sender, ruling: ruling, announcedIn: announcedIn.toUint40()}));
+        _checkSources(sources);
+        emit Claimed(leaf, msg.sender, ruling, submission, nodeSignature, sources);
+        token.safeTransferFrom(msg.sender, address(this), _bond);
+    }
+
+    function _requireAnnounced(bytes32 leaf, uint16 ruling, bytes32 salt) private view returns (uint256 announcedIn) {
+        bytes32 announcement = keccak256(abi.encode(msg.sender, leaf, ruling, salt));
+        announcedIn = _announced[announcement];
+        require(announcedIn != 0 && announcedIn < block.number, CourtNotAnnounced(announcement));
     }
 
     function _open(
-        bytes32 leaf,
+        bytes32 caseId,
         IContributionLedger.Batch calldata batch,
-        uint8 recorded,
-        uint8 claimed,
-        uint256 drawBlock
+        uint32 position,
+        address worker,
+        uint16 recorded
     ) private {
-        Case storage opened = _cases[leaf];
-        opened.challenger = msg.sender;
-        opened.batchId = batch.batchId;
-        opened.recordedVerdict = recorded;
-        opened.claimedVerdict = claimed;
+        uint256 places = jurors.placeCount();
+        require(places != 0, CourtNoJurors(caseId));
+        uint256 drawBlock = block.number + _drawDelay;
+        Case storage opened = _cases[caseId];
         opened.status = CaseStatus.Open;
-        opened.runId = batch.runId;
+        opened.recorded = recorded;
         opened.openedAt = block.timestamp.toUint40();
-        opened.drawBlock = drawBlock.toUint32();
+        opened.number = ++caseCount;
+        opened.runId = batch.runId;
+        opened.worker = worker;
+        opened.drawBlock = drawBlock.toUint40();
+        opened.places = places.toUint32();
+        emit CaseOpened(
+            caseId, batch.batchId, batch.runId, opened.number, position, worker, recorded, drawBlock, places
+        );
+    }
+
+    function _checkSources(string[] calldata sources) private pure {
+        require(sources.length <= MAX_SOURCES, CourtTooManySources(sources.length, 0));
+        for (uint256 i = 0; i < sources.length; ++i) {
+            uint256 size = bytes(sources[i]).length;
+            require(size <= MAX_SOURCE_SIZE, CourtTooManySources(sources.length, size));
+        }
+    }
+
+    // ------------------------------------------------------------------- summon
+
+    /// @inheritdoc IDisputeCourt
+    function summon(
+        IContributionLedger.Batch calldata batch,
+        IContributionLedger.Submission calldata submission,
+        string[] calldata sources
+    ) external {
+        ledger.requireUnjudged(batch, submission);
+        bytes32 caseId = summonsOf(batch.batchId);
+        require(_cases[caseId].status == CaseStatus.None, CourtCaseExists(caseId));
+        _open(caseId, batch, 0, submission.worker, 0);
+        _checkSources(sources);
+        emit Claimed(caseId, msg.sender, 0, submission, "", sources);
+        if (_bonds[batch.batchId] == address(0)) _takeBond(batch.batchId, msg.sender);
     }
 
     // --------------------------------------------------------------------- draw
 
     /// @inheritdoc IDisputeCourt
-    function drawJury(IContributionLedger.OutcomeProof calldata outcome) external {
-        IContributionLedger.Standing memory standing = _standingOf(outcome);
-        bytes32 leaf = standing.leaf;
-        Case storage drawn = _openCase(leaf);
-        require(drawn.jury == 0, CourtJuryDrawn(leaf));
-        // Jurors have the other half to commit: nobody can draw them in the last second to see them slashed for absence.
+    function draw(bytes32 caseId) external {
+        Case storage drawn = _openCase(caseId);
+        require(drawn.jurors == 0, CourtJuryDrawn(caseId));
+        // Jurors have the other half to commit: nobody can draw them in the last second to see them fined for absence.
         uint256 drawEndsAt = drawn.openedAt + _commitTime / 2;
-        require(block.timestamp < drawEndsAt, CourtPhaseOver(leaf, drawEndsAt));
-        require(block.number > drawn.drawBlock, CourtTooEarlyToDraw(leaf, drawn.drawBlock));
+        require(block.timestamp < drawEndsAt, CourtPhaseOver(caseId, drawEndsAt));
+        require(block.number > drawn.drawBlock, CourtTooEarlyToDraw(caseId, drawn.drawBlock));
         bytes32 beacon = blockhash(drawn.drawBlock);
-        if (beacon == 0) return _postponeDraw(leaf, drawn);
-        bytes32 seed = keccak256(abi.encode(beacon, leaf));
-        (address[] memory jurors, uint88 seats) = _draw(drawn, outcome.batch.signers, standing.outcome.workerId, seed);
-        require(seats != 0, CourtNoJurors(leaf));
-        drawn.jury = seats;
-        emit JuryDrawn(leaf, seats, jurors);
+        if (beacon == 0) return _postponeDraw(caseId, drawn);
+        bytes32 seed = keccak256(abi.encode(beacon, caseId));
+        address[] memory panel = jurors.draw(seed, drawn.places, drawn.openedAt, _jurySize, _excluded(drawn));
+        require(panel.length != 0, CourtNoJurors(caseId));
+        drawn.jurors = panel.length.toUint8();
+        for (uint256 i = 0; i < panel.length; ++i) {
+            _votes[caseId][panel[i]] = DRAWN;
+        }
+        emit JuryDrawn(caseId, panel);
     }
 
-    function _postponeDraw(bytes32 leaf, Case storage drawn) private {
+    function _postponeDraw(bytes32 caseId, Case storage drawn) private {
         uint256 drawBlock = block.number + _drawDelay;
-        drawn.drawBlock = drawBlock.toUint32();
-        emit DrawPostponed(leaf, drawBlock);
+        drawn.drawBlock = drawBlock.toUint40();
+        emit DrawPostponed(caseId, drawBlock);
     }
 
-    /// @dev Returns jurors drawn by stake among the validators that are neither signers nor a party.
-    function _draw(Case storage drawn, uint88 signers, uint32 workerId, bytes32 seed)
-        private
-        view
-        returns (address[] memory jurors, uint88 seats)
-    {
-        (address[] memory accounts, uint88[] memory bits) = runs.validatorsOf(drawn.runId);
-        (address challenger, address worker) = (drawn.challenger, workers.workerById(workerId));
-        uint256[] memory weights = new uint256[](accounts.length);
-        for (uint256 i = 0; i < accounts.length; ++i) {
-            address account = accounts[i];
-            if (bits[i] & signers != 0 || account == challenger || account == worker) continue;
-            weights[i] = vault.activeStake(account);
+    /// @dev Returns who may not judge: whoever sat in the run before the case opened, its owner and the worker. None of it can
+    ///      be changed once the block of the draw is known.
+    function _excluded(Case storage drawn) private view returns (address[] memory excluded) {
+        address[] memory seated = runs.everSeated(drawn.runId, drawn.openedAt);
+        excluded = new address[](seated.length + 2);
+        for (uint256 i = 0; i < seated.length; ++i) {
+            excluded[i] = seated[i];
         }
-        uint256[] memory places = JuryLib.draw(weights, _jurySize, seed);
-        jurors = new address[](places.length);
-        for (uint256 i = 0; i < places.length; ++i) {
-            jurors[i] = accounts[places[i]];
-            seats |= bits[places[i]];
-        }
+        excluded[seated.length] = drawn.worker;
+        excluded[seated.length + 1] = runs.ownerOf(drawn.runId);
     }
 
     // --------------------------------------------------------------------- vote
 
     /// @inheritdoc IDisputeCourt
-    function commitVote(bytes32 leaf, bytes32 commitment) external {
-        Case storage open = _openCase(leaf);
-        uint256 endsAt = open.openedAt + _commitTime;
-        require(block.timestamp < endsAt, CourtPhaseOver(leaf, endsAt));
-        _requireJuror(leaf, open, msg.sender);
-        require(
-            _commitments[leaf][msg.sender] == 0 && commitment != 0 && commitment != REVEALED,
-            CourtVoteMismatch(leaf, msg.sender)
-        );
-        _commitments[leaf][msg.sender] = commitment;
+    function commitVote(bytes32 caseId, bytes32 commitment) external {
+        Case storage open = _openCase(caseId);
+        _requireCommitPhase(caseId, open);
+        require(_votes[caseId][msg.sender] == DRAWN, CourtNotJuror(caseId, msg.sender));
+        // What is no hash stands for something else.
+        require(uint256(commitment) > type(uint32).max, CourtVoteMismatch(caseId, msg.sender));
+        _votes[caseId][msg.sender] = commitment;
         ++open.committed;
-        emit VoteCommitted(leaf, msg.sender, commitment);
+        emit VoteCommitted(caseId, msg.sender, commitment);
+    }
+
+    function _requireCommitPhase(bytes32 caseId, Case storage open) private view {
+        uint256 endsAt = open.openedAt + _commitTime;
+        require(block.timestamp < endsAt, CourtPhaseOver(caseId, endsAt));
     }
 
     /// @inheritdoc IDisputeCourt
-    function revealVote(bytes32 leaf, bool overturn, bytes32 resultHash, bytes32 salt) external {
-        Case storage open = _openCase(leaf);
+    function revealVote(bytes32 caseId, uint16 ruling, bytes32 resultHash, bytes32 salt) external {
+        Case storage open = _openCase(caseId);
         uint256 commitEndsAt = open.openedAt + _commitTime;
-        require(
-            block.timestamp >= commitEndsAt || open.committed == _sizeOf(open.jury), CourtPhaseOpen(leaf, commitEndsAt)
-        );
+        require(block.timestamp >= commitEndsAt || open.committed == open.jurors, CourtPhaseOpen(caseId, commitEndsAt));
         uint256 endsAt = commitEndsAt + _revealTime;
-        require(block.timestamp < endsAt, CourtPhaseOver(leaf, endsAt));
-        bytes32 commitment = keccak256(abi.encode(leaf, msg.sender, overturn, resultHash, salt));
-        require(_commitments[leaf][msg.sender] == commitment, CourtVoteMismatch(leaf, msg.sender));
-        _commitments[leaf][msg.sender] = REVEALED;
-        if (overturn) ++open.votesToOverturn;
-        else ++open.votesToUphold;
-        emit VoteRevealed(leaf, msg.sender, overturn, resultHash);
+        require(block.timestamp < endsAt, CourtPhaseOver(caseId, endsAt));
+        bytes32 commitment = keccak256(abi.encode(caseId, msg.sender, ruling, resultHash, salt));
+        require(_votes[caseId][msg.sender] == commitment, CourtVoteMismatch(caseId, msg.sender));
+        require(ruling == 0 || _isVerdict(ruling), CourtInvalidRuling(open.recorded, ruling));
+        _votes[caseId][msg.sender] = bytes32(uint256(ruling) << 8 | REVEALED);
+        ++open.revealed;
+        uint8 votes = ++_tally[caseId][ruling];
+        if (votes > open.leadingVotes) (open.leading, open.leadingVotes, open.tied) = (ruling, votes, false);
+        else if (votes == open.leadingVotes) open.tied = true;
+        emit VoteRevealed(caseId, msg.sender, ruling, resultHash);
     }
 
-    function _requireJuror(bytes32 leaf, Case storage judged, address account) private view {
-        require(runs.seatBitOf(judged.runId, account) & judged.jury != 0, CourtNotJuror(leaf, account));
-    }
-
-    // -------------------------------------------------------------------- close
+    // ------------------------------------------------------------------- settle
 
     /// @inheritdoc IDisputeCourt
-    function close(IContributionLedger.OutcomeProof calldata outcome) external {
+    function settle(IContributionLedger.OutcomeProof calldata outcome) external {
         IContributionLedger.Standing memory standing = _standingOf(outcome);
         bytes32 leaf = standing.leaf;
-        Case storage closing = _openCase(leaf);
-        uint256 endsAt = closing.openedAt + juryTime();
-        (uint256 forIt, uint256 against) = (closing.votesToOverturn, closing.votesToUphold);
-        require(
-            block.timestamp >= endsAt || (closing.jury != 0 && forIt + against == _sizeOf(closing.jury)),
-            CourtPhaseOpen(leaf, endsAt)
-        );
-        bool overturned = forIt > against;
+        (Case storage closing, bool decided) = _close(leaf);
+        bool seen = decided && _isSeen(closing.leading);
+        bool overturned = seen && !_isSame(closing.leading, closing.recorded);
         closing.status = overturned ? CaseStatus.Overturned : CaseStatus.Upheld;
-        uint256 returned = forIt >= against ? _challengeBond : 0;
-        emit CaseClosed(leaf, overturned, overturned ? closing.claimedVerdict : closing.recordedVerdict, returned);
-
-        address worker = workers.workerById(standing.outcome.workerId);
-        vault.closeCase(worker);
-        if (overturned) _enforce(standing, worker, closing.claimedVerdict);
-        if (returned != 0) token.safeTransfer(closing.challenger, returned);
-        else token.burn(_challengeBond);
+        uint256 pot = _settleClaims(leaf, closing, decided, overturned);
+        if (overturned && pot == 0 && standing.outcome.reason != UNAVAILABLE) pot = _paidByRun(closing);
+        _payJurors(closing, decided ? closing.leadingVotes : 0, pot);
+        if (overturned) _restore(outcome, standing.outcome, closing.worker);
+        emit CaseClosed(
+            leaf, closing.status, overturned ? closing.leading : closing.recorded, closing.reporter, closing.fee
+        );
     }
 
-    /// @dev Makes an overturned verdict felt: gives back what a fraud verdict took, or keeps the stake of a worker
-    ///      that turned out to be a fraud until anybody can execute that.
-    function _enforce(IContributionLedger.Standing memory standing, address worker, uint8 verdict) private {
-        if (verdict == OutcomeRecordLib.FRAUD) {
-            vault.hold(worker, block.timestamp + ledger.challengeWindow() + runs.slashPause());
-        } else if (vault.escrowOf(standing.offence).status == IStakeVault.EscrowStatus.Held) {
-            vault.restore(standing.offence);
-            workers.acquit(worker, standing.offence, standing.outcome.isExactFraud());
+    /// @dev Returns an open case whose jury is done or out of time, and whether one ruling has most votes.
+    function _close(bytes32 caseId) private view returns (Case storage closing, bool decided) {
+        closing = _openCase(caseId);
+        uint256 endsAt = closing.openedAt + juryTime();
+        require(
+            block.timestamp >= endsAt || (closing.jurors != 0 && closing.revealed == closing.jurors),
+            CourtPhaseOpen(caseId, endsAt)
+        );
+        decided = closing.leadingVotes != 0 && !closing.tied;
+    }
+
+    /// @dev Returns the bonds of right claims, and those of all where the jury was of no one mind; returns what is lost. The
+    ///      first to announce what the jury confirmed is the reporter. Where the run's validators could not see the work
+    ///      either, the first right claim pays the jurors.
+    function _settleClaims(bytes32 caseId, Case storage closing, bool decided, bool overturned)
+        private
+        returns (uint256 pot)
+    {
+        Claim[] storage claims = _claims[caseId];
+        uint256 first = type(uint256).max;
+        bool claimantPays = overturned && _reasonOf(closing.recorded) == UNAVAILABLE;
+        for (uint256 i = 0; i < claims.length; ++i) {
+            Claim memory made = claims[i];
+            bool right = overturned && _isSame(made.ruling, closing.leading);
+            uint256 returned = right || !decided ? _bond : 0;
+            if (right && claimantPays) {
+                returned -= _jurorFee * closing.leadingVotes;
+                claimantPays = false;
+            }
+            pot += _bond - returned;
+            if (right && made.announcedIn < first) (first, closing.reporter) = (made.announcedIn, made.claimant);
+            emit ClaimSettled(caseId, made.claimant, right, returned);
+            if (returned != 0) token.safeTransfer(made.claimant, returned);
         }
+    }
+
+    /// @dev Takes the jurors' fees from the run, as far as it has them.
+    function _paidByRun(Case storage closing) private returns (uint256) {
+        return escrow.payCourt(closing.runId, _jurorFee * closing.leadingVotes);
+    }
+
+    /// @dev Sets the jurors' fees aside and burns the rest of a pot.
+    function _payJurors(Case storage closing, uint256 right, uint256 pot) private {
+        uint256 fee = right == 0 ? 0 : Math.min(_jurorFee, pot / right);
+        closing.fee = fee.toUint88();
+        uint256 rest = pot - fee * right;
+        if (rest != 0) token.burn(rest);
+    }
+
+    /// @dev Gives back what a wrong fraud verdict took. Anybody can execute a fraud that the jury found.
+    function _restore(
+        IContributionLedger.OutcomeProof calldata outcome,
+        IContributionLedger.Outcome memory recorded,
+        address worker
+    ) private {
+        if (recorded.verdict != OutcomeRecordLib.FRAUD) return;
+        bool exact = OutcomeRecordLib.isExact(recorded.verdict, recorded.reason);
+        IStakeVault.Verdict memory verdict = IStakeVault.Verdict({
+            runId: outcome.batch.runId,
+            owner: worker,
+            offence: exact ? IStakeVault.Offence.ExactFraud : IStakeVault.Offence.Fraud,
+            tag: recorded.tagOf(),
+            batchId: outcome.batch.batchId,
+            position: outcome.position
+        });
+        if (!vault.restore(verdict)) return;
+        bytes32 escrowId = vault.escrowIdOf(verdict.runId, worker, verdict.offence, verdict.tag);
+        workers.acquit(verdict.runId, worker, escrowId, exact);
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function settleSummoned(
+        IContributionLedger.Batch calldata batch,
+        IContributionLedger.Submission calldata submission
+    ) external {
+        bytes32 caseId = summonsOf(batch.batchId);
+        (Case storage closing, bool decided) = _close(caseId);
+        require(ledger.commitmentOf(batch.batchId) != 0, CourtBondHeld(batch.batchId));
+        bool seen = decided && _isSeen(closing.leading);
+        bool accepted = seen && _verdictOf(closing.leading) == OutcomeRecordLib.ACCEPTED;
+        closing.status = seen ? CaseStatus.Overturned : CaseStatus.Upheld;
+        address payer = _bonds[batch.batchId];
+        delete _bonds[batch.batchId];
+        bool lost = decided && !accepted;
+        uint256 pot = lost ? _bond : accepted ? _paidByRun(closing) : 0;
+        _payJurors(closing, decided ? closing.leadingVotes : 0, pot);
+        emit CaseClosed(caseId, closing.status, seen ? closing.leading : 0, address(0), closing.fee);
+        if (seen) ledger.judge(batch, submission, _verdictOf(closing.leading), _reasonOf(closing.leading));
+        if (!lost) _returnBond(batch.batchId, payer);
+    }
+
+    // -------------------------------------------------------------- fees, fines
+
+    /// @inheritdoc IDisputeCourt
+    function collectFee(bytes32 caseId, address juror) external {
+        Case storage closed = _closedCase(caseId);
+        bytes32 right = bytes32(uint256(closed.leading) << 8 | REVEALED);
+        uint256 fee = closed.fee;
+        require(fee != 0 && _votes[caseId][juror] == right, CourtNothingDue(caseId, juror));
+        _votes[caseId][juror] = PAID;
+        emit FeeCollected(caseId, juror, fee);
+        token.safeTransfer(juror, fee);
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function fineSigner(IContributionLedger.OutcomeProof calldata outcome, address validator) external {
+        IContributionLedger.Standing memory standing = _standingOf(outcome);
+        Case storage lost = _cases[standing.leaf];
+        uint64 runId = outcome.batch.runId;
+        require(
+            lost.status == CaseStatus.Overturned && standing.outcome.reason != UNAVAILABLE
+                && runs.seatBitOf(runId, validator) & outcome.batch.signers != 0,
+            CourtNothingDue(standing.leaf, validator)
+        );
+        uint256 amount = vault.slash(
+            runId, validator, IStakeVault.Offence.WrongVerdict, outcome.batch.batchId, _wrongVerdictPpm, lost.reporter
+        );
+        emit Fined(standing.leaf, validator, amount);
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function fineAbsentJuror(bytes32 caseId, address juror) external {
+        Case storage closed = _closedCase(caseId);
+        bytes32 vote = _votes[caseId][juror];
+        bool revealed = vote == PAID || (uint256(vote) <= type(uint32).max && uint256(vote) & 0xff == REVEALED);
+        require(vote != 0 && !revealed, CourtNothingDue(caseId, juror));
+        uint256 amount =
+            vault.slash(BENCH, juror, IStakeVault.Offence.AbsentJuror, closed.number, _absencePpm, address(0));
+        emit Fined(caseId, juror, amount);
+    }
+
+    // -------------------------------------------------------------------- bonds
+
+    /// @inheritdoc IDisputeCourt
+    function takeBond(uint64 batchId, address payer) external {
+        require(msg.sender == address(ledger), CourtUnauthorized(msg.sender));
+        _takeBond(batchId, payer);
+    }
+
+    function _takeBond(uint64 batchId, address payer) private {
+        _bonds[batchId] = payer;
+        emit BondTaken(batchId, payer, _bond);
+        token.safeTransferFrom(payer, address(this), _bond);
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function returnBond(IContributionLedger.Batch calldata batch) external {
+        uint64 batchId = batch.batchId;
+        address payer = _bonds[batchId];
+        require(payer != address(0) && _isOver(batch), CourtBondHeld(batchId));
+        delete _bonds[batchId];
+        _returnBond(batchId, payer);
+    }
+
+    /// @dev Returns whether a batch is judged or void.
+    function _isOver(IContributionLedger.Batch calldata batch) private view returns (bool) {
+        if (ledger.commitmentOf(batch.batchId) == 0) return true;
+        ledger.isDisputed(batch); // reverts unless the header is the batch's
+        return batch.status == IContributionLedger.BatchStatus.Judged;
+    }
+
+    function _returnBond(uint64 batchId, address payer) private {
+        emit BondReturned(batchId, payer, _bond);
+        token.safeTransfer(payer, _bond);
     }
 
     // -------------------------------------------------------------------- views
 
     /// @inheritdoc IDisputeCourt
-    function caseOf(bytes32 leaf) external view returns (Case memory) {
-        return _cases[leaf];
+    function summonsOf(uint64 batchId) public pure returns (bytes32) {
+        return keccak256(abi.encode("muster.summons", batchId));
     }
 
     /// @inheritdoc IDisputeCourt
-    function challengerOf(bytes32 leaf) external view returns (address) {
-        return _cases[leaf].challenger;
+    function isSummoned(uint64 batchId) external view returns (bool) {
+        return _cases[summonsOf(batchId)].status == CaseStatus.Open;
     }
 
     /// @inheritdoc IDisputeCourt
-    function commitmentOf(bytes32 leaf, address juror) external view returns (bytes32) {
-        return _commitments[leaf][juror];
+    function caseOf(bytes32 caseId) external view returns (Case memory) {
+        return _cases[caseId];
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function claimsOf(bytes32 caseId) external view returns (Claim[] memory) {
+        return _claims[caseId];
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function bondOf(uint64 batchId) external view returns (address) {
+        return _bonds[batchId];
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function voteOf(bytes32 caseId, address juror) external view returns (bytes32) {
+        return _votes[caseId][juror];
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function reporterOf(bytes32 leaf) external view returns (address) {
+        return _cases[leaf].reporter;
     }
 
     /// @inheritdoc IDisputeCourt
@@ -259,19 +517,23 @@ contract DisputeCourt is IDisputeCourt {
     }
 
     /// @inheritdoc IDisputeCourt
-    function effectiveVerdict(bytes32 leaf, uint8 recorded) external view returns (uint8) {
+    function rulingOf(bytes32 leaf, uint8 verdict, uint8 reason) external view returns (uint8, uint8) {
         Case storage judged = _cases[leaf];
-        return judged.status == CaseStatus.Overturned ? judged.claimedVerdict : recorded;
+        if (judged.status != CaseStatus.Overturned) return (verdict, reason);
+        return (_verdictOf(judged.leading), _reasonOf(judged.leading));
     }
 
     /// @inheritdoc IDisputeCourt
     function terms() external view returns (Terms memory) {
         return Terms({
-            challengeBond: _challengeBond,
+            bond: _bond,
+            jurorFee: _jurorFee,
             drawDelay: _drawDelay,
             jurySize: _jurySize,
             commitTime: _commitTime,
-            revealTime: _revealTime
+            revealTime: _revealTime,
+            wrongVerdictPpm: _wrongVerdictPpm,
+            absencePpm: _absencePpm
         });
     }
 
@@ -279,6 +541,43 @@ contract DisputeCourt is IDisputeCourt {
     function juryTime() public view returns (uint256) {
         return _commitTime + _revealTime;
     }
+
+    // ------------------------------------------------------------------ rulings
+
+    function _ruling(uint8 verdict, uint8 reason) private pure returns (uint16) {
+        return uint16(verdict) << 8 | reason;
+    }
+
+    function _isVerdict(uint16 ruling) private pure returns (bool) {
+        uint8 verdict = _verdictOf(ruling);
+        return verdict >= OutcomeRecordLib.ACCEPTED && verdict <= OutcomeRecordLib.FRAUD;
+    }
+
+    /// @dev Returns whether jurors saw what they judged.
+    function _isSeen(uint16 ruling) private pure returns (bool) {
+        return ruling != 0 && _reasonOf(ruling) != UNAVAILABLE;
+    }
+
+    /// @dev Returns whether two rulings have the same consequences.
+    function _isSame(uint16 a, uint16 b) private pure returns (bool) {
+        return _verdictOf(a) == _verdictOf(b) && _isExact(a) == _isExact(b);
+    }
+
+    function _isExact(uint16 ruling) private pure returns (bool) {
+        return OutcomeRecordLib.isExact(_verdictOf(ruling), _reasonOf(ruling));
+    }
+
+    // Cutting off is the purpose: each cast keeps one half.
+    // forge-lint: disable-start(unsafe-typecast)
+    function _verdictOf(uint16 ruling) private pure returns (uint8) {
+        return uint8(ruling >> 8);
+    }
+
+    function _reasonOf(uint16 ruling) private pure returns (uint8) {
+        return uint8(ruling);
+    }
+
+    // forge-lint: disable-end(unsafe-typecast)
 
     /// @dev One place for the call: its encoding is large.
     function _standingOf(IContributionLedger.OutcomeProof calldata outcome)
@@ -289,15 +588,13 @@ contract DisputeCourt is IDisputeCourt {
         return ledger.standingOf(outcome);
     }
 
-    function _openCase(bytes32 leaf) private view returns (Case storage open) {
-        open = _cases[leaf];
-        require(open.status == CaseStatus.Open, CourtNoOpenCase(leaf, uint8(open.status)));
+    function _openCase(bytes32 caseId) private view returns (Case storage open) {
+        open = _cases[caseId];
+        require(open.status == CaseStatus.Open, CourtNoOpenCase(caseId, uint8(open.status)));
     }
 
-    /// @dev Returns how many seats a set has.
-    function _sizeOf(uint88 seats) private pure returns (uint256 size) {
-        for (uint256 rest = seats; rest != 0; rest &= rest - 1) {
-            ++size;
-        }
+    function _closedCase(bytes32 caseId) private view returns (Case storage closed) {
+        closed = _cases[caseId];
+        require(closed.status > CaseStatus.Open, CourtPhaseOpen(caseId, closed.openedAt + juryTime()));
     }
 }

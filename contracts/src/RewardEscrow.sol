@@ -2,6 +2,7 @@
 pragma solidity 0.8.30;
 
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 
 import {IContributionLedger} from "./interfaces/IContributionLedger.sol";
@@ -20,7 +21,6 @@ contract RewardEscrow is IRewardEscrow {
     using SafeERC20 for IMusterToken;
     using SafeCast for uint256;
     using BatchLib for IContributionLedger.Batch;
-    using OutcomeRecordLib for IContributionLedger.Outcome;
 
     /// @dev Whom and what a call is about.
     struct Subject {
@@ -47,9 +47,8 @@ contract RewardEscrow is IRewardEscrow {
     /// @inheritdoc IRewardEscrow
     uint256 public immutable claimPeriod;
 
-    /// @dev The ledger's, which never change.
+    /// @dev The ledger's, which never changes.
     uint256 private immutable _challengeWindow;
-    uint256 private immutable _outcomeDeadline;
 
     mapping(uint64 runId => Funds) private _funds;
 
@@ -58,9 +57,6 @@ contract RewardEscrow is IRewardEscrow {
 
     /// @dev Recovered outcomes: 256 positions of one batch share a word.
     mapping(uint256 word => uint256 bitmap) private _recovered;
-
-    /// @dev Units paid of batches whose outcomes are overdue.
-    mapping(uint64 batchId => uint256 units) private _overdueUnits;
 
     /// @param court_ DisputeCourt.
     /// @param claimPeriod_ Seconds that workers of a closed run have to claim.
@@ -72,7 +68,7 @@ contract RewardEscrow is IRewardEscrow {
         IDisputeCourt court_,
         uint256 claimPeriod_
     ) {
-        (uint256 deadline, uint256 window) = (ledger_.outcomeDeadline(), ledger_.challengeWindow());
+        uint256 window = ledger_.challengeWindow();
         uint256 judged = ledger_.judgementTime();
         // A fraud verdict whose window a pause met can be challenged for a window more, and then be paid.
         require(claimPeriod_ > judged + window, EscrowPeriodTooShort(claimPeriod_, judged + window));
@@ -84,7 +80,6 @@ contract RewardEscrow is IRewardEscrow {
         ledger = ledger_;
         court = court_;
         claimPeriod = claimPeriod_;
-        _outcomeDeadline = deadline;
         _challengeWindow = window;
     }
 
@@ -108,6 +103,24 @@ contract RewardEscrow is IRewardEscrow {
         funds.available = (available - amount).toUint128();
         funds.reserved = (reserved + amount).toUint128();
         emit RewardReserved(runId, amount);
+    }
+
+    /// @inheritdoc IRewardEscrow
+    function free(uint64 runId, uint256 amount) external {
+        require(msg.sender == address(ledger), EscrowUnauthorized(msg.sender));
+        _unreserve(runId, amount);
+        _funds[runId].available += amount.toUint128();
+        emit RewardFreed(runId, amount);
+    }
+
+    /// @inheritdoc IRewardEscrow
+    function payCourt(uint64 runId, uint256 amount) external returns (uint256 paid) {
+        require(msg.sender == address(court), EscrowUnauthorized(msg.sender));
+        Funds storage funds = _funds[runId];
+        paid = Math.min(amount, funds.available);
+        funds.available -= paid.toUint128();
+        emit CourtPaid(runId, paid);
+        token.safeTransfer(msg.sender, paid);
     }
 
     // -------------------------------------------------------------------- claim
@@ -144,7 +157,6 @@ contract RewardEscrow is IRewardEscrow {
             _pay(subject, step, index);
             units += more;
         }
-        if (claimed.batch.postedAt == 0) _countOverdue(claimed.batch, units);
     }
 
     function _pay(Subject memory subject, uint32 step, uint32 index) private {
@@ -152,13 +164,6 @@ contract RewardEscrow is IRewardEscrow {
         uint256 bitmap = _paid[word];
         require(bitmap & bit == 0, EscrowSlotPaid(subject.runId, subject.worker, step, index));
         _paid[word] = bitmap | bit;
-    }
-
-    /// @dev Nobody added up the units of submissions that no validator looked at; a batch pays what it declared.
-    function _countOverdue(IContributionLedger.Batch calldata batch, uint256 units) private {
-        uint256 total = _overdueUnits[batch.batchId] + units;
-        require(total <= batch.units, EscrowUnitsExceeded(batch.batchId, total, batch.units));
-        _overdueUnits[batch.batchId] = total;
     }
 
     /// @dev What is due was set aside at the commitment; only the owner of a run closed long ago took it back.
@@ -193,14 +198,9 @@ contract RewardEscrow is IRewardEscrow {
         uint32[] calldata positions = claimed.positions;
         uint64 batchId = claimed.batch.batchId;
         require(records.length == positions.length * OutcomeRecordLib.SIZE, EscrowInvalidProof(batchId));
-        if (claimed.batch.postedAt != 0) {
-            leaves = _outcomeLeaves(batchId, positions, records);
-            _requireProof(claimed, positions, leaves);
-        } else {
-            leaves = _submissionLeaves(batchId, subject, records);
-            _requireProof(claimed, positions, leaves);
-            _renameOverdue(leaves, batchId);
-        }
+        leaves = _outcomeLeaves(batchId, positions, records);
+        (bytes32 root, bool valid) = MultiProofLib.rootOf(leaves, positions, claimed.batch.count, claimed.siblings);
+        require(valid && root == claimed.batch.root, EscrowInvalidProof(batchId));
     }
 
     /// @dev Returns whether there were cases about a batch, which must be the run's and past its challenge window.
@@ -211,14 +211,9 @@ contract RewardEscrow is IRewardEscrow {
     {
         disputed = batch.check(ledger.commitmentOf(batch.batchId));
         require(batch.runId == runId, EscrowMixedClaim(batch.batchId, 0));
-        uint256 postedAt = batch.postedAt;
-        uint256 finalAt = (postedAt != 0 ? postedAt : batch.committedAt + _outcomeDeadline) + _challengeWindow;
+        require(batch.status == IContributionLedger.BatchStatus.Judged, EscrowNotJudged(batch.batchId));
+        uint256 finalAt = batch.postedAt + _challengeWindow;
         require(block.timestamp >= finalAt, EscrowNotFinal(batch.batchId, finalAt));
-    }
-
-    function _requireProof(Claim calldata claimed, uint32[] calldata positions, bytes32[] memory leaves) private pure {
-        (bytes32 root, bool valid) = MultiProofLib.rootOf(leaves, positions, claimed.batch.count, claimed.siblings);
-        require(valid && root == claimed.batch.root, EscrowInvalidProof(claimed.batch.batchId));
     }
 
     function _outcomeLeaves(uint64 batchId, uint32[] calldata positions, bytes calldata records)
@@ -232,29 +227,11 @@ contract RewardEscrow is IRewardEscrow {
         }
     }
 
-    function _submissionLeaves(uint64 batchId, Subject memory subject, bytes calldata records)
-        private
-        pure
-        returns (bytes32[] memory leaves)
-    {
-        leaves = new bytes32[](records.length / OutcomeRecordLib.SIZE);
-        for (uint256 i = 0; i < leaves.length; ++i) {
-            IContributionLedger.Outcome memory outcome = OutcomeRecordLib.decode(OutcomeRecordLib.at(records, i));
-            require(outcome.isAsClaimed(), EscrowInvalidProof(batchId));
-            leaves[i] = outcome.submissionLeafOf(subject.runId, subject.worker);
-        }
-    }
-
-    function _renameOverdue(bytes32[] memory leaves, uint64 batchId) private pure {
-        for (uint256 i = 0; i < leaves.length; ++i) {
-            leaves[i] = OutcomeRecordLib.overdueLeafOf(batchId, leaves[i]);
-        }
-    }
-
     /// @dev Returns the verdict that stands in a batch with cases; reverts while the outcome's own is open.
     function _verdictOf(Claim calldata claimed, uint256 i, bytes32 leaf, uint8 recorded) private view returns (uint8) {
         require(!court.isOpen(leaf), EscrowDisputed(claimed.batch.batchId, claimed.positions[i]));
-        return court.effectiveVerdict(leaf, recorded);
+        (uint8 verdict,) = court.rulingOf(leaf, recorded, 0);
+        return verdict;
     }
 
     // ---------------------------------------------------------- recover, reclaim
@@ -276,8 +253,6 @@ contract RewardEscrow is IRewardEscrow {
     /// @dev Marks final outcomes that were not accepted as recovered; returns their units.
     function _recover(Claim calldata claimed, Subject memory subject) private returns (uint256 units) {
         uint64 batchId = claimed.batch.batchId;
-        // What is overdue was accepted, but for what a jury overturned; the end of the run gives that back.
-        require(claimed.batch.postedAt != 0, EscrowAccepted(batchId, 0));
         bytes calldata records = claimed.records;
         (bytes32[] memory leaves, bool disputed) = _finalLeaves(claimed, records, subject);
         for (uint256 i = 0; i < leaves.length; ++i) {
@@ -321,7 +296,8 @@ contract RewardEscrow is IRewardEscrow {
 
     /// @inheritdoc IRewardEscrow
     function isPaid(uint64 runId, address worker, uint32 step, uint32 index) external view returns (bool) {
-        (uint256 word, uint256 bit) = _slot(runId, workers.workerOf(worker).workerId, step, index);
+        (uint32 workerId,) = workers.workerOf(worker);
+        (uint256 word, uint256 bit) = _slot(runId, workerId, step, index);
         return _paid[word] & bit != 0;
     }
 

@@ -5,6 +5,7 @@ import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
+import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
 
 /// @title Runs: who trains what, with which rules, and every published policy
 contract RunRegistry is IRunRegistry {
@@ -12,41 +13,38 @@ contract RunRegistry is IRunRegistry {
 
     /// @dev A run in storage, ordered by how often it is read.
     struct Run {
-        // slot 0: what commitBatch reads
+        // slot 0: what commitBatch reads, but for the price
         address orchestrator;
-        uint88 pricePerUnit;
         bool open;
-        // slot 1: what postOutcomes and executeFraud read
-        uint32 fraudPpm;
-        uint32 exactFraudPpm;
-        uint8 quorum;
-        uint8 seatCount;
-        uint32 latestVersion;
-        bool published;
-        bool paused;
-        uint40 closedAt;
+        uint32 termsCount;
         uint40 slashPausedUntil;
-        // slot 2
+        uint8 seatCount;
+        // slot 1
         address owner;
-        // slot 3
+        uint40 closedAt;
+        bool paused;
+        bool published;
+        uint32 latestVersion;
+        // slot 2
         address trainer;
         bytes32 baseModelHash;
         bytes32 taskSetHash;
         bytes32 recipeHash;
         bytes32 calibrationHash;
         address[] validators;
+        address[] everSeated;
         // two slots: the announced change
         Terms proposed;
         uint64 effectiveAt;
     }
 
-    /// @dev An account's place among a run's validators; kept when it is replaced.
+    /// @dev An account's place among a run's validators; kept when it goes.
     struct Seat {
         uint88 bit;
         bool seated;
-        // Unix seconds of the last change either way.
-        uint40 seatedAt;
-        uint40 unseatedAt;
+        bool invited;
+        // Unix seconds at which it first took its seat.
+        uint40 since;
     }
 
     /// @notice Different validators that a run can have in its life: the bits of a set of signers.
@@ -57,6 +55,9 @@ contract RunRegistry is IRunRegistry {
 
     /// @notice The vault that holds the validators' stake.
     IStakeVault public immutable vault;
+
+    /// @notice The workers, none of whom judges the run that it works for.
+    IWorkerRegistry public immutable workers;
 
     /// @notice The fault court, which unseats validators that contradict themselves.
     address public immutable faults;
@@ -77,18 +78,21 @@ contract RunRegistry is IRunRegistry {
     uint64 public runCount;
 
     mapping(uint64 runId => Run) private _runs;
+    mapping(uint64 runId => mapping(uint32 number => Terms)) private _terms;
     mapping(uint64 runId => mapping(address validator => Seat)) private _seats;
     mapping(uint64 runId => mapping(uint32 version => PolicyCheckpoint)) private _checkpoints;
 
     /// @param vault_ StakeVault, by its predicted address.
+    /// @param workers_ WorkerRegistry.
     /// @param faults_ FaultCourt, by its predicted address.
-    /// @param requiredValidatorStake_ Active stake a validator must hold, in token wei.
+    /// @param requiredValidatorStake_ Active stake a validator must hold in the run, in token wei.
     /// @param changeDelay_ Seconds between announcing terms and their effect.
     /// @param slashPause_ Seconds that a pause of slashing lasts.
     /// @param slashCooldown_ Seconds after a pause before which there is no other; at least the challenge window, which
     ///        ContributionLedger checks.
     constructor(
         IStakeVault vault_,
+        IWorkerRegistry workers_,
         address faults_,
         uint256 requiredValidatorStake_,
         uint256 changeDelay_,
@@ -96,6 +100,7 @@ contract RunRegistry is IRunRegistry {
         uint256 slashCooldown_
     ) {
         vault = vault_;
+        workers = workers_;
         faults = faults_;
         requiredValidatorStake = requiredValidatorStake_;
         changeDelay = changeDelay_;
@@ -118,10 +123,11 @@ contract RunRegistry is IRunRegistry {
         run.recipeHash = config.recipeHash;
         run.calibrationHash = config.calibrationHash;
         run.open = true;
-        _setTerms(run, config.terms);
+        run.termsCount = 1;
+        _terms[runId][1] = config.terms;
         emit RunCreated(runId, msg.sender, config);
         for (uint256 i = 0; i < config.validators.length; ++i) {
-            _seat(runId, run, config.validators[i]);
+            _invite(runId, config.validators[i], true);
         }
     }
 
@@ -132,68 +138,84 @@ contract RunRegistry is IRunRegistry {
         require(config.taskSetHash != 0, RunInvalidParameter("taskSetHash"));
         require(config.recipeHash != 0, RunInvalidParameter("recipeHash"));
         require(config.calibrationHash != 0, RunInvalidParameter("calibrationHash"));
-        _checkTerms(config.terms, config.validators.length);
+        _checkTerms(config.terms);
     }
 
-    function _checkTerms(Terms memory terms, uint256 validators) private pure {
+    function _checkTerms(Terms memory terms) private pure {
         require(terms.pricePerUnit != 0, RunInvalidParameter("pricePerUnit"));
         require(terms.fraudPpm <= terms.exactFraudPpm, RunInvalidParameter("fraudPpm"));
         require(terms.exactFraudPpm <= PPM, RunInvalidParameter("exactFraudPpm"));
-        require(terms.quorum != 0 && terms.quorum <= validators, RunInvalidQuorum(terms.quorum, validators));
-    }
-
-    function _setTerms(Run storage run, Terms memory terms) private {
-        run.pricePerUnit = terms.pricePerUnit;
-        run.fraudPpm = terms.fraudPpm;
-        run.exactFraudPpm = terms.exactFraudPpm;
-        run.quorum = terms.quorum;
+        require(terms.quorum != 0 && terms.quorum <= MAX_SEATS, RunInvalidQuorum(terms.quorum, MAX_SEATS));
     }
 
     // --------------------------------------------------------------- validators
 
     /// @inheritdoc IRunRegistry
-    function seatValidator(uint64 runId, address validator) external {
-        _seat(runId, _ownedRun(runId), validator);
+    function invite(uint64 runId, address validator, bool invited) external {
+        _ownedRun(runId);
+        _invite(runId, validator, invited);
+    }
+
+    function _invite(uint64 runId, address validator, bool invited) private {
+        require(validator != address(0), RunInvalidValidator(runId, validator));
+        _seats[runId][validator].invited = invited;
+        emit ValidatorInvited(runId, validator, invited);
     }
 
     /// @inheritdoc IRunRegistry
-    function rotateValidator(uint64 runId, address oldValidator, address newValidator) external {
+    function dismiss(uint64 runId, address validator) external {
         Run storage run = _ownedRun(runId);
-        _unseat(runId, run, oldValidator);
-        _seat(runId, run, newValidator);
+        _invite(runId, validator, false);
+        _unseat(runId, run, validator);
+        vault.requestUnbondFor(runId, validator);
     }
 
     /// @inheritdoc IRunRegistry
-    function unseatValidator(uint64 runId, address validator) external {
+    function takeSeat(uint64 runId, uint32 terms, uint256 stake) external {
+        requireTerms(runId, terms);
+        Run storage run = _runs[runId];
+        Seat storage seat = _seats[runId][msg.sender];
         require(
-            msg.sender == faults || vault.activeStake(validator) < requiredValidatorStake,
-            RunInvalidValidator(validator)
-        );
-        _unseat(runId, _run(runId), validator);
-    }
-
-    /// @dev Seats a staked account: on its former seat if it had one, else on the next free one.
-    function _seat(uint64 runId, Run storage run, address validator) private {
-        Seat storage seat = _seats[runId][validator];
-        require(
-            validator != address(0) && !seat.seated && vault.activeStake(validator) >= requiredValidatorStake,
-            RunInvalidValidator(validator)
+            seat.invited && !seat.seated && workers.statusOf(runId, msg.sender) == IWorkerRegistry.Status.None,
+            RunInvalidValidator(runId, msg.sender)
         );
         if (seat.bit == 0) {
-            require(run.seatCount < MAX_SEATS, RunInvalidValidator(validator));
+            require(run.seatCount < MAX_SEATS, RunInvalidValidator(runId, msg.sender));
             seat.bit = uint88(1) << run.seatCount++;
+            seat.since = block.timestamp.toUint40();
+            run.everSeated.push(msg.sender);
         }
         seat.seated = true;
-        seat.seatedAt = block.timestamp.toUint40();
-        run.validators.push(validator);
-        emit ValidatorSeated(runId, validator, seat.bit);
+        run.validators.push(msg.sender);
+        emit ValidatorSeated(runId, msg.sender, seat.bit, terms);
+        if (stake != 0) vault.depositFrom(runId, msg.sender, stake);
+        uint256 active = vault.activeStake(runId, msg.sender);
+        require(active >= requiredValidatorStake, RunStakeTooLow(runId, msg.sender, active, requiredValidatorStake));
+    }
+
+    /// @inheritdoc IRunRegistry
+    function leaveSeat(uint64 runId) external {
+        _unseat(runId, _run(runId), msg.sender);
+        vault.requestUnbondFor(runId, msg.sender);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function unseatForFault(uint64 runId, address validator) external {
+        require(msg.sender == faults, RunUnauthorized(runId, msg.sender));
+        _seats[runId][validator].invited = false;
+        if (_seats[runId][validator].seated) _unseat(runId, _runs[runId], validator);
+    }
+
+    /// @inheritdoc IRunRegistry
+    function unseatForLowStake(uint64 runId, address validator) external {
+        if (!_seats[runId][validator].seated || vault.activeStake(runId, validator) >= requiredValidatorStake) return;
+        _unseat(runId, _runs[runId], validator);
     }
 
     function _unseat(uint64 runId, Run storage run, address validator) private {
         Seat storage seat = _seats[runId][validator];
-        require(seat.seated, RunInvalidValidator(validator));
+        require(seat.seated, RunInvalidValidator(runId, validator));
         seat.seated = false;
-        seat.unseatedAt = block.timestamp.toUint40();
         address[] storage validators = run.validators;
         uint256 last = validators.length - 1;
         for (uint256 i = 0; i < last; ++i) {
@@ -228,8 +250,8 @@ contract RunRegistry is IRunRegistry {
     /// @inheritdoc IRunRegistry
     function proposeChange(uint64 runId, Terms calldata terms) external {
         Run storage run = _ownedRun(runId);
-        _checkTerms(terms, run.validators.length);
-        uint256 price = run.pricePerUnit;
+        _checkTerms(terms);
+        uint256 price = _terms[runId][run.termsCount].pricePerUnit;
         require(terms.pricePerUnit >= price / 2 && terms.pricePerUnit <= price * 2, RunInvalidParameter("pricePerUnit"));
         uint256 effectiveAt = block.timestamp + changeDelay;
         run.proposed = terms;
@@ -251,11 +273,10 @@ contract RunRegistry is IRunRegistry {
         uint256 effectiveAt = run.effectiveAt;
         require(effectiveAt != 0 && block.timestamp >= effectiveAt, RunChangeNotDue(runId, effectiveAt));
         Terms memory terms = run.proposed;
-        // Validators may have gone since the announcement.
-        require(terms.quorum <= run.validators.length, RunInvalidQuorum(terms.quorum, run.validators.length));
-        _setTerms(run, terms);
+        uint32 number = ++run.termsCount;
+        _terms[runId][number] = terms;
         _forgetChange(run);
-        emit ChangeApplied(runId, terms);
+        emit ChangeApplied(runId, number, terms);
     }
 
     function _forgetChange(Run storage run) private {
@@ -280,17 +301,6 @@ contract RunRegistry is IRunRegistry {
         checkpoint.manifestRoot = manifestRoot;
         checkpoint.blockNumber = block.number.toUint64();
         emit CheckpointPublished(runId, version, manifestRoot);
-    }
-
-    /// @inheritdoc IRunRegistry
-    function recordBeacon(uint64 runId, uint32 version) external {
-        PolicyCheckpoint storage checkpoint = _checkpoints[runId][version];
-        require(checkpoint.manifestRoot != 0, RunVersionUnknown(runId, version));
-        if (checkpoint.beacon != 0) return;
-        bytes32 beacon = blockhash(checkpoint.blockNumber);
-        require(beacon != 0, RunBeaconUnavailable(runId, version, checkpoint.blockNumber));
-        checkpoint.beacon = beacon;
-        emit BeaconRecorded(runId, version, beacon);
     }
 
     // ------------------------------------------------------------- pause, close
@@ -338,25 +348,35 @@ contract RunRegistry is IRunRegistry {
             taskSetHash: run.taskSetHash,
             recipeHash: run.recipeHash,
             calibrationHash: run.calibrationHash,
-            terms: _termsOf(run),
+            terms: _terms[runId][run.termsCount],
             validators: run.validators
         });
     }
 
     /// @inheritdoc IRunRegistry
-    function termsOf(uint64 runId) external view returns (Terms memory) {
-        return _termsOf(_run(runId));
+    function termsOf(uint64 runId) external view returns (Terms memory terms, uint32 number) {
+        number = _run(runId).termsCount;
+        return (_terms[runId][number], number);
     }
 
     /// @inheritdoc IRunRegistry
-    function slashesOf(uint64 runId)
-        external
-        view
-        returns (uint256 fraudPpm, uint256 exactFraudPpm, uint256 pausedUntil)
-    {
-        Run storage run = _runs[runId];
-        require(run.quorum != 0, RunUnknown(runId));
-        return (run.fraudPpm, run.exactFraudPpm, run.slashPausedUntil);
+    function termsAt(uint64 runId, uint32 number) external view returns (Terms memory) {
+        return _terms[runId][number];
+    }
+
+    /// @inheritdoc IRunRegistry
+    function requireTerms(uint64 runId, uint32 number) public view {
+        Run storage run = _run(runId);
+        require(run.closedAt == 0, RunEnded(runId));
+        require(
+            number == run.termsCount && run.effectiveAt == 0,
+            RunTermsChanged(runId, number, run.termsCount, run.effectiveAt)
+        );
+    }
+
+    /// @inheritdoc IRunRegistry
+    function slashPausedUntil(uint64 runId) external view returns (uint256) {
+        return _runs[runId].slashPausedUntil;
     }
 
     /// @inheritdoc IRunRegistry
@@ -367,12 +387,6 @@ contract RunRegistry is IRunRegistry {
         return met ? until + window : closesAt;
     }
 
-    function _termsOf(Run storage run) private view returns (Terms memory) {
-        return Terms({
-            pricePerUnit: run.pricePerUnit, fraudPpm: run.fraudPpm, exactFraudPpm: run.exactFraudPpm, quorum: run.quorum
-        });
-    }
-
     /// @inheritdoc IRunRegistry
     function proposedChange(uint64 runId) external view returns (Terms memory terms, uint256 effectiveAt) {
         Run storage run = _run(runId);
@@ -380,9 +394,14 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
-    function admissionOf(uint64 runId) external view returns (address orchestrator, uint88 pricePerUnit, bool open) {
+    function admissionOf(uint64 runId)
+        external
+        view
+        returns (address orchestrator, bool open, uint32 terms, uint88 pricePerUnit)
+    {
         Run storage run = _run(runId);
-        return (run.orchestrator, run.pricePerUnit, run.open);
+        terms = run.termsCount;
+        return (run.orchestrator, run.open, terms, _terms[runId][terms].pricePerUnit);
     }
 
     /// @inheritdoc IRunRegistry
@@ -411,9 +430,20 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
-    function wasSeatedThroughout(uint64 runId, address account, uint256 from, uint256 to) external view returns (bool) {
-        Seat storage seat = _seats[runId][account];
-        return seat.bit != 0 && seat.seatedAt <= from && (seat.seated || seat.unseatedAt >= to);
+    function isInvited(uint64 runId, address account) external view returns (bool) {
+        return _seats[runId][account].invited;
+    }
+
+    /// @inheritdoc IRunRegistry
+    function everSeated(uint64 runId, uint256 time) external view returns (address[] memory accounts) {
+        address[] storage all = _runs[runId].everSeated;
+        uint256 count = all.length;
+        // In the order in which they came.
+        while (count != 0 && _seats[runId][all[count - 1]].since >= time) --count;
+        accounts = new address[](count);
+        for (uint256 i = 0; i < count; ++i) {
+            accounts[i] = all[i];
+        }
     }
 
     /// @inheritdoc IRunRegistry
@@ -426,12 +456,12 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
-    function quorumAmong(uint64 runId, address[] calldata accounts)
+    function quorumAmong(uint64 runId, uint32 terms, address[] calldata accounts)
         external
         view
         returns (uint8 quorum, uint88 seats, address stranger)
     {
-        quorum = _runs[runId].quorum;
+        quorum = _terms[runId][terms].quorum;
         require(quorum != 0, RunUnknown(runId));
         mapping(address validator => Seat) storage runSeats = _seats[runId];
         for (uint256 i = 0; i < accounts.length; ++i) {

@@ -6,28 +6,26 @@ import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 
 import {IMusterToken} from "./interfaces/IMusterToken.sol";
+import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
 
-/// @title Who may work, and with which key
+/// @title Who works for which run, and with which key
 contract WorkerRegistry is IWorkerRegistry, EIP712 {
     using SafeCast for uint256;
 
-    /// @dev A worker in storage. Everything that decides whether it may submit is in slot 0.
+    /// @dev What a worker is in the whole network. Two slots; the nonce is never zero after registration.
     struct StoredWorker {
-        // slot 0
         address node;
         uint32 workerId;
-        Status status;
-        uint40 activeFrom;
-        // slot 1: never zero after registration, so that a conviction does not pay for a new slot
         uint32 nonce;
-        // Fraud verdicts that stand, and how many of them are exact.
-        uint32 convictions;
-        uint32 exactConvictions;
-        uint64 jailedUntil;
-        // The status at the first of the convictions that stand.
-        Status statusBefore;
+    }
+
+    /// @dev Whom a node key serves or served. One slot.
+    struct Binding {
+        address worker;
+        // Unix seconds at which it ceased to; zero while it does.
+        uint40 until;
     }
 
     bytes32 private constant NODE_REGISTRATION_TYPEHASH =
@@ -39,39 +37,45 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
     /// @notice The vault that holds the stake.
     IStakeVault public immutable vault;
 
+    /// @notice The runs, whose terms workers agree to.
+    IRunRegistry public immutable runs;
+
     /// @notice The ledger, which may convict.
     address public immutable ledger;
 
     /// @notice The court, which may acquit.
     address public immutable court;
 
-    /// @notice The court of faults that prove themselves, which may jail and convict.
+    /// @notice The court of faults that prove themselves, which may convict.
     address public immutable faults;
 
     /// @inheritdoc IWorkerRegistry
     uint256 public immutable requiredStake;
 
-    /// @notice Blocks from registration or unjailing until a worker counts as active.
+    /// @notice Blocks from joining or coming back until a worker counts as active.
     uint256 public immutable activationDelay;
 
     /// @notice Seconds a jailed worker must wait.
     uint256 public immutable jailTime;
 
     mapping(address worker => StoredWorker) private _workers;
-    mapping(address node => address worker) private _boundTo;
+    mapping(uint64 runId => mapping(address worker => Member)) private _members;
+    mapping(address node => Binding) private _bindings;
     mapping(uint32 workerId => address worker) private _byId;
     uint32 private _count;
 
     /// @param vault_ StakeVault, by its predicted address.
+    /// @param runs_ RunRegistry, by its predicted address.
     /// @param ledger_ ContributionLedger, by its predicted address.
     /// @param court_ DisputeCourt, by its predicted address.
     /// @param faults_ FaultCourt, by its predicted address.
-    /// @param requiredStake_ Active stake a worker must hold, in token wei.
+    /// @param requiredStake_ Active stake a worker must hold in each of its runs, in token wei.
     /// @param activationDelay_ Blocks until a new worker counts as active.
     /// @param jailTime_ Seconds a jailed worker must wait.
     constructor(
         IMusterToken token_,
         IStakeVault vault_,
+        IRunRegistry runs_,
         address ledger_,
         address court_,
         address faults_,
@@ -81,6 +85,7 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
     ) EIP712("Muster", "1") {
         token = token_;
         vault = vault_;
+        runs = runs_;
         ledger = ledger_;
         court = court_;
         faults = faults_;
@@ -89,216 +94,214 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
         jailTime = jailTime_;
     }
 
-    // ----------------------------------------------------------------- register
+    // --------------------------------------------------------------------- join
 
     /// @inheritdoc IWorkerRegistry
-    function register(uint256 stake, address node, uint256 nodeDeadline, bytes calldata nodeSignature) external {
-        _register(stake, node, nodeDeadline, nodeSignature);
+    function join(uint64 runId, uint32 terms, uint256 stake, NodeConsent calldata consent, Permit calldata permit)
+        external
+    {
+        runs.requireTerms(runId, terms);
+        Member storage member = _members[runId][msg.sender];
+        // Nobody judges the run that it works for.
+        require(
+            member.status == Status.None && !runs.isValidator(runId, msg.sender),
+            RegistryWrongStatus(runId, msg.sender, uint8(member.status))
+        );
+        _register();
+        if (consent.node != address(0)) _bind(consent);
+        address node = _workers[msg.sender].node;
+        require(node != address(0), RegistryInvalidNodeSignature(node, node));
+        member.status = Status.Active;
+        emit WorkerJoined(runId, msg.sender, terms, _activate(member));
+        if (permit.v != 0) _permit(stake, permit);
+        if (stake != 0) vault.depositFrom(runId, msg.sender, stake);
+        _requireStake(runId);
     }
 
-    /// @inheritdoc IWorkerRegistry
-    function registerWithPermit(
-        uint256 stake,
-        address node,
-        uint256 nodeDeadline,
-        bytes calldata nodeSignature,
-        uint256 permitDeadline,
-        uint8 v,
-        bytes32 r,
-        bytes32 s
-    ) external {
-        // A permit that somebody else already used has done its work: the deposit decides.
-        try token.permit(msg.sender, address(vault), stake, permitDeadline, v, r, s) {} catch {}
-        _register(stake, node, nodeDeadline, nodeSignature);
-    }
-
-    function _register(uint256 stake, address node, uint256 nodeDeadline, bytes calldata nodeSignature) private {
+    /// @dev Gives the caller a number if it has none.
+    function _register() private {
         StoredWorker storage worker = _workers[msg.sender];
-        require(worker.status == Status.None, RegistryWorkerExists(msg.sender));
-        _bindNode(worker, node, nodeDeadline, nodeSignature);
+        if (worker.workerId != 0) return;
         uint32 workerId = ++_count;
-        uint256 activeFrom = block.number + activationDelay;
         worker.workerId = workerId;
-        worker.status = Status.Active;
-        worker.activeFrom = activeFrom.toUint40();
         _byId[workerId] = msg.sender;
-        emit WorkerRegistered(msg.sender, node, workerId, activeFrom);
-        if (stake != 0) vault.depositFrom(msg.sender, stake);
-        _requireStake(msg.sender);
+        emit WorkerRegistered(msg.sender, workerId);
+    }
+
+    /// @dev A permit that somebody else already used has done its work: the deposit decides.
+    function _permit(uint256 stake, Permit calldata permit) private {
+        try token.permit(msg.sender, address(vault), stake, permit.deadline, permit.v, permit.r, permit.s) {} catch {}
+    }
+
+    function _activate(Member storage member) private returns (uint256 activeFrom) {
+        activeFrom = block.number + activationDelay;
+        member.activeFrom = activeFrom.toUint40();
     }
 
     // --------------------------------------------------------------------- node
 
     /// @inheritdoc IWorkerRegistry
-    function rotateNode(address node, uint256 nodeDeadline, bytes calldata nodeSignature) external {
-        StoredWorker storage worker = _workers[msg.sender];
-        Status status = worker.status;
-        require(status == Status.Active || status == Status.Jailed, RegistryWrongStatus(msg.sender, uint8(status)));
-        address oldNode = worker.node;
-        _bindNode(worker, node, nodeDeadline, nodeSignature);
-        emit NodeRotated(msg.sender, oldNode, node);
+    function rotateNode(NodeConsent calldata consent) external {
+        require(_workers[msg.sender].workerId != 0, RegistryUnauthorized(msg.sender));
+        _bind(consent);
     }
 
-    /// @dev Binds `node` to the caller once it proved that it holds the key and consents.
-    function _bindNode(StoredWorker storage worker, address node, uint256 deadline, bytes calldata signature) private {
+    /// @dev Binds a node key to the caller once it proved that it holds the key and consents.
+    function _bind(NodeConsent calldata consent) private {
+        (address node, uint256 deadline) = (consent.node, consent.deadline);
         require(block.timestamp <= deadline, RegistryExpired(deadline, block.timestamp));
-        address bound = _boundTo[node];
+        address bound = _bindings[node].worker;
         require(bound == address(0), RegistryNodeTaken(node, bound));
+        StoredWorker storage worker = _workers[msg.sender];
         uint32 nonce = worker.nonce;
         bytes32 structHash = keccak256(abi.encode(NODE_REGISTRATION_TYPEHASH, msg.sender, node, nonce, deadline));
-        (address recovered,,) = ECDSA.tryRecover(_hashTypedDataV4(structHash), signature);
+        (address recovered,,) = ECDSA.tryRecover(_hashTypedDataV4(structHash), consent.signature);
         require(recovered == node && node != address(0), RegistryInvalidNodeSignature(node, recovered));
+        address old = worker.node;
+        if (old != address(0)) {
+            _bindings[old].until = block.timestamp.toUint40();
+            emit NodeUnbound(msg.sender, old);
+        }
         worker.nonce = nonce + 1;
         worker.node = node;
-        _boundTo[node] = msg.sender;
+        _bindings[node].worker = msg.sender;
+        emit NodeBound(msg.sender, node);
     }
 
-    // ----------------------------------------------------------- exit and unjail
+    // -------------------------------------------------------- exit and come back
 
     /// @inheritdoc IWorkerRegistry
-    function exit() external {
-        StoredWorker storage worker = _workers[msg.sender];
-        Status status = worker.status;
-        require(status == Status.Active || status == Status.Jailed, RegistryWrongStatus(msg.sender, uint8(status)));
-        worker.status = Status.Exiting;
-        emit WorkerExiting(msg.sender);
-        vault.requestUnbondFor(msg.sender);
-    }
-
-    /// @inheritdoc IWorkerRegistry
-    function unjail() external {
-        emit WorkerUnjailed(msg.sender, _comeBack(Status.Jailed));
-    }
-
-    /// @inheritdoc IWorkerRegistry
-    function rejoin() external {
-        emit WorkerRejoined(msg.sender, _comeBack(Status.Exiting));
-    }
-
-    /// @dev Makes the caller active again if it has the status, its jail time is over and its stake suffices.
-    function _comeBack(Status from) private returns (uint256 activeFrom) {
-        StoredWorker storage worker = _workers[msg.sender];
-        Status status = worker.status;
-        require(status == from, RegistryWrongStatus(msg.sender, uint8(status)));
-        uint256 jailedUntil = worker.jailedUntil;
-        require(block.timestamp >= jailedUntil, RegistryStillJailed(msg.sender, jailedUntil));
-        _requireStake(msg.sender);
-        activeFrom = block.number + activationDelay;
-        worker.status = Status.Active;
-        worker.activeFrom = activeFrom.toUint40();
-    }
-
-    // --------------------------------------------------------------------- jail
-
-    /// @inheritdoc IWorkerRegistry
-    function jail(address worker, bytes32 offence) external {
-        require(msg.sender == faults, RegistryUnauthorized(msg.sender));
-        Status status = _workers[worker].status;
-        require(status == Status.Active, RegistryWrongStatus(worker, uint8(status)));
-        _jail(worker, offence);
+    function exit(uint64 runId) external {
+        Member storage member = _members[runId][msg.sender];
+        Status status = member.status;
+        require(
+            status == Status.Active || status == Status.Jailed, RegistryWrongStatus(runId, msg.sender, uint8(status))
+        );
+        member.status = Status.Exiting;
+        member.leftAt = block.timestamp.toUint40();
+        emit WorkerExiting(runId, msg.sender);
+        vault.requestUnbondFor(runId, msg.sender);
     }
 
     /// @inheritdoc IWorkerRegistry
-    function jailForLowStake(address worker) external {
-        if (_workers[worker].status != Status.Active) return;
-        if (vault.activeStake(worker) < requiredStake) _jail(worker, bytes32(0));
+    function comeBack(uint64 runId, uint32 terms) external {
+        runs.requireTerms(runId, terms);
+        Member storage member = _members[runId][msg.sender];
+        Status status = member.status;
+        require(
+            status == Status.Jailed || status == Status.Exiting, RegistryWrongStatus(runId, msg.sender, uint8(status))
+        );
+        uint256 jailedUntil = member.jailedUntil;
+        require(block.timestamp >= jailedUntil, RegistryStillJailed(runId, msg.sender, jailedUntil));
+        _requireStake(runId);
+        member.status = Status.Active;
+        member.leftAt = 0;
+        emit WorkerReturned(runId, msg.sender, terms, _activate(member));
     }
 
-    function _jail(address account, bytes32 offence) private {
-        StoredWorker storage worker = _workers[account];
+    function _requireStake(uint64 runId) private view {
+        uint256 active = vault.activeStake(runId, msg.sender);
+        require(active >= requiredStake, RegistryStakeTooLow(runId, msg.sender, active, requiredStake));
+    }
+
+    // ------------------------------------------------------------ jail, convict
+
+    /// @inheritdoc IWorkerRegistry
+    function jailForLowStake(uint64 runId, address worker) external {
+        Member storage member = _members[runId][worker];
+        if (member.status != Status.Active) return;
+        if (vault.activeStake(runId, worker) < requiredStake) _jail(runId, worker, member, bytes32(0));
+    }
+
+    function _jail(uint64 runId, address worker, Member storage member, bytes32 escrowId) private {
         uint256 until = block.timestamp + jailTime;
         // Who is leaving goes on leaving, but cannot come back earlier than from jail.
-        if (worker.status == Status.Active) worker.status = Status.Jailed;
-        worker.jailedUntil = until.toUint64();
-        emit WorkerJailed(account, offence, until);
+        if (member.status == Status.Active) member.status = Status.Jailed;
+        member.jailedUntil = until.toUint40();
+        emit WorkerJailed(runId, worker, escrowId, until);
     }
 
-    // ------------------------------------------------------------------ convict
-
     /// @inheritdoc IWorkerRegistry
-    function convict(address account, bytes32 offence, bool exact) external returns (uint256 priors) {
+    function convict(uint64 runId, address worker, bytes32 escrowId, bool exact) external returns (uint256 priors) {
         require(msg.sender == ledger || msg.sender == faults, RegistryUnauthorized(msg.sender));
-        StoredWorker storage worker = _workers[account];
-        Status status = worker.status;
-        require(status != Status.None, RegistryWrongStatus(account, uint8(status)));
-        priors = worker.convictions;
-        if (priors == 0) worker.statusBefore = status;
-        worker.convictions = (priors + 1).toUint32();
-        if (exact) worker.exactConvictions += 1;
+        Member storage member = _members[runId][worker];
+        Status status = member.status;
+        require(status != Status.None, RegistryWrongStatus(runId, worker, uint8(status)));
+        priors = member.convictions;
+        if (priors == 0) member.statusBefore = status;
+        member.convictions = (priors + 1).toUint16();
+        if (exact) member.exactConvictions += 1;
         if (exact || priors != 0) {
-            worker.status = Status.Banned;
-            emit WorkerBanned(account, offence);
+            member.status = Status.Banned;
+            emit WorkerBanned(runId, worker, escrowId);
         } else {
-            _jail(account, offence);
+            _jail(runId, worker, member, escrowId);
         }
     }
 
     /// @inheritdoc IWorkerRegistry
-    function acquit(address account, bytes32 offence, bool exact) external {
+    function acquit(uint64 runId, address worker, bytes32 escrowId, bool exact) external {
         require(msg.sender == court, RegistryUnauthorized(msg.sender));
-        StoredWorker storage worker = _workers[account];
-        (uint32 convictions, uint32 exacts) = (worker.convictions - 1, worker.exactConvictions);
-        // One file may be an exact fraud in one batch and a statistical one in another: what is undone need not be
-        // what was done.
-        if (exact && exacts != 0) --exacts;
-        worker.convictions = convictions;
-        worker.exactConvictions = exacts < convictions ? exacts : convictions;
-        Status status = _statusAfterAcquittal(worker);
-        if (status == Status.Active && vault.activeStake(account) < requiredStake) status = Status.Jailed;
-        worker.status = status;
-        emit WorkerAcquitted(account, offence, status);
+        Member storage member = _members[runId][worker];
+        member.convictions -= 1;
+        if (exact) member.exactConvictions -= 1;
+        Status status = _statusAfterAcquittal(member);
+        if (status == Status.Active && vault.activeStake(runId, worker) < requiredStake) status = Status.Jailed;
+        member.status = status;
+        emit WorkerAcquitted(runId, worker, escrowId, status);
     }
 
     /// @dev A ban lasts while an exact or two statistical convictions stand. One statistical conviction leaves its
     ///      worker in jail, and none leaves it where it was before the first.
-    function _statusAfterAcquittal(StoredWorker storage worker) private view returns (Status) {
-        Status status = worker.status;
+    function _statusAfterAcquittal(Member storage member) private view returns (Status) {
+        Status status = member.status;
         if (status != Status.Banned && status != Status.Jailed) return status;
-        if (worker.convictions == 0) return worker.statusBefore;
-        if (worker.exactConvictions != 0 || worker.convictions > 1) return status;
-        return worker.statusBefore == Status.Exiting ? Status.Exiting : Status.Jailed;
-    }
-
-    function _requireStake(address worker) private view {
-        uint256 active = vault.activeStake(worker);
-        require(active >= requiredStake, RegistryStakeTooLow(worker, active, requiredStake));
+        if (member.convictions == 0) return member.statusBefore;
+        if (member.exactConvictions != 0 || member.convictions > 1) return status;
+        return member.statusBefore == Status.Exiting ? Status.Exiting : Status.Jailed;
     }
 
     // -------------------------------------------------------------------- views
 
     /// @inheritdoc IWorkerRegistry
-    function workerOf(address account) external view returns (Worker memory) {
+    function workerOf(address account) external view returns (uint32 workerId, address node) {
         StoredWorker storage worker = _workers[account];
-        return Worker({
-            node: worker.node,
-            workerId: worker.workerId,
-            status: worker.status,
-            activeFrom: worker.activeFrom,
-            jailedUntil: worker.jailedUntil,
-            convictions: worker.convictions
-        });
+        return (worker.workerId, worker.node);
+    }
+
+    /// @inheritdoc IWorkerRegistry
+    function memberOf(uint64 runId, address worker) external view returns (Member memory) {
+        return _members[runId][worker];
+    }
+
+    /// @inheritdoc IWorkerRegistry
+    function statusOf(uint64 runId, address worker) external view returns (Status) {
+        return _members[runId][worker].status;
+    }
+
+    /// @inheritdoc IWorkerRegistry
+    function isActive(uint64 runId, address worker) external view returns (bool) {
+        Member storage member = _members[runId][worker];
+        return member.status == Status.Active && block.number >= member.activeFrom;
+    }
+
+    /// @inheritdoc IWorkerRegistry
+    function answersFor(uint64 runId, address worker, address node, uint256 time) external view returns (bool) {
+        Binding storage binding = _bindings[node];
+        Member storage member = _members[runId][worker];
+        return worker != address(0) && binding.worker == worker && (binding.until == 0 || binding.until >= time)
+            && member.status != Status.None && (member.leftAt == 0 || member.leftAt >= time);
     }
 
     /// @inheritdoc IWorkerRegistry
     function workerOfNode(address node) external view returns (address) {
-        address worker = _boundTo[node];
+        address worker = _bindings[node].worker;
         return _workers[worker].node == node ? worker : address(0);
-    }
-
-    /// @inheritdoc IWorkerRegistry
-    function wasNodeOf(address node, address worker, uint32 workerId) external view returns (bool) {
-        return worker != address(0) && _boundTo[node] == worker && _workers[worker].workerId == workerId;
     }
 
     /// @inheritdoc IWorkerRegistry
     function workerById(uint32 workerId) external view returns (address) {
         return _byId[workerId];
-    }
-
-    /// @inheritdoc IWorkerRegistry
-    function isActive(address account) external view returns (bool) {
-        StoredWorker storage worker = _workers[account];
-        return worker.status == Status.Active && block.number >= worker.activeFrom;
     }
 
     /// @inheritdoc IWorkerRegistry

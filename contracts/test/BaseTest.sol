@@ -6,6 +6,7 @@ import {Test} from "forge-std/Test.sol";
 import {ContributionLedger} from "../src/ContributionLedger.sol";
 import {DisputeCourt} from "../src/DisputeCourt.sol";
 import {FaultCourt} from "../src/FaultCourt.sol";
+import {JuryPool} from "../src/JuryPool.sol";
 import {MusterToken} from "../src/MusterToken.sol";
 import {RewardEscrow} from "../src/RewardEscrow.sol";
 import {RunRegistry} from "../src/RunRegistry.sol";
@@ -35,15 +36,18 @@ abstract contract BaseTest is Test {
     uint256 internal constant JURY_TIME = COMMIT_TIME + REVEAL_TIME;
     uint256 internal constant DRAW_DELAY = 2;
     uint256 internal constant JURY_SIZE = 3;
+    uint256 internal constant REQUIRED_JUROR_STAKE = 2000 ether;
+    uint256 internal constant JUROR_FEE = 5 ether;
     uint256 internal constant WRONG_VERDICT_PPM = 50_000;
     uint256 internal constant ABSENCE_PPM = 5000;
-    uint256 internal constant CHANGE_DELAY = 3 days;
+    uint256 internal constant CHANGE_DELAY = 5 days;
     uint256 internal constant SLASH_PAUSE = 12 hours;
     uint256 internal constant SLASH_COOLDOWN = CHALLENGE_WINDOW;
-    uint256 internal constant JUDGED = OUTCOME_DEADLINE + CHALLENGE_WINDOW + JURY_TIME + SLASH_PAUSE;
+    uint256 internal constant APPEAL_TIME = CHALLENGE_WINDOW;
+    uint256 internal constant JUDGED = OUTCOME_DEADLINE + APPEAL_TIME + CHALLENGE_WINDOW + 2 * JURY_TIME + SLASH_PAUSE;
     uint256 internal constant CLAIM_PERIOD = 90 days;
     uint256 internal constant STAKE_PER_UNIT = 0.01 ether;
-    uint256 internal constant CHALLENGE_BOND = 50 ether;
+    uint256 internal constant BOND = 50 ether;
     uint256 internal constant UNBONDING_PERIOD = 7 days;
     uint256 internal constant INSURANCE_PPM = 300_000;
     uint256 internal constant REPORTER_PPM = 200_000;
@@ -59,12 +63,21 @@ abstract contract BaseTest is Test {
     uint8 internal constant REJECTED = 3;
     uint8 internal constant FRAUD = 4;
 
+    /// @dev Rulings: verdict and reason.
+    uint16 internal constant ACCEPT = 0x0100;
+    uint16 internal constant REJECT = 0x0315;
+    uint16 internal constant STATISTICAL = 0x043c;
+    uint16 internal constant EXACT = 0x041e;
+    uint16 internal constant UNSEEN = 0;
+    uint8 internal constant UNAVAILABLE = 15;
+
     MusterToken internal token;
     WorkerRegistry internal workers;
     RunRegistry internal runs;
     ContributionLedger internal ledger;
     DisputeCourt internal court;
     FaultCourt internal faults;
+    JuryPool internal jury;
     RewardEscrow internal escrow;
     StakeVault internal vault;
 
@@ -72,7 +85,7 @@ abstract contract BaseTest is Test {
     address internal insurance = makeAddr("insurance");
     address internal owner = makeAddr("owner");
     address internal trainer = makeAddr("trainer");
-    address internal orchestrator = makeAddr("orchestrator");
+    address internal orchestrator;
     address internal challenger = makeAddr("challenger");
     address internal stranger = makeAddr("stranger");
 
@@ -88,6 +101,11 @@ abstract contract BaseTest is Test {
     /// @dev Ascending by address, as signatures must be.
     address[5] internal validators;
     uint256[5] internal validatorKeys;
+
+    /// @dev The network's bench.
+    address[5] internal jurors;
+
+    uint256 internal orchestratorKey;
 
     uint64 internal runId;
 
@@ -107,8 +125,10 @@ abstract contract BaseTest is Test {
         (bob, bobKey) = makeAddrAndKey("bob");
         (aliceNode, aliceNodeKey) = makeAddrAndKey("alice's node");
         (bobNode, bobNodeKey) = makeAddrAndKey("bob's node");
+        (orchestrator, orchestratorKey) = makeAddrAndKey("orchestrator");
         for (uint256 i = 0; i < 5; ++i) {
             (validators[i], validatorKeys[i]) = makeAddrAndKey(string.concat("validator ", vm.toString(i)));
+            jurors[i] = makeAddr(string.concat("juror ", vm.toString(i)));
         }
         for (uint256 i = 1; i < 5; ++i) {
             for (uint256 j = i; j > 0 && validators[j] < validators[j - 1]; --j) {
@@ -121,32 +141,42 @@ abstract contract BaseTest is Test {
     /// @dev The order in which anybody deploys; contracts hold the addresses of later ones by their nonce.
     function _deploy() private {
         uint256 nonce = vm.getNonce(deployer);
-        StakeVault vault_ = StakeVault(vm.computeCreateAddress(deployer, nonce + 7));
-        RewardEscrow escrow_ = RewardEscrow(vm.computeCreateAddress(deployer, nonce + 6));
-        address faults_ = vm.computeCreateAddress(deployer, nonce + 5);
-        DisputeCourt court_ = DisputeCourt(vm.computeCreateAddress(deployer, nonce + 4));
-        address ledger_ = vm.computeCreateAddress(deployer, nonce + 3);
+        StakeVault vault_ = StakeVault(vm.computeCreateAddress(deployer, nonce + 8));
+        RewardEscrow escrow_ = RewardEscrow(vm.computeCreateAddress(deployer, nonce + 7));
+        address faults_ = vm.computeCreateAddress(deployer, nonce + 6);
+        DisputeCourt court_ = DisputeCourt(vm.computeCreateAddress(deployer, nonce + 5));
+        ContributionLedger ledger_ = ContributionLedger(vm.computeCreateAddress(deployer, nonce + 4));
+        RunRegistry runs_ = RunRegistry(vm.computeCreateAddress(deployer, nonce + 3));
         vm.startPrank(deployer);
         token = new MusterToken(SUPPLY, deployer);
+        jury = new JuryPool(vault_, REQUIRED_JUROR_STAKE, COMMIT_TIME);
         workers = new WorkerRegistry(
-            token, vault_, ledger_, address(court_), faults_, REQUIRED_STAKE, ACTIVATION_DELAY, JAIL_TIME
+            token,
+            vault_,
+            runs_,
+            address(ledger_),
+            address(court_),
+            faults_,
+            REQUIRED_STAKE,
+            ACTIVATION_DELAY,
+            JAIL_TIME
         );
-        runs = new RunRegistry(vault_, faults_, REQUIRED_VALIDATOR_STAKE, CHANGE_DELAY, SLASH_PAUSE, SLASH_COOLDOWN);
+        runs = new RunRegistry(
+            vault_, workers, faults_, REQUIRED_VALIDATOR_STAKE, CHANGE_DELAY, SLASH_PAUSE, SLASH_COOLDOWN
+        );
         ledger = new ContributionLedger(
             ContributionLedger.Network(runs, workers, vault_, court_, escrow_),
             CHALLENGE_WINDOW,
             OUTCOME_DEADLINE,
             STAKE_PER_UNIT
         );
-        court = new DisputeCourt(token, runs, workers, vault_, ledger, _courtTerms());
-        faults = new FaultCourt(runs, workers, vault_, ledger, court, WRONG_VERDICT_PPM, ABSENCE_PPM);
+        court =
+            new DisputeCourt(DisputeCourt.Network(token, runs, workers, jury, vault_, ledger, escrow_), _courtTerms());
+        faults = new FaultCourt(runs, workers, vault_, ledger);
         escrow = new RewardEscrow(token, runs, workers, ledger, court, CLAIM_PERIOD);
         vault = new StakeVault(
             token,
-            workers,
-            ledger,
-            court,
-            faults_,
+            StakeVault.Network(runs, workers, jury, ledger, address(court), faults_),
             insurance,
             UNBONDING_PERIOD,
             INSURANCE_PPM,
@@ -156,61 +186,92 @@ abstract contract BaseTest is Test {
         vm.stopPrank();
         assertEq(address(vault), address(vault_), "vault is where it was predicted");
         assertEq(address(court), address(court_), "court is where it was predicted");
-        assertEq(address(ledger), ledger_, "ledger is where it was predicted");
+        assertEq(address(ledger), address(ledger_), "ledger is where it was predicted");
+        assertEq(address(runs), address(runs_), "run registry is where it was predicted");
         assertEq(address(faults), faults_, "fault court is where it was predicted");
         assertEq(address(escrow), address(escrow_), "escrow is where it was predicted");
     }
 
     function _courtTerms() internal pure returns (IDisputeCourt.Terms memory) {
         return IDisputeCourt.Terms({
-            challengeBond: CHALLENGE_BOND,
+            bond: BOND,
+            jurorFee: JUROR_FEE,
             drawDelay: DRAW_DELAY,
             jurySize: JURY_SIZE,
             commitTime: COMMIT_TIME,
-            revealTime: REVEAL_TIME
+            revealTime: REVEAL_TIME,
+            wrongVerdictPpm: WRONG_VERDICT_PPM,
+            absencePpm: ABSENCE_PPM
         });
     }
 
     function _handOutTokens() private {
-        address[10] memory rich;
-        (rich[0], rich[1], rich[2], rich[3], rich[4]) = (owner, alice, bob, challenger, stranger);
+        address[5] memory rich = [owner, alice, bob, challenger, stranger];
         for (uint256 i = 0; i < 5; ++i) {
-            rich[5 + i] = validators[i];
+            _enrich(rich[i]);
+            _enrich(validators[i]);
+            _enrich(jurors[i]);
         }
-        for (uint256 i = 0; i < rich.length; ++i) {
-            vm.prank(deployer);
-            token.transfer(rich[i], WALLET);
-            vm.startPrank(rich[i]);
-            token.approve(address(vault), type(uint256).max);
-            token.approve(address(court), type(uint256).max);
-            token.approve(address(escrow), type(uint256).max);
-            vm.stopPrank();
-        }
+    }
+
+    /// @dev Gives an account tokens, and the contracts an allowance of them.
+    function _enrich(address account) internal {
+        vm.prank(deployer);
+        token.transfer(account, WALLET);
+        vm.startPrank(account);
+        token.approve(address(vault), type(uint256).max);
+        token.approve(address(court), type(uint256).max);
+        token.approve(address(escrow), type(uint256).max);
+        vm.stopPrank();
     }
 
     // -------------------------------------------------------------------- steps
 
-    function _deposit(address account, uint256 amount) internal {
+    function _deposit(uint64 run, address account, uint256 amount) internal {
         vm.prank(account);
-        vault.deposit(account, amount);
+        vault.deposit(run, account, amount);
     }
 
-    function _register(address worker, address node, uint256 nodeKey, uint256 stake) internal {
-        bytes memory consent = _consent(worker, node, nodeKey, block.timestamp);
+    /// @dev Joins a run with a node key, or with the one that the worker has when `node` is zero.
+    function _join(uint64 run, address worker, address node, uint256 nodeKey, uint256 stake) internal {
+        IWorkerRegistry.NodeConsent memory consent;
+        if (node != address(0)) consent = _nodeConsent(worker, node, nodeKey, block.timestamp);
+        (, uint32 terms) = runs.termsOf(run);
         vm.prank(worker);
-        workers.register(stake, node, block.timestamp, consent);
+        workers.join(run, terms, stake, consent, _noPermit());
         vm.roll(block.number + ACTIVATION_DELAY);
     }
 
-    function _registerAliceAndBob() internal {
-        _register(alice, aliceNode, aliceNodeKey, REQUIRED_STAKE);
-        _register(bob, bobNode, bobNodeKey, REQUIRED_STAKE);
+    function _noPermit() internal pure returns (IWorkerRegistry.Permit memory) {}
+
+    function _nodeConsent(address worker, address node, uint256 nodeKey, uint256 deadline)
+        internal
+        view
+        returns (IWorkerRegistry.NodeConsent memory)
+    {
+        return IWorkerRegistry.NodeConsent(node, deadline, _consent(worker, node, nodeKey, deadline));
     }
 
-    function _stakeValidators() internal {
+    function _joinAliceAndBob() internal {
+        _join(runId, alice, aliceNode, aliceNodeKey, REQUIRED_STAKE);
+        _join(runId, bob, bobNode, bobNodeKey, REQUIRED_STAKE);
+    }
+
+    function _takeSeats(uint64 run) internal {
+        (, uint32 terms) = runs.termsOf(run);
         for (uint256 i = 0; i < 5; ++i) {
-            _deposit(validators[i], REQUIRED_VALIDATOR_STAKE);
+            vm.prank(validators[i]);
+            runs.takeSeat(run, terms, REQUIRED_VALIDATOR_STAKE);
         }
+    }
+
+    /// @dev The five jurors offer themselves; a second passes, so that a case that opens now may draw them.
+    function _fillBench() internal {
+        for (uint256 i = 0; i < 5; ++i) {
+            vm.prank(jurors[i]);
+            jury.join(REQUIRED_JUROR_STAKE);
+        }
+        vm.warp(block.timestamp + 1);
     }
 
     /// @dev A run of the five validators, two of which must sign.
@@ -228,17 +289,19 @@ abstract contract BaseTest is Test {
         }
     }
 
-    function _createRun() internal returns (uint64) {
-        _stakeValidators();
+    /// @dev A run whose five validators sit.
+    function _createRun() internal returns (uint64 run) {
         IRunRegistry.RunConfig memory config = _config();
         vm.prank(owner);
-        return runs.createRun(config);
+        run = runs.createRun(config);
+        _takeSeats(run);
     }
 
-    /// @dev Two active workers and a run with `funds`.
+    /// @dev A run with `funds`, two active workers and a bench of five jurors.
     function _startRun(uint256 funds) internal {
-        _registerAliceAndBob();
         runId = _createRun();
+        _joinAliceAndBob();
+        _fillBench();
         if (funds == 0) return;
         vm.prank(owner);
         escrow.fund(runId, funds);
@@ -257,16 +320,19 @@ abstract contract BaseTest is Test {
 
     /// @dev Keeps the header of a batch committed in this block.
     function _remember(uint64 batchId, bytes32 root, uint256 count, uint256 units) internal {
+        (IRunRegistry.Terms memory terms, uint32 number) = runs.termsOf(runId);
         batches[batchId] = IContributionLedger.Batch({
             batchId: batchId,
             runId: runId,
             root: root,
             count: uint32(count),
             units: uint64(units),
-            pricePerUnit: runs.termsOf(runId).pricePerUnit,
+            pricePerUnit: terms.pricePerUnit,
+            terms: number,
             committedAt: uint40(block.timestamp),
             postedAt: 0,
-            signers: 0
+            signers: 0,
+            status: IContributionLedger.BatchStatus.Committed
         });
     }
 
@@ -286,6 +352,7 @@ abstract contract BaseTest is Test {
         IContributionLedger.Batch storage batch = batches[batchId];
         batch.root = _root(_leaves(batchId, records));
         batch.postedAt = uint40(block.timestamp);
+        batch.status = IContributionLedger.BatchStatus.Judged;
         for (uint256 i = 0; i < signers; ++i) {
             batch.signers |= runs.seatBitOf(batch.runId, validators[i]);
         }
@@ -310,7 +377,7 @@ abstract contract BaseTest is Test {
         returns (IContributionLedger.Outcome memory)
     {
         return IContributionLedger.Outcome({
-            workerId: workers.workerOf(worker).workerId,
+            workerId: _workerId(worker),
             step: step,
             index: index,
             policyVersion: step - 1,
@@ -320,6 +387,10 @@ abstract contract BaseTest is Test {
             verdict: verdict,
             reason: verdict == ACCEPTED ? 0 : 60
         });
+    }
+
+    function _workerId(address worker) internal view returns (uint32 workerId) {
+        (workerId,) = workers.workerOf(worker);
     }
 
     function _record(address worker, uint32 step, uint32 index, uint8 verdict) internal view returns (bytes memory) {
@@ -554,15 +625,58 @@ abstract contract BaseTest is Test {
     // ------------------------------------------------------------------- shorthand
 
     function _stake(address account) internal view returns (uint256 active, uint256 unbonding) {
-        IStakeVault.Account memory held = vault.accountOf(account);
+        IStakeVault.Account memory held = vault.accountOf(runId, account);
         return (held.active, held.unbonding);
     }
 
     function _status(address worker) internal view returns (IWorkerRegistry.Status) {
-        return workers.workerOf(worker).status;
+        return workers.statusOf(runId, worker);
     }
 
     function _assertStatus(address worker, IWorkerRegistry.Status status, string memory why) internal view {
         assertEq(uint8(_status(worker)), uint8(status), why);
+    }
+
+    function _escrowId(address worker, IStakeVault.Offence offence, uint32 step, uint32 index)
+        internal
+        view
+        returns (bytes32)
+    {
+        return vault.escrowIdOf(runId, worker, offence, uint64(step) << 32 | index);
+    }
+
+    function _noSources() internal pure returns (string[] memory) {}
+
+    /// @dev A signed submission with the ticket that allowed it until `deadline`.
+    function _work(IContributionLedger.Submission memory submission, uint256 nodeKey, uint256 deadline)
+        internal
+        view
+        returns (IContributionLedger.LeasedWork memory work)
+    {
+        work.submission = submission;
+        work.nodeSignature = _signSubmission(submission, nodeKey);
+        work.ticket = IContributionLedger.Ticket({
+            runId: submission.runId,
+            worker: submission.worker,
+            step: submission.step,
+            index: submission.index,
+            policyVersion: submission.policyVersion,
+            policyRoot: keccak256("policy"),
+            beacon: keccak256("beacon"),
+            deadline: uint64(deadline)
+        });
+        work.ticketSignature = _signTicket(work.ticket, orchestratorKey);
+    }
+
+    function _signTicket(IContributionLedger.Ticket memory ticket, uint256 key) internal view returns (bytes memory) {
+        bytes32 typeHash = keccak256(
+            "Ticket(uint64 runId,address worker,uint32 step,uint32 index,uint32 policyVersion,bytes32 policyRoot,bytes32 beacon,uint64 deadline)"
+        );
+        return _sign(key, ledger.DOMAIN_SEPARATOR(), keccak256(abi.encode(typeHash, ticket)));
+    }
+
+    /// @dev Leaf of a submission in its batch.
+    function _submissionLeaf(IContributionLedger.Submission memory submission) internal pure returns (bytes32) {
+        return keccak256(abi.encode(_submissionHash(submission)));
     }
 }

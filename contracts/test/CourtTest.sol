@@ -6,7 +6,7 @@ import {IDisputeCourtErrors} from "../src/interfaces/IDisputeCourt.sol";
 import {BaseTest} from "./BaseTest.sol";
 
 /// @title A batch with a fraud of Alice and an acceptance of Bob, and the steps of a case about either
-/// @dev Validators 0 and 1 sign it, so that 2, 3 and 4 are the only ones that may be jurors.
+/// @dev Validators 0 and 1 sign it. Three of the five jurors are drawn.
 abstract contract CourtTest is BaseTest {
     uint256 internal constant ALICE_FRAUD = 0;
     uint256 internal constant BOB_ACCEPTED = 1;
@@ -38,62 +38,95 @@ abstract contract CourtTest is BaseTest {
         return _prove(_batchId, _records, position);
     }
 
-    // -------------------------------------------------------------------- a case
-
-    function _challengeBy(address who, uint256 position, uint8 claimed) internal {
-        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(position);
-        vm.prank(who);
-        court.challenge(outcome, claimed);
+    /// @dev The submission at a position, and its node's signature: Alice's at 0, Bob's at 1.
+    function _evidence(uint256 position)
+        internal
+        view
+        returns (IContributionLedger.Submission memory submission, bytes memory signature)
+    {
+        submission = _submission(position == ALICE_FRAUD ? alice : bob, 1, 0);
+        signature = _signSubmission(submission, position == ALICE_FRAUD ? aliceNodeKey : bobNodeKey);
     }
 
-    function _challenge(uint256 position, uint8 claimed) internal {
-        _challengeBy(challenger, position, claimed);
+    // -------------------------------------------------------------------- a case
+
+    function _announce(address who, bytes32 leaf, uint16 ruling) internal {
+        vm.prank(who);
+        court.announce(keccak256(abi.encode(who, leaf, ruling, SALT)));
+        vm.roll(block.number + 1);
+    }
+
+    function _claimAnnounced(address who, uint256 position, uint16 ruling) internal {
+        (IContributionLedger.Submission memory submission, bytes memory signature) = _evidence(position);
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(position);
+        vm.prank(who);
+        court.claim(outcome, submission, signature, ruling, SALT, _noSources());
+    }
+
+    function _claimBy(address who, uint256 position, uint16 ruling) internal {
+        _announce(who, _leaf(_batchId, position, _records[position]), ruling);
+        _claimAnnounced(who, position, ruling);
+    }
+
+    function _challenge(uint256 position, uint16 ruling) internal {
+        _claimBy(challenger, position, ruling);
     }
 
     function _passDraw() internal {
         vm.roll(block.number + DRAW_DELAY + 1);
     }
 
-    function _drawJury(uint256 position) internal {
+    function _draw(bytes32 caseId) internal {
         _passDraw();
-        court.drawJury(_outcomeAt(position));
+        court.draw(caseId);
     }
 
-    function _challengeAndDraw(uint256 position, uint8 claimed) internal {
-        _challenge(position, claimed);
-        _drawJury(position);
+    function _challengeAndDraw(uint256 position, uint16 ruling) internal {
+        _challenge(position, ruling);
+        _draw(_leaf(_batchId, position, _records[position]));
     }
 
-    function _commitment(bytes32 leaf, address juror, bool overturn) internal pure returns (bytes32) {
-        return keccak256(abi.encode(leaf, juror, overturn, RESULT, SALT));
+    /// @dev The drawn jurors, in the order of the bench.
+    function _panel(bytes32 caseId) internal view returns (address[] memory panel) {
+        panel = new address[](JURY_SIZE);
+        uint256 found;
+        for (uint256 i = 0; i < 5; ++i) {
+            if (court.voteOf(caseId, jurors[i]) != 0) panel[found++] = jurors[i];
+        }
+        assertEq(found, JURY_SIZE, "jurors drawn");
     }
 
-    function _commitVote(bytes32 leaf, address juror, bool overturn) internal {
+    function _commitment(bytes32 caseId, address juror, uint16 ruling) internal pure returns (bytes32) {
+        return keccak256(abi.encode(caseId, juror, ruling, RESULT, SALT));
+    }
+
+    function _commitVote(bytes32 caseId, address juror, uint16 ruling) internal {
         vm.prank(juror);
-        court.commitVote(leaf, _commitment(leaf, juror, overturn));
+        court.commitVote(caseId, _commitment(caseId, juror, ruling));
     }
 
-    function _revealVote(bytes32 leaf, address juror, bool overturn) internal {
+    function _revealVote(bytes32 caseId, address juror, uint16 ruling) internal {
         vm.prank(juror);
-        court.revealVote(leaf, overturn, RESULT, SALT);
+        court.revealVote(caseId, ruling, RESULT, SALT);
     }
 
     /// @dev All three jurors commit and reveal.
-    function _voteAll(bytes32 leaf, bool second, bool third, bool fourth) internal {
-        bool[3] memory votes = [second, third, fourth];
+    function _voteAll(bytes32 caseId, uint16 first, uint16 second, uint16 third) internal {
+        address[] memory panel = _panel(caseId);
+        uint16[3] memory votes = [first, second, third];
         for (uint256 i = 0; i < 3; ++i) {
-            _commitVote(leaf, validators[2 + i], votes[i]);
+            _commitVote(caseId, panel[i], votes[i]);
         }
         for (uint256 i = 0; i < 3; ++i) {
-            _revealVote(leaf, validators[2 + i], votes[i]);
+            _revealVote(caseId, panel[i], votes[i]);
         }
     }
 
-    /// @dev A case from challenge to close that the challenger wins or loses by three votes.
-    function _decide(uint256 position, uint8 claimed, bool overturn) internal {
+    /// @dev A case from announcement to end in which all jurors vote for one ruling.
+    function _decide(uint256 position, uint16 claimed, uint16 ruling) internal {
         _challengeAndDraw(position, claimed);
-        _voteAll(_leaf(_batchId, position, _records[position]), overturn, overturn, overturn);
-        court.close(_outcomeAt(position));
+        _voteAll(_leaf(_batchId, position, _records[position]), ruling, ruling, ruling);
+        court.settle(_outcomeAt(position));
     }
 
     function _execute(address worker, uint256 position, uint256 nodeKey) internal returns (uint256) {
@@ -101,29 +134,25 @@ abstract contract CourtTest is BaseTest {
         return ledger.executeFraud(_outcomeAt(position), submission, _signSubmission(submission, nodeKey));
     }
 
-    function _offence(uint256 position) internal view returns (bytes32) {
-        return ledger.standingOf(_outcomeAt(position)).offence;
-    }
-
     // -------------------------------------------------------------- expectations
 
-    function _expectNoOpenCase(bytes32 leaf, uint8 status) internal {
-        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtNoOpenCase.selector, leaf, status));
+    function _expectNoOpenCase(bytes32 caseId, uint8 status) internal {
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtNoOpenCase.selector, caseId, status));
     }
 
-    function _expectPhaseOver(bytes32 leaf, uint256 endedAt) internal {
-        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtPhaseOver.selector, leaf, endedAt));
+    function _expectPhaseOver(bytes32 caseId, uint256 endedAt) internal {
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtPhaseOver.selector, caseId, endedAt));
     }
 
-    function _expectPhaseOpen(bytes32 leaf, uint256 until) internal {
-        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtPhaseOpen.selector, leaf, until));
+    function _expectPhaseOpen(bytes32 caseId, uint256 until) internal {
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtPhaseOpen.selector, caseId, until));
     }
 
-    function _expectNotJuror(bytes32 leaf, address caller) internal {
-        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtNotJuror.selector, leaf, caller));
+    function _expectNotJuror(bytes32 caseId, address caller) internal {
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtNotJuror.selector, caseId, caller));
     }
 
-    function _expectVoteMismatch(bytes32 leaf, address juror) internal {
-        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtVoteMismatch.selector, leaf, juror));
+    function _expectVoteMismatch(bytes32 caseId, address juror) internal {
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtVoteMismatch.selector, caseId, juror));
     }
 }

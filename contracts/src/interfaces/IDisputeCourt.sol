@@ -5,147 +5,263 @@ import {IContributionLedger} from "./IContributionLedger.sol";
 
 /// @title Errors of the dispute court
 interface IDisputeCourtErrors {
-    /// @notice Thrown when an outcome already has a case.
-    error CourtCaseExists(bytes32 leaf);
-    /// @notice Thrown when an outcome has no case, or its case is closed.
-    error CourtNoOpenCase(bytes32 leaf, uint8 status);
+    /// @notice Thrown when the caller is not the contract that may make this call.
+    error CourtUnauthorized(address caller);
+    /// @notice Thrown when there is no open case, or it is closed.
+    error CourtNoOpenCase(bytes32 caseId, uint8 status);
+    /// @notice Thrown when an outcome had its case, or a batch is before judges already.
+    error CourtCaseExists(bytes32 caseId);
     /// @notice Thrown when an outcome's challenge window is over.
     error CourtWindowClosed(bytes32 leaf, uint256 closedAt);
-    /// @notice Thrown when the claimed verdict equals the recorded one, or is not a verdict.
-    error CourtInvalidClaim(uint8 recorded, uint8 claimed);
+    /// @notice Thrown when a ruling is none, or a claim is for the verdict that is recorded.
+    error CourtInvalidRuling(uint16 recorded, uint16 ruling);
+    /// @notice Thrown when a claim was not announced in an earlier block.
+    error CourtNotAnnounced(bytes32 announcement);
+    /// @notice Thrown when a juror of the network, or one more than `MAX_CLAIMS`, claims.
+    error CourtMayNotClaim(bytes32 caseId, address claimant);
     /// @notice Thrown when a jury was drawn already.
-    error CourtJuryDrawn(bytes32 leaf);
+    error CourtJuryDrawn(bytes32 caseId);
     /// @notice Thrown when the block that decides the draw is not mined yet.
-    error CourtTooEarlyToDraw(bytes32 leaf, uint256 drawBlock);
-    /// @notice Thrown when no validator of the run is left who may sit on the jury.
-    error CourtNoJurors(bytes32 leaf);
+    error CourtTooEarlyToDraw(bytes32 caseId, uint256 drawBlock);
+    /// @notice Thrown when nobody is there who may sit on the jury.
+    error CourtNoJurors(bytes32 caseId);
     /// @notice Thrown when the caller was not drawn for the case.
-    error CourtNotJuror(bytes32 leaf, address caller);
+    error CourtNotJuror(bytes32 caseId, address caller);
     /// @notice Thrown when a juror commits twice, or reveals what it did not commit.
-    error CourtVoteMismatch(bytes32 leaf, address juror);
+    error CourtVoteMismatch(bytes32 caseId, address juror);
     /// @notice Thrown when a phase is over.
-    error CourtPhaseOver(bytes32 leaf, uint256 endedAt);
+    error CourtPhaseOver(bytes32 caseId, uint256 endedAt);
     /// @notice Thrown when a phase has not begun, or is not over.
-    error CourtPhaseOpen(bytes32 leaf, uint256 until);
-    /// @notice Thrown at construction when a phase or the jury is empty.
+    error CourtPhaseOpen(bytes32 caseId, uint256 until);
+    /// @notice Thrown when an account did not do what it is to be fined for, or has no fee to collect.
+    error CourtNothingDue(bytes32 caseId, address account);
+    /// @notice Thrown when a bond is not there, or its batch is neither judged nor void.
+    error CourtBondHeld(uint64 batchId);
+    /// @notice Thrown when sources are too many or too long.
+    error CourtTooManySources(uint256 count, uint256 size);
+    /// @notice Thrown at construction when a phase or the jury is empty, or jurors' fees exceed a bond.
     error CourtInvalidParameter(bytes32 name);
 }
 
 /// @title Events of the dispute court
 interface IDisputeCourtEvents {
-    /// @notice Emitted when a bonded challenge opens a case; the outcome cannot settle meanwhile.
+    /// @notice Emitted when somebody announces a claim without saying which.
+    event ClaimAnnounced(bytes32 indexed announcement, address indexed claimant);
+    /// @notice Emitted when the first claim about an outcome opens its case, or judges are called for a batch nobody judged
+    ///         (`recorded` is zero then).
     event CaseOpened(
-        bytes32 indexed leaf,
+        bytes32 indexed caseId,
         uint64 indexed batchId,
-        address indexed challenger,
+        uint64 indexed runId,
+        uint32 number,
         uint32 position,
-        uint8 recordedVerdict,
-        uint8 claimedVerdict,
-        uint256 drawBlock
+        address worker,
+        uint16 recorded,
+        uint256 drawBlock,
+        uint256 places
+    );
+    /// @notice Emitted when an account puts its bond on a ruling. `sources` are URLs that show what the jury needs.
+    event Claimed(
+        bytes32 indexed caseId,
+        address indexed claimant,
+        uint16 ruling,
+        IContributionLedger.Submission submission,
+        bytes nodeSignature,
+        string[] sources
     );
     /// @notice Emitted when a draw came too late to read its block; a later one decides.
-    event DrawPostponed(bytes32 indexed leaf, uint256 drawBlock);
+    event DrawPostponed(bytes32 indexed caseId, uint256 drawBlock);
     /// @notice Emitted when the jury is drawn.
-    event JuryDrawn(bytes32 indexed leaf, uint88 seats, address[] jurors);
+    event JuryDrawn(bytes32 indexed caseId, address[] jurors);
     /// @notice Emitted when a juror commits to a vote.
-    event VoteCommitted(bytes32 indexed leaf, address indexed juror, bytes32 commitment);
-    /// @notice Emitted when a juror reveals its vote. `overturn` is true for the challenger; `resultHash` is of what
-    ///         the juror recomputed.
-    event VoteRevealed(bytes32 indexed leaf, address indexed juror, bool overturn, bytes32 resultHash);
-    /// @notice Emitted when a case closes. `verdict` is what stands.
-    event CaseClosed(bytes32 indexed leaf, bool overturned, uint8 verdict, uint256 bondReturned);
+    event VoteCommitted(bytes32 indexed caseId, address indexed juror, bytes32 commitment);
+    /// @notice Emitted when a juror reveals its vote; `resultHash` is of what it recomputed.
+    event VoteRevealed(bytes32 indexed caseId, address indexed juror, uint16 ruling, bytes32 resultHash);
+    /// @notice Emitted when a case closes. `ruling` is what stands; each right juror can collect `fee`.
+    event CaseClosed(
+        bytes32 indexed caseId, IDisputeCourt.CaseStatus status, uint16 ruling, address reporter, uint256 fee
+    );
+    /// @notice Emitted when a claim ends: its bond returns, less what jurors got of it, or is lost.
+    event ClaimSettled(bytes32 indexed caseId, address indexed claimant, bool right, uint256 returned);
+    /// @notice Emitted when a juror collects its fee.
+    event FeeCollected(bytes32 indexed caseId, address indexed juror, uint256 amount);
+    /// @notice Emitted when a signer or a juror is fined.
+    event Fined(bytes32 indexed caseId, address indexed account, uint256 amount);
+    /// @notice Emitted when a bond for a worker's own submission is put up, and when it comes back.
+    event BondTaken(uint64 indexed batchId, address indexed payer, uint256 amount);
+    event BondReturned(uint64 indexed batchId, address indexed payer, uint256 amount);
 }
 
-/// @title Bonded challenges to outcomes, decided by a jury
-/// @notice A case goes through: challenge → drawJury → commitVote → revealVote → close. Every phase ends at a time
-///         that is fixed when the case opens, so that a case ends whoever does nothing.
+/// @title The court of the network: jurors of no run vote a verdict
+/// @notice A case about an outcome goes through: announce → claim → draw → commitVote → revealVote → settle. A batch that its
+///         run left unjudged comes before judges by summon, and then the same. Every phase ends at a time that is fixed
+///         when the case opens, so that a case ends whoever does nothing.
+///         A *ruling* is `verdict << 8 | reason`; zero says that nothing could be seen. Rulings of one verdict that are both
+///         exact or both statistical frauds, or no frauds, count as the same when a case is compared with what is recorded.
 interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
-    /// @notice Life of a case. Upheld: the recorded verdict stands.
+    /// @notice Life of a case.
     enum CaseStatus {
         None,
         Open,
+        /// @dev What is recorded stands: the jury said so, saw nothing, or was of no one mind.
         Upheld,
+        /// @dev The jury's ruling stands in its place.
         Overturned
     }
 
     /// @notice What a deployment fixes for ever.
     struct Terms {
-        /// @dev Token wei that a challenger puts up.
-        uint256 challengeBond;
-        /// @dev Blocks after the challenge whose hash decides the jury.
+        /// @dev Token wei that a claimant, or a worker that submits by itself, puts up.
+        uint256 bond;
+        /// @dev Token wei that a juror of the prevailing ruling earns at most.
+        uint256 jurorFee;
+        /// @dev Blocks after the opening whose hash decides the jury.
         uint256 drawDelay;
-        /// @dev Jurors of a case, fewer when the run has fewer that may sit.
+        /// @dev Jurors of a case, fewer when fewer may sit.
         uint256 jurySize;
-        /// @dev Seconds after the challenge until which jurors may commit.
+        /// @dev Seconds after the opening until which jurors may commit.
         uint256 commitTime;
         /// @dev Seconds after that until which they may reveal.
         uint256 revealTime;
+        /// @dev Millionths of a signer's stake in the run that outcomes cost which a jury overturned, once a batch.
+        uint256 wrongVerdictPpm;
+        /// @dev Millionths of a juror's stake that a vote costs which it did not cast.
+        uint256 absencePpm;
     }
 
-    /// @notice One dispute.
+    /// @notice One dispute. Slot 0 is all that a juror's calls read and write.
     struct Case {
-        /// @dev Who challenged. Slot 0.
-        address challenger;
-        /// @dev The batch of the outcome.
-        uint64 batchId;
-        /// @dev The verdict as recorded.
-        uint8 recordedVerdict;
-        /// @dev The verdict the challenger claims.
-        uint8 claimedVerdict;
-        /// @dev The run whose validators are the jurors. Slot 1: all that a juror's calls read and write.
-        uint64 runId;
-        /// @dev Where it stands.
         CaseStatus status;
-        /// @dev Unix seconds of the challenge.
-        uint40 openedAt;
-        /// @dev The block whose hash decides the jury.
-        uint32 drawBlock;
-        /// @dev Seats of the jurors; zero until drawn.
-        uint88 jury;
-        /// @dev Jurors that committed to a vote.
+        /// @dev The recorded ruling; zero when nothing was.
+        uint16 recorded;
+        /// @dev The ruling with most votes so far, its votes, and whether another has as many.
+        uint16 leading;
+        uint8 leadingVotes;
+        bool tied;
+        /// @dev Jurors drawn, that committed, and that revealed.
+        uint8 jurors;
         uint8 committed;
-        /// @dev Votes revealed for the challenger.
-        uint8 votesToOverturn;
-        /// @dev Votes revealed for the recorded verdict.
-        uint8 votesToUphold;
+        uint8 revealed;
+        /// @dev Unix seconds.
+        uint40 openedAt;
+        /// @dev Number from 1.
+        uint32 number;
+        uint64 runId;
+        /// @dev Whose work it is about. Slot 1.
+        address worker;
+        /// @dev The block whose hash decides the jury.
+        uint40 drawBlock;
+        /// @dev Places of the bench at the opening.
+        uint32 places;
+        /// @dev Who reported what the jury confirmed; zero for nobody. Slot 2.
+        address reporter;
+        /// @dev What each juror of the prevailing ruling can collect.
+        uint88 fee;
     }
 
-    /// @notice Challenges an outcome within its window; takes the bond, which must be approved, from the caller.
-    function challenge(IContributionLedger.OutcomeProof calldata outcome, uint8 claimedVerdict) external;
+    /// @notice One claim of a case.
+    struct Claim {
+        address claimant;
+        uint16 ruling;
+        /// @dev The block in which it was announced.
+        uint40 announcedIn;
+    }
 
-    /// @notice Draws the jury from the hash of the case's draw block, by stake, without replacement. Anyone, in the
-    ///         first half of the time to commit.
-    /// @dev Validators of the run that neither signed the outcome nor are a party. When the block is too old to be
-    ///      read, a later one takes its place.
-    function drawJury(IContributionLedger.OutcomeProof calldata outcome) external;
+    /// @notice Announces a claim, so that nobody who reads it later can be first:
+    ///         `keccak256(abi.encode(claimant, leaf, ruling, salt))`.
+    function announce(bytes32 announcement) external;
 
-    /// @notice Commits to a vote: `keccak256(abi.encode(leaf, juror, overturn, resultHash, salt))`. Jurors, once.
-    function commitVote(bytes32 leaf, bytes32 commitment) external;
+    /// @notice Puts a bond, which must be approved, on a ruling about an outcome; the first claim opens its case. Within the
+    ///         challenge window, or until the jury's time to commit is over.
+    /// @param submission The submission that the outcome judges, signed by its worker's node.
+    /// @param sources URLs that show its file, ticket and signatures: at most 16 of at most 128 bytes.
+    function claim(
+        IContributionLedger.OutcomeProof calldata outcome,
+        IContributionLedger.Submission calldata submission,
+        bytes calldata nodeSignature,
+        uint16 ruling,
+        bytes32 salt,
+        string[] calldata sources
+    ) external;
+
+    /// @notice Calls judges of the network for a batch of one submission that its run left unjudged. Anyone; takes a bond from
+    ///         the caller unless the worker put one up.
+    function summon(
+        IContributionLedger.Batch calldata batch,
+        IContributionLedger.Submission calldata submission,
+        string[] calldata sources
+    ) external;
+
+    /// @notice Draws the jury from the hash of the case's draw block. Anyone, in the first half of the time to commit.
+    /// @dev Of those who were on the bench when the case opened, without accounts that ever validated for the run, its owner
+    ///      and the worker. When the block is too old to be read, a later one takes its place.
+    function draw(bytes32 caseId) external;
+
+    /// @notice Commits to a vote: `keccak256(abi.encode(caseId, juror, ruling, resultHash, salt))`. Jurors, once.
+    function commitVote(bytes32 caseId, bytes32 commitment) external;
 
     /// @notice Reveals a vote once all jurors committed or the time to commit is over.
-    /// @param overturn Whether the challenger is right.
-    /// @param resultHash Hash of what the juror recomputed; the document is for whoever audits the case.
-    function revealVote(bytes32 leaf, bool overturn, bytes32 resultHash, bytes32 salt) external;
+    /// @param ruling What the juror found; zero when nobody showed it the work.
+    /// @param resultHash Hash of what it recomputed; the document is for whoever audits the case.
+    function revealVote(bytes32 caseId, uint16 ruling, bytes32 resultHash, bytes32 salt) external;
 
-    /// @notice Closes a case once all jurors revealed or the jury's time is over. Anyone.
-    /// @dev More votes to overturn than to uphold: the bond returns and the claimed verdict stands. A tie, or no vote
-    ///      at all: the recorded verdict stands and the bond returns. Otherwise the bond is burned.
-    function close(IContributionLedger.OutcomeProof calldata outcome) external;
+    /// @notice Closes a case about an outcome once all jurors revealed or the jury's time is over. Anyone.
+    /// @dev The ruling with most votes stands. A tie, or no vote: what is recorded stands and bonds return. Nothing seen: the
+    ///      same, and bonds are lost. Lost bonds pay the jurors of the ruling; without any the run does, and the first right
+    ///      claimant where the run's validators could not see the work either. What is left of bonds is burned.
+    function settle(IContributionLedger.OutcomeProof calldata outcome) external;
 
-    /// @notice Returns a case.
-    function caseOf(bytes32 leaf) external view returns (Case memory);
+    /// @notice As `settle`, for a batch that its run left unjudged. Its worker's bond pays the jurors unless they accept the
+    ///         work; then the run does.
+    function settleSummoned(
+        IContributionLedger.Batch calldata batch,
+        IContributionLedger.Submission calldata submission
+    ) external;
 
-    /// @notice Returns who challenged an outcome, or zero.
-    function challengerOf(bytes32 leaf) external view returns (address);
+    /// @notice Pays a juror of the prevailing ruling its fee, once. Anyone.
+    function collectFee(bytes32 caseId, address juror) external;
 
-    /// @notice Returns what a juror committed: zero for nothing, one once revealed.
-    function commitmentOf(bytes32 leaf, address juror) external view returns (bytes32);
+    /// @notice Fines a validator that signed an outcome which a jury overturned, once a batch. Anyone; a claimant whom the jury
+    ///         confirmed is the reporter.
+    /// @dev Never for having said that a file could not be had.
+    function fineSigner(IContributionLedger.OutcomeProof calldata outcome, address validator) external;
+
+    /// @notice Fines a juror that did not reveal a vote before its case closed. Anyone.
+    function fineAbsentJuror(bytes32 caseId, address juror) external;
+
+    /// @notice Takes a bond for a submission that a worker commits itself. Only ContributionLedger may call.
+    function takeBond(uint64 batchId, address payer) external;
+
+    /// @notice Returns such a bond once its batch is judged or void. Anyone.
+    function returnBond(IContributionLedger.Batch calldata batch) external;
+
+    /// @notice Returns the name of the case about a batch that its run left unjudged.
+    function summonsOf(uint64 batchId) external pure returns (bytes32 caseId);
+
+    /// @notice Returns whether judges of the network look at a batch now.
+    function isSummoned(uint64 batchId) external view returns (bool);
+
+    /// @notice Returns a case, by its outcome's leaf or by `summonsOf`.
+    function caseOf(bytes32 caseId) external view returns (Case memory);
+
+    /// @notice Returns the claims of a case.
+    function claimsOf(bytes32 caseId) external view returns (Claim[] memory);
+
+    /// @notice Returns who put up a batch's bond, or zero.
+    function bondOf(uint64 batchId) external view returns (address payer);
+
+    /// @notice Returns what a juror did: zero when it was not drawn, 1 when drawn, its commitment, `ruling << 8 | 2` once it
+    ///         revealed, and 3 when it collected its fee.
+    function voteOf(bytes32 caseId, address juror) external view returns (bytes32);
+
+    /// @notice Returns who reported what a jury confirmed about an outcome, or zero.
+    function reporterOf(bytes32 leaf) external view returns (address);
 
     /// @notice Returns whether an outcome has an open case.
     function isOpen(bytes32 leaf) external view returns (bool);
 
-    /// @notice Returns the verdict that stands for an outcome, given the recorded one.
-    function effectiveVerdict(bytes32 leaf, uint8 recorded) external view returns (uint8);
+    /// @notice Returns the verdict and reason that stand for an outcome, given the recorded ones.
+    function rulingOf(bytes32 leaf, uint8 verdict, uint8 reason) external view returns (uint8, uint8);
 
     /// @notice Returns what the deployment fixed.
     function terms() external view returns (Terms memory);

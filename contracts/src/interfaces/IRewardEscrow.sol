@@ -23,8 +23,8 @@ interface IRewardEscrowErrors {
     error EscrowRecovered(uint64 batchId, uint32 position);
     /// @notice Thrown when outcomes in one call belong to different workers or runs.
     error EscrowMixedClaim(uint64 batchId, uint32 position);
-    /// @notice Thrown when an overdue batch would be paid for more units than it was committed for.
-    error EscrowUnitsExceeded(uint64 batchId, uint256 units, uint256 committed);
+    /// @notice Thrown when a batch has no outcomes.
+    error EscrowNotJudged(uint64 batchId);
     /// @notice Thrown when a run's funds do not cover what is to be set aside.
     error EscrowUnderfunded(uint64 runId, uint256 due, uint256 available);
     /// @notice Thrown when a run is still open, or nothing of its funds may be taken back yet.
@@ -43,6 +43,10 @@ interface IRewardEscrowEvents {
     event RunFunded(uint64 indexed runId, address indexed from, uint256 amount);
     /// @notice Emitted when money is set aside for a batch.
     event RewardReserved(uint64 indexed runId, uint256 amount);
+    /// @notice Emitted when money set aside for work that nobody judged is free again.
+    event RewardFreed(uint64 indexed runId, uint256 amount);
+    /// @notice Emitted when a run pays jurors of the network for what its own validators got wrong or left undone.
+    event CourtPaid(uint64 indexed runId, uint256 amount);
     /// @notice Emitted when a worker is paid for `slots` accepted submissions.
     event RewardClaimed(uint64 indexed runId, address indexed worker, uint256 slots, uint256 units, uint256 amount);
     /// @notice Emitted when money set aside for outcomes that were not accepted is free again.
@@ -64,8 +68,6 @@ interface IRewardEscrow is IRewardEscrowErrors, IRewardEscrowEvents {
     }
 
     /// @notice Outcomes of one batch, and the proof that they stand.
-    /// @dev When outcomes are overdue, records and siblings are of submissions that stand as claimed, see
-    ///      `IContributionLedger.OutcomeProof`.
     struct Claim {
         IContributionLedger.Batch batch;
         /// @dev Places in the batch, strictly ascending.
@@ -81,6 +83,12 @@ interface IRewardEscrow is IRewardEscrowErrors, IRewardEscrowEvents {
 
     /// @notice Sets money aside for a batch. Only ContributionLedger may call.
     function reserve(uint64 runId, uint256 amount) external;
+
+    /// @notice Frees money that was set aside for work which nobody judged. Only ContributionLedger may call.
+    function free(uint64 runId, uint256 amount) external;
+
+    /// @notice Pays up to `amount` of a run's free money to DisputeCourt, for jurors. Only DisputeCourt may call.
+    function payCourt(uint64 runId, uint256 amount) external returns (uint256 paid);
 
     /// @notice Pays one worker for many final accepted outcomes of one run. Anyone; the worker is paid.
     /// @dev Each slot (run, worker, step, index) is paid at most once, whatever batches it is in.

@@ -11,10 +11,13 @@ interface IRunRegistryErrors {
     error RunUnauthorized(uint64 runId, address caller);
     /// @notice Thrown when the quorum is zero or exceeds the number of validators.
     error RunInvalidQuorum(uint256 quorum, uint256 validators);
-    /// @notice Thrown when a validator is zero, seated twice or not at all, staked below the requirement (or not
-    ///         below it, when it is to be unseated for that), or finds no free seat (a run seats at most 88 different
-    ///         validators in its life).
-    error RunInvalidValidator(address validator);
+    /// @notice Thrown when an account that takes a seat is not invited, is seated, works for the run or finds no free
+    ///         seat (a run seats at most 88 different validators in its life); or when who gives one up has none.
+    error RunInvalidValidator(uint64 runId, address validator);
+    /// @notice Thrown when a validator's active stake in the run is below the requirement.
+    error RunStakeTooLow(uint64 runId, address validator, uint256 active, uint256 required);
+    /// @notice Thrown when an account accepts terms that are not those of the run, or not for much longer.
+    error RunTermsChanged(uint64 runId, uint32 accepted, uint32 current, uint256 changesAt);
     /// @notice Thrown when a hash, key, price or share is zero or out of its bounds.
     error RunInvalidParameter(bytes32 name);
     /// @notice Thrown when a key to be replaced is not the one named.
@@ -23,10 +26,6 @@ interface IRunRegistryErrors {
     error RunChangeNotDue(uint64 runId, uint256 effectiveAt);
     /// @notice Thrown when a version does not increase strictly.
     error RunVersionNotIncreasing(uint64 runId, uint32 version, uint32 latest);
-    /// @notice Thrown when a version was never published.
-    error RunVersionUnknown(uint64 runId, uint32 version);
-    /// @notice Thrown when a beacon's block is the current one, or too old to be read.
-    error RunBeaconUnavailable(uint64 runId, uint32 version, uint256 blockNumber);
     /// @notice Thrown when slashing is to be paused while it is, or before it has run for `slashCooldown` since.
     error RunPauseTooSoon(uint64 runId, uint256 notBefore);
 }
@@ -37,8 +36,6 @@ interface IRunRegistryEvents {
     event RunCreated(uint64 indexed runId, address indexed owner, IRunRegistry.RunConfig config);
     /// @notice Emitted when a policy version is published. The beacon is this block's hash.
     event CheckpointPublished(uint64 indexed runId, uint32 indexed version, bytes32 manifestRoot);
-    /// @notice Emitted when a version's beacon is stored for later use on chain.
-    event BeaconRecorded(uint64 indexed runId, uint32 indexed version, bytes32 beacon);
     /// @notice Emitted when submissions are paused or resumed. Withdrawals and claims never are.
     event SubmissionsPaused(uint64 indexed runId, bool paused);
     /// @notice Emitted when somebody stops the fraud executions of a run for a while. `reason` is the check that failed,
@@ -53,9 +50,11 @@ interface IRunRegistryEvents {
     );
     /// @notice Emitted when the owner ends a run.
     event RunClosed(uint64 indexed runId);
-    /// @notice Emitted when a validator takes a seat, of which one bit stands for it in sets of signers.
-    event ValidatorSeated(uint64 indexed runId, address indexed validator, uint88 seatBit);
-    /// @notice Emitted when a validator loses its seat.
+    /// @notice Emitted when the owner invites an account to validate, or takes the invitation back.
+    event ValidatorInvited(uint64 indexed runId, address indexed validator, bool invited);
+    /// @notice Emitted when an account takes a seat under terms that it names; one bit stands for it in sets of signers.
+    event ValidatorSeated(uint64 indexed runId, address indexed validator, uint88 seatBit, uint32 terms);
+    /// @notice Emitted when a validator gives up or loses its seat.
     event ValidatorUnseated(uint64 indexed runId, address indexed validator);
     /// @notice Emitted when the trainer's key is replaced.
     event TrainerRotated(uint64 indexed runId, address indexed oldTrainer, address indexed newTrainer);
@@ -66,12 +65,13 @@ interface IRunRegistryEvents {
     /// @notice Emitted when the owner withdraws its announcement.
     event ChangeCancelled(uint64 indexed runId);
     /// @notice Emitted when announced terms take effect.
-    event ChangeApplied(uint64 indexed runId, IRunRegistry.Terms terms);
+    event ChangeApplied(uint64 indexed runId, uint32 number, IRunRegistry.Terms terms);
 }
 
 /// @title Runs: who trains what, with which rules, and every published policy
 interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
-    /// @notice What a run pays and punishes, and how many must agree. Changes only after a delay.
+    /// @notice What a run pays and punishes, and how many must agree. A run's terms are numbered from 1 and never change;
+    ///         new ones follow after a delay. A batch is paid, judged and punished by those of its commitment.
     struct Terms {
         /// @dev Token wei paid per unit. A change at most halves or doubles it.
         uint88 pricePerUnit;
@@ -99,7 +99,7 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
         bytes32 calibrationHash;
         /// @dev Price, slashes, quorum.
         Terms terms;
-        /// @dev The n validators.
+        /// @dev The validators that are invited: each takes its seat itself.
         address[] validators;
     }
 
@@ -117,8 +117,6 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     struct PolicyCheckpoint {
         /// @dev Keccak-256 of the canonical manifest; zero when never published.
         bytes32 manifestRoot;
-        /// @dev Hash of the publishing block, once recorded.
-        bytes32 beacon;
         /// @dev The publishing block.
         uint64 blockNumber;
     }
@@ -128,9 +126,6 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
 
     /// @notice Publishes a policy version. Only the run's trainer; versions increase by at least one.
     function publishCheckpoint(uint64 runId, uint32 version, bytes32 manifestRoot) external;
-
-    /// @notice Stores the hash of the block that published a version. Anyone, within 256 blocks.
-    function recordBeacon(uint64 runId, uint32 version) external;
 
     /// @notice Pauses or resumes submissions. Only the owner.
     function setSubmissionsPaused(uint64 runId, bool paused) external;
@@ -149,15 +144,25 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Ends a run for good: nothing more is committed or published. Only the owner.
     function closeRun(uint64 runId) external;
 
-    /// @notice Seats another validator. Only the owner.
-    function seatValidator(uint64 runId, address validator) external;
+    /// @notice Invites an account to validate, or takes an invitation back. Only the owner.
+    function invite(uint64 runId, address validator, bool invited) external;
 
-    /// @notice Replaces a validator, naming the old one. Only the owner.
-    function rotateValidator(uint64 runId, address oldValidator, address newValidator) external;
+    /// @notice Takes the seat of a validator and its invitation. Only the owner. Its stake stays its own: it unbonds.
+    function dismiss(uint64 runId, address validator) external;
 
-    /// @notice Takes the seat of a validator: FaultCourt always may, anyone once its active stake is below the
-    ///         requirement.
-    function unseatValidator(uint64 runId, address validator) external;
+    /// @notice Takes a seat that the caller is invited to, and adds `stake` of its tokens, which StakeVault must be allowed
+    ///         to take.
+    /// @param terms Number of the run's terms, to which the caller agrees. Terms that are about to change are refused.
+    function takeSeat(uint64 runId, uint32 terms, uint256 stake) external;
+
+    /// @notice Gives up the caller's seat and unbonds all its stake in the run.
+    function leaveSeat(uint64 runId) external;
+
+    /// @notice Takes the seat of a validator that contradicted itself. Only FaultCourt may call.
+    function unseatForFault(uint64 runId, address validator) external;
+
+    /// @notice Takes the seat of a validator whose active stake is below the requirement; does nothing for anybody else.
+    function unseatForLowStake(uint64 runId, address validator) external;
 
     /// @notice Replaces the trainer's key, naming the old one. Only the owner.
     function rotateTrainer(uint64 runId, address oldTrainer, address newTrainer) external;
@@ -178,15 +183,17 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Returns a run's configuration; its validators are those seated now.
     function configOf(uint64 runId) external view returns (RunConfig memory);
 
-    /// @notice Returns what a run pays and punishes. Reverts with RunUnknown.
-    function termsOf(uint64 runId) external view returns (Terms memory);
+    /// @notice Returns the run's present terms and their number. Reverts with RunUnknown.
+    function termsOf(uint64 runId) external view returns (Terms memory terms, uint32 number);
 
-    /// @notice Returns the millionths of stake that frauds cost: a first statistical one, and an exact one; and Unix
-    ///         seconds of the end of the last pause of slashing, zero when there was none. Reverts with RunUnknown.
-    function slashesOf(uint64 runId)
-        external
-        view
-        returns (uint256 fraudPpm, uint256 exactFraudPpm, uint256 pausedUntil);
+    /// @notice Returns terms by their number; zero when there are none.
+    function termsAt(uint64 runId, uint32 number) external view returns (Terms memory);
+
+    /// @notice Reverts unless the run is open and `number` is of its terms, to which no change is announced.
+    function requireTerms(uint64 runId, uint32 number) external view;
+
+    /// @notice Returns Unix seconds of the end of the last pause of slashing, zero when there was none.
+    function slashPausedUntil(uint64 runId) external view returns (uint256);
 
     /// @notice Returns when the challenge window of a fraud verdict closes: as without pauses, or one window after the
     ///         pause that met it.
@@ -200,9 +207,13 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
 
     /// @notice Returns what a commitment depends on. Reverts with RunUnknown.
     /// @return orchestrator Who may commit.
-    /// @return pricePerUnit Token wei per unit.
     /// @return open Whether the run takes submissions.
-    function admissionOf(uint64 runId) external view returns (address orchestrator, uint88 pricePerUnit, bool open);
+    /// @return terms Number of its terms.
+    /// @return pricePerUnit Token wei per unit.
+    function admissionOf(uint64 runId)
+        external
+        view
+        returns (address orchestrator, bool open, uint32 terms, uint88 pricePerUnit);
 
     /// @notice Returns a run's owner.
     function ownerOf(uint64 runId) external view returns (address);
@@ -220,17 +231,20 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @dev A seat stays its holder's for ever, so that a set of signers fits one bitmap and survives rotations.
     function seatBitOf(uint64 runId, address account) external view returns (uint88);
 
-    /// @notice Returns whether an account held its seat from one time to another without a break.
-    function wasSeatedThroughout(uint64 runId, address account, uint256 from, uint256 to) external view returns (bool);
+    /// @notice Returns whether the run's owner invited an account.
+    function isInvited(uint64 runId, address account) external view returns (bool);
+
+    /// @notice Returns all accounts that took a seat of the run before `time`, also those that left since.
+    function everSeated(uint64 runId, uint256 time) external view returns (address[] memory);
 
     /// @notice Returns the run's validators and the bits of their seats.
     function validatorsOf(uint64 runId) external view returns (address[] memory accounts, uint88[] memory bits);
 
-    /// @notice Returns the run's quorum and the seats of `accounts`. Reverts with RunUnknown.
+    /// @notice Returns the quorum of a run's terms and the seats of `accounts`. Reverts with RunUnknown.
     /// @return quorum Validators that must sign an outcome.
     /// @return seats The seats of those accounts that validate now.
     /// @return stranger The first account that does not, or zero.
-    function quorumAmong(uint64 runId, address[] calldata accounts)
+    function quorumAmong(uint64 runId, uint32 terms, address[] calldata accounts)
         external
         view
         returns (uint8 quorum, uint88 seats, address stranger);
@@ -253,6 +267,6 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Returns the seconds after a pause of slashing before which there is no other.
     function slashCooldown() external view returns (uint256);
 
-    /// @notice Returns the active stake a validator must hold, in token wei.
+    /// @notice Returns the active stake a validator must hold in the run, in token wei.
     function requiredValidatorStake() external view returns (uint256);
 }

@@ -8,13 +8,13 @@ interface IStakeVaultErrors {
     /// @notice Thrown when an amount is zero.
     error VaultZeroAmount();
     /// @notice Thrown when more stake is asked for than is active.
-    error VaultInsufficientStake(address owner, uint256 asked, uint256 active);
+    error VaultInsufficientStake(uint64 runId, address owner, uint256 asked, uint256 active);
     /// @notice Thrown when nothing is unbonding, or it is not yet withdrawable.
-    error VaultNotWithdrawable(address owner, uint256 unbonding, uint256 withdrawableAt);
-    /// @notice Thrown when unbonded stake is held back by open cases or work that is not final.
-    error VaultStakeHeld(address owner, uint256 openCases, uint256 heldUntil);
-    /// @notice Thrown when an offence was slashed before, or its escrow is not held.
-    error VaultOffenceSettled(bytes32 offence);
+    error VaultNotWithdrawable(uint64 runId, address owner, uint256 unbonding, uint256 withdrawableAt);
+    /// @notice Thrown when an offence was punished before, or its escrow is not held.
+    error VaultOffenceSettled(bytes32 escrowId);
+    /// @notice Thrown when an escrow belongs to another outcome than the one that asks for it.
+    error VaultWrongLeaf(bytes32 escrowId, uint64 batchId, uint32 position);
     /// @notice Thrown at construction when stake could leave before its work is judged.
     error VaultUnbondingTooShort(uint256 unbondingPeriod, uint256 required);
     /// @notice Thrown when shares or parts per million do not add up.
@@ -23,39 +23,63 @@ interface IStakeVaultErrors {
 
 /// @title Events of the stake vault
 interface IStakeVaultEvents {
-    /// @notice Emitted when stake is added. `active` is the owner's active stake afterwards.
-    event Deposited(address indexed owner, uint256 amount, uint256 active);
+    /// @notice Emitted when stake is added. `active` is the owner's active stake in the run afterwards.
+    event Deposited(uint64 indexed runId, address indexed owner, uint256 amount, uint256 active);
     /// @notice Emitted when stake starts to leave. `unbonding` is all that is leaving.
-    event UnbondRequested(address indexed owner, uint256 amount, uint256 unbonding, uint256 withdrawableAt);
-    /// @notice Emitted when unbonded stake is paid out.
-    event Withdrawn(address indexed owner, uint256 amount);
-    /// @notice Emitted when stake moves into escrow for an offence.
-    event Slashed(
-        address indexed owner, bytes32 indexed offence, uint256 fromActive, uint256 fromUnbonding, address reporter
+    event UnbondRequested(
+        uint64 indexed runId, address indexed owner, uint256 amount, uint256 unbonding, uint256 withdrawableAt
     );
-    /// @notice Emitted when an offence is final and its escrow is split.
-    event SlashReleased(bytes32 indexed offence, uint256 burned, uint256 insured, uint256 rewarded);
-    /// @notice Emitted when an offence is overturned and its escrow goes back to the owner's active stake.
-    event SlashRestored(address indexed owner, bytes32 indexed offence, uint256 amount);
-    /// @notice Emitted when stake is held back until a time (Unix seconds), or by `openCases` cases.
-    event StakeHeld(address indexed owner, uint256 heldUntil, uint256 openCases);
+    /// @notice Emitted when unbonded stake is paid out.
+    event Withdrawn(uint64 indexed runId, address indexed owner, uint256 amount);
+    /// @notice Emitted when stake is taken. An offence that proves itself belongs to no outcome: batch 0.
+    event Slashed(
+        uint64 indexed runId,
+        address indexed owner,
+        bytes32 indexed escrowId,
+        IStakeVault.Verdict verdict,
+        uint256 fromActive,
+        uint256 fromUnbonding
+    );
+    /// @notice Emitted when slashed stake is split for good.
+    event SlashReleased(bytes32 indexed escrowId, address reporter, uint256 burned, uint256 insured, uint256 rewarded);
+    /// @notice Emitted when an outcome was overturned: `returned` is active again, and `followed` went to later slashes.
+    event SlashRestored(
+        uint64 indexed runId, address indexed owner, bytes32 indexed escrowId, uint256 returned, uint256 followed
+    );
+    /// @notice Emitted when a later slash takes its share of stake that an earlier escrow gave back.
+    event SlashFollowed(bytes32 indexed escrowId, bytes32 indexed fromEscrowId, uint256 amount);
 }
 
 /// @title Holds all stake, and is the only contract that does
-/// @notice Workers, validators and jurors deposit here. Stake stays slashable until it is withdrawn.
+/// @notice Stake belongs to one owner and one run: its owner deposits it for that run, and nothing but that run can cost
+///         it. Jurors stake for run 0, the network's bench. Stake stays slashable until it is withdrawn.
 interface IStakeVault is IStakeVaultErrors, IStakeVaultEvents {
-    /// @notice What one account has staked, in token wei.
+    /// @notice What one account has staked for one run, in token wei.
     struct Account {
-        /// @dev Counts towards requirements. Slot 0.
-        uint128 active;
-        /// @dev Leaving, still slashable. Slot 0.
-        uint128 unbonding;
-        /// @dev Unix seconds from which `unbonding` may be withdrawn. Slot 1.
-        uint64 withdrawableAt;
-        /// @dev Unix seconds before which it is held back nevertheless.
-        uint64 heldUntil;
-        /// @dev Open cases that hold it back.
-        uint32 openCases;
+        /// @dev Counts towards requirements.
+        uint256 active;
+        /// @dev Leaving, still slashable.
+        uint256 unbonding;
+        /// @dev Unix seconds from which `unbonding` may be withdrawn.
+        uint256 withdrawableAt;
+        /// @dev Escrows of the account that are held.
+        uint256 held;
+    }
+
+    /// @notice What stake can be taken for. An account is punished once for an offence and a tag.
+    enum Offence {
+        None,
+        /// @dev A statistical fraud verdict, or an exact one; tag is `step << 32 | index`.
+        Fraud,
+        ExactFraud,
+        /// @dev Two submissions for one slot; tag as for fraud.
+        DoubleSubmission,
+        /// @dev A signature on outcomes that a jury overturned; tag is the batch.
+        WrongVerdict,
+        /// @dev Two outcomes of one batch; tag is the batch.
+        DoubleOutcome,
+        /// @dev A juror that did not vote; tag is the case.
+        AbsentJuror
     }
 
     /// @notice Life of an escrow.
@@ -66,69 +90,74 @@ interface IStakeVault is IStakeVaultErrors, IStakeVaultEvents {
         Restored
     }
 
-    /// @notice Stake taken for one offence, held until its verdict is final.
+    /// @notice Stake taken for one offence.
     struct Escrow {
-        /// @dev Whose stake it was.
-        address owner;
-        /// @dev Who reported the offence; zero for none.
-        address reporter;
         /// @dev Token wei taken; zero when there was nothing.
         uint88 amount;
+        /// @dev Millionths that the offence costs.
+        uint24 ppm;
+        /// @dev The outcome that it belongs to; zero for offences that prove themselves.
+        uint64 batchId;
+        uint32 position;
         /// @dev What became of it.
         EscrowStatus status;
     }
 
-    /// @notice Adds `amount` of the caller's tokens to the active stake of `owner`.
-    function deposit(address owner, uint256 amount) external;
+    /// @notice What stake is taken for: whose, which offence, and of frauds the one outcome that the escrow belongs to.
+    struct Verdict {
+        uint64 runId;
+        address owner;
+        Offence offence;
+        /// @dev See `Offence`.
+        uint64 tag;
+        uint64 batchId;
+        uint32 position;
+    }
 
-    /// @notice As `deposit` for the caller, with an ERC-2612 permit for this contract.
-    function depositWithPermit(uint256 amount, uint256 deadline, uint8 v, bytes32 r, bytes32 s) external;
+    /// @notice Adds `amount` of the caller's tokens to the active stake of `owner` in a run.
+    function deposit(uint64 runId, address owner, uint256 amount) external;
 
-    /// @notice Adds `amount` of the worker's own tokens to its stake. Only WorkerRegistry may call.
-    function depositFrom(address worker, uint256 amount) external;
+    /// @notice Adds `amount` of an owner's own tokens to its stake in a run. Only the registries may call.
+    function depositFrom(uint64 runId, address owner, uint256 amount) external;
 
-    /// @notice Starts to unbond `amount` of the caller's active stake.
+    /// @notice Starts to unbond `amount` of the caller's active stake in a run.
     /// @dev There is one pending unbond per account: a later request adds to it and restarts its clock.
-    function requestUnbond(uint256 amount) external;
+    function requestUnbond(uint64 runId, uint256 amount) external;
 
-    /// @notice Starts to unbond all active stake of `worker`. Only WorkerRegistry may call.
-    function requestUnbondFor(address worker) external;
+    /// @notice Starts to unbond all active stake of an owner in a run. Only the registries may call.
+    function requestUnbondFor(uint64 runId, address owner) external;
 
-    /// @notice Pays out the caller's unbonded stake once the unbonding period is over and nothing holds it.
-    /// @dev Never pausable. Whatever holds stake back does so for one more unbonding period at most.
-    function withdraw() external returns (uint256 amount);
+    /// @notice Pays out the caller's unbonded stake in a run once the unbonding period is over. Nothing can hold it longer.
+    function withdraw(uint64 runId) external returns (uint256 amount);
 
-    /// @notice Holds an account's stake until `until`. Only ContributionLedger, DisputeCourt and FaultCourt may call.
-    function hold(address owner, uint256 until) external;
+    /// @notice Takes `ppm` millionths of an owner's active and unbonding stake in a run for an outcome's fraud, and holds
+    ///         them. Rounds up. Only ContributionLedger may call.
+    function hold(Verdict calldata verdict, uint256 ppm) external returns (uint256 amount);
 
-    /// @notice Holds an account's stake while a case about its work is open. Only DisputeCourt may call.
-    function openCase(address owner) external;
+    /// @notice Takes stake for an offence that is proven, and splits it at once. Rounds up. Only the courts may call.
+    /// @param reporter Gets the capped reporter's share; zero for none.
+    function slash(uint64 runId, address owner, Offence offence, uint64 tag, uint256 ppm, address reporter)
+        external
+        returns (uint256 amount);
 
-    /// @notice Undoes `openCase`. Only DisputeCourt may call.
-    function closeCase(address owner) external;
+    /// @notice Splits a final fraud's escrow into burn, insurance and reporter's share. Only ContributionLedger may call.
+    function release(Verdict calldata verdict, address reporter) external;
 
-    /// @notice Moves `ppm` millionths of active and unbonding stake into escrow for an offence.
-    /// @dev Rounds up. Only ContributionLedger, DisputeCourt and FaultCourt may call.
-    /// @param offence Names what is punished; each is punished once.
-    /// @param reporter Gets the capped reporter share when the escrow is released; zero for none.
-    function slash(address owner, uint256 ppm, bytes32 offence, address reporter) external returns (uint256 amount);
+    /// @notice Gives an overturned fraud's escrow back, less what later offences cost of it. Only DisputeCourt may call.
+    /// @return restored Whether the outcome had an escrow.
+    function restore(Verdict calldata verdict) external returns (bool restored);
 
-    /// @notice Splits a final offence's escrow into burn, insurance and reporter share.
-    /// @dev Only ContributionLedger, DisputeCourt and FaultCourt may call.
-    function release(bytes32 offence) external;
+    /// @notice Returns the stake of `owner` in a run.
+    function accountOf(uint64 runId, address owner) external view returns (Account memory);
 
-    /// @notice Gives an overturned offence's escrow back to its owner's active stake.
-    /// @dev Only ContributionLedger, DisputeCourt and FaultCourt may call.
-    function restore(bytes32 offence) external;
+    /// @notice Returns the active stake of `owner` in a run, in token wei.
+    function activeStake(uint64 runId, address owner) external view returns (uint256);
 
-    /// @notice Returns the stake of `owner`.
-    function accountOf(address owner) external view returns (Account memory);
+    /// @notice Returns the name of an escrow: `keccak256(abi.encode(runId, owner, offence, tag))`.
+    function escrowIdOf(uint64 runId, address owner, Offence offence, uint64 tag) external pure returns (bytes32);
 
-    /// @notice Returns the active stake of `owner`, in token wei.
-    function activeStake(address owner) external view returns (uint256);
-
-    /// @notice Returns the escrow of an offence.
-    function escrowOf(bytes32 offence) external view returns (Escrow memory);
+    /// @notice Returns an escrow.
+    function escrowOf(bytes32 escrowId) external view returns (Escrow memory);
 
     /// @notice Returns the seconds between an unbond request and its withdrawal.
     function unbondingPeriod() external view returns (uint256);

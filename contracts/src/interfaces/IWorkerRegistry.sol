@@ -5,45 +5,48 @@ pragma solidity ^0.8.30;
 interface IWorkerRegistryErrors {
     /// @notice Thrown when a caller is not the contract that may make this call.
     error RegistryUnauthorized(address caller);
-    /// @notice Thrown when a worker is already registered.
-    error RegistryWorkerExists(address worker);
-    /// @notice Thrown when an account is not a worker, or its status forbids the call.
-    error RegistryWrongStatus(address worker, uint8 status);
+    /// @notice Thrown when an account's status in a run forbids the call; also when one that validates for it would work.
+    error RegistryWrongStatus(uint64 runId, address worker, uint8 status);
     /// @notice Thrown when a node key serves or served a worker: keys are never bound twice.
     error RegistryNodeTaken(address node, address worker);
-    /// @notice Thrown when a node's consent is expired or not signed by the node.
+    /// @notice Thrown when a node's consent is not signed by the node, or a worker has no node yet.
     error RegistryInvalidNodeSignature(address node, address recovered);
     /// @notice Thrown when the node's consent is past its deadline.
     error RegistryExpired(uint256 deadline, uint256 timestamp);
-    /// @notice Thrown when active stake is below the requirement.
-    error RegistryStakeTooLow(address worker, uint256 active, uint256 required);
+    /// @notice Thrown when active stake in the run is below the requirement.
+    error RegistryStakeTooLow(uint64 runId, address worker, uint256 active, uint256 required);
     /// @notice Thrown when a jailed worker asks to come back too early.
-    error RegistryStillJailed(address worker, uint256 until);
+    error RegistryStillJailed(uint64 runId, address worker, uint256 until);
 }
 
 /// @title Events of the worker registry
 interface IWorkerRegistryEvents {
-    /// @notice Emitted once per worker. It may submit from `activeFrom` (block number) on.
-    event WorkerRegistered(address indexed worker, address indexed node, uint32 workerId, uint256 activeFrom);
-    /// @notice Emitted when a worker replaces its node key; the old key fails at once.
-    event NodeRotated(address indexed worker, address indexed oldNode, address indexed newNode);
-    /// @notice Emitted when a worker is jailed: until a time (Unix seconds), and until its stake suffices.
-    event WorkerJailed(address indexed worker, bytes32 indexed offence, uint256 until);
-    /// @notice Emitted when a jailed worker is active again from block `activeFrom` on.
-    event WorkerUnjailed(address indexed worker, uint256 activeFrom);
-    /// @notice Emitted when a worker is excluded for good.
-    event WorkerBanned(address indexed worker, bytes32 indexed offence);
+    /// @notice Emitted once per worker, when it joins its first run.
+    event WorkerRegistered(address indexed worker, uint32 indexed workerId);
+    /// @notice Emitted when a node key begins to serve a worker.
+    event NodeBound(address indexed worker, address indexed node);
+    /// @notice Emitted when a node key ceases to serve a worker; it signed nothing that is committed later.
+    event NodeUnbound(address indexed worker, address indexed node);
+    /// @notice Emitted when a worker joins a run under terms that it names. It may submit from block `activeFrom` on.
+    event WorkerJoined(uint64 indexed runId, address indexed worker, uint32 terms, uint256 activeFrom);
+    /// @notice Emitted when a worker is jailed in a run: until a time (Unix seconds), and until its stake suffices.
+    event WorkerJailed(uint64 indexed runId, address indexed worker, bytes32 indexed escrowId, uint256 until);
+    /// @notice Emitted when a worker comes back, from jail or from leaving; active from block `activeFrom` on.
+    event WorkerReturned(uint64 indexed runId, address indexed worker, uint32 terms, uint256 activeFrom);
+    /// @notice Emitted when a worker is excluded from a run for good.
+    event WorkerBanned(uint64 indexed runId, address indexed worker, bytes32 indexed escrowId);
     /// @notice Emitted when a conviction is overturned. `status` is the worker's from now on.
-    event WorkerAcquitted(address indexed worker, bytes32 indexed offence, IWorkerRegistry.Status status);
-    /// @notice Emitted when a worker starts to leave.
-    event WorkerExiting(address indexed worker);
-    /// @notice Emitted when a worker that was leaving comes back; active from block `activeFrom` on.
-    event WorkerRejoined(address indexed worker, uint256 activeFrom);
+    event WorkerAcquitted(
+        uint64 indexed runId, address indexed worker, bytes32 indexed escrowId, IWorkerRegistry.Status status
+    );
+    /// @notice Emitted when a worker starts to leave a run.
+    event WorkerExiting(uint64 indexed runId, address indexed worker);
 }
 
-/// @title Who may work, and with which key
+/// @title Who works for which run, and with which key
+/// @notice A worker has one number and one node key for the whole network; stake, status and convictions belong to a run.
 interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
-    /// @notice Life of a worker.
+    /// @notice Life of a worker in one run.
     enum Status {
         None,
         Active,
@@ -52,86 +55,96 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
         Banned
     }
 
-    /// @notice One worker.
-    struct Worker {
-        /// @dev The hot key that signs submissions and requests.
-        address node;
-        /// @dev Number from 1, used in outcome records.
-        uint32 workerId;
+    /// @notice A worker in one run.
+    struct Member {
         /// @dev Life cycle.
         Status status;
         /// @dev First block in which it counts as active.
-        uint64 activeFrom;
+        uint40 activeFrom;
         /// @dev Unix seconds before which a jailed worker stays jailed.
-        uint64 jailedUntil;
-        /// @dev Fraud verdicts against it that stand.
-        uint32 convictions;
+        uint40 jailedUntil;
+        /// @dev Unix seconds at which it began to leave; it answers for nothing that is committed later.
+        uint40 leftAt;
+        /// @dev Fraud verdicts against it that stand, and how many of them are exact.
+        uint16 convictions;
+        uint16 exactConvictions;
+        /// @dev The status at the first of the convictions that stand.
+        Status statusBefore;
     }
 
-    /// @notice Registers the caller as a worker: takes `stake` from it and binds `node`.
-    /// @dev Needs an allowance for StakeVault.
-    /// @param nodeSignature EIP-712 `NodeRegistration` made by the node key (proof of possession).
-    function register(uint256 stake, address node, uint256 nodeDeadline, bytes calldata nodeSignature) external;
+    /// @notice A node key with its worker's consent to be served by it.
+    struct NodeConsent {
+        address node;
+        /// @dev Unix seconds.
+        uint256 deadline;
+        /// @dev EIP-712 `NodeRegistration` made by the node key (proof of possession).
+        bytes signature;
+    }
 
-    /// @notice Makes the caller a worker in one transaction: as `register`, with an ERC-2612 permit for StakeVault.
-    function registerWithPermit(
-        uint256 stake,
-        address node,
-        uint256 nodeDeadline,
-        bytes calldata nodeSignature,
-        uint256 permitDeadline,
-        uint8 v,
-        bytes32 r,
-        bytes32 s
-    ) external;
+    /// @notice An ERC-2612 permit for StakeVault over the stake; `v` zero for none.
+    struct Permit {
+        uint256 deadline;
+        uint8 v;
+        bytes32 r;
+        bytes32 s;
+    }
 
-    /// @notice Replaces the caller's node key; the old key fails at once, earned reward stays.
-    function rotateNode(address node, uint256 nodeDeadline, bytes calldata nodeSignature) external;
+    /// @notice Makes the caller a worker of a run in one transaction: takes `stake` from it, and binds its node key if it
+    ///         has none or names another one.
+    /// @param terms Number of the run's terms, to which the caller agrees. Terms that are about to change are refused.
+    /// @param stake Token wei; needs an allowance for StakeVault or a permit.
+    /// @param consent The node key; a zero node keeps the one that the worker has.
+    function join(uint64 runId, uint32 terms, uint256 stake, NodeConsent calldata consent, Permit calldata permit)
+        external;
 
-    /// @notice Starts to leave: no more work, all stake unbonds.
-    function exit() external;
+    /// @notice Replaces the caller's node key in all runs; the old key fails at once, earned reward stays.
+    function rotateNode(NodeConsent calldata consent) external;
 
-    /// @notice Makes the caller active again after its jail time, if its stake suffices.
-    function unjail() external;
+    /// @notice Starts to leave a run: no more work, all stake in it unbonds.
+    function exit(uint64 runId) external;
 
-    /// @notice Makes the caller, which was leaving, active again, if its stake suffices.
-    function rejoin() external;
+    /// @notice Makes the caller active in a run again, from jail or from leaving, if its stake suffices.
+    /// @param terms As for `join`.
+    function comeBack(uint64 runId, uint32 terms) external;
 
-    /// @notice Jails an active worker. Only FaultCourt may call.
-    function jail(address worker, bytes32 offence) external;
-
-    /// @notice Convicts a worker of fraud. Only ContributionLedger and FaultCourt may call.
+    /// @notice Convicts a worker of fraud in a run. Only ContributionLedger and FaultCourt may call.
     /// @dev An exact fraud or a second conviction bans, a first statistical one jails.
     /// @return priors Convictions that stood before.
-    function convict(address worker, bytes32 offence, bool exact) external returns (uint256 priors);
+    function convict(uint64 runId, address worker, bytes32 escrowId, bool exact) external returns (uint256 priors);
 
     /// @notice Undoes a conviction that was overturned. Only DisputeCourt may call.
-    function acquit(address worker, bytes32 offence, bool exact) external;
+    function acquit(uint64 runId, address worker, bytes32 escrowId, bool exact) external;
 
-    /// @notice Jails a worker whose active stake is below the requirement; does nothing for anybody else.
+    /// @notice Jails a worker whose active stake in a run is below the requirement; does nothing for anybody else.
     /// @dev Anyone may call. StakeVault calls it whenever active stake falls, so nobody needs to.
-    function jailForLowStake(address worker) external;
+    function jailForLowStake(uint64 runId, address worker) external;
 
-    /// @notice Returns a worker's record.
-    function workerOf(address worker) external view returns (Worker memory);
+    /// @notice Returns a worker's number and node key; zero for nobody.
+    function workerOf(address worker) external view returns (uint32 workerId, address node);
+
+    /// @notice Returns a worker as it stands in a run.
+    function memberOf(uint64 runId, address worker) external view returns (Member memory);
+
+    /// @notice Returns a worker's status in a run.
+    function statusOf(uint64 runId, address worker) external view returns (Status);
+
+    /// @notice Returns whether `worker` may submit to a run in the current block.
+    function isActive(uint64 runId, address worker) external view returns (bool);
+
+    /// @notice Returns whether what `node` signed, and was committed at `time`, counts against a worker in a run: it
+    ///         joined, had not begun to leave, and the key was its own.
+    function answersFor(uint64 runId, address worker, address node, uint256 time) external view returns (bool);
 
     /// @notice Returns the worker that a node key serves now, or the zero address.
     function workerOfNode(address node) external view returns (address);
 
-    /// @notice Returns whether `node` is or was a node of `worker`, and `workerId` is the worker's number.
-    /// @dev Signatures of replaced keys stay evidence against their worker.
-    function wasNodeOf(address node, address worker, uint32 workerId) external view returns (bool);
-
     /// @notice Returns the worker with a number, or the zero address.
     function workerById(uint32 workerId) external view returns (address);
-
-    /// @notice Returns whether `worker` may submit in the current block.
-    function isActive(address worker) external view returns (bool);
 
     /// @notice Returns the next nonce a node must consent to for `worker`.
     function nonces(address worker) external view returns (uint256);
 
-    /// @notice Returns the active stake a worker must hold, in token wei.
+    /// @notice Returns the active stake a worker must hold in each of its runs, in token wei.
     function requiredStake() external view returns (uint256);
 
     /// @notice Returns the EIP-712 domain separator.

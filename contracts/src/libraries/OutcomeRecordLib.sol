@@ -28,47 +28,14 @@ library OutcomeRecordLib {
         return keccak256(abi.encodePacked(batchId, position, record));
     }
 
-    /// @dev Returns the leaf of the submission that an outcome accepts as claimed.
-    function submissionLeafOf(IContributionLedger.Outcome memory claimed, uint64 runId, address worker)
-        internal
-        pure
-        returns (bytes32)
-    {
-        bytes32 structHash = keccak256(
-            abi.encode(
-                SUBMISSION_TYPEHASH,
-                runId,
-                worker,
-                claimed.step,
-                claimed.index,
-                claimed.policyVersion,
-                claimed.fileHash,
-                claimed.rollouts,
-                claimed.units
-            )
-        );
-        return keccak256(abi.encode(structHash));
+    /// @dev Returns the number of a slot within a worker's run.
+    function tagOf(IContributionLedger.Outcome memory outcome) internal pure returns (uint64) {
+        return uint64(outcome.step) << 32 | outcome.index;
     }
 
-    /// @dev Returns the name, in cases, of a submission that stands as claimed because outcomes are overdue. The tree
-    ///      of submissions does not tell positions apart: without one, each submission has one name.
-    function overdueLeafOf(uint64 batchId, bytes32 submissionLeaf) internal pure returns (bytes32) {
-        return keccak256(abi.encodePacked(batchId, submissionLeaf));
-    }
-
-    /// @dev Returns whether a record is that of a submission that stands as claimed.
-    function isAsClaimed(IContributionLedger.Outcome memory outcome) internal pure returns (bool) {
-        return outcome.verdict == ACCEPTED && outcome.reason == 0;
-    }
-
-    /// @dev Returns the name of the fault that a file is: the same whatever batch the file is in.
-    function offenceOf(IContributionLedger.Outcome memory outcome, uint64 runId) internal pure returns (bytes32) {
-        return keccak256(abi.encode(runId, outcome.workerId, outcome.step, outcome.index, outcome.fileHash));
-    }
-
-    /// @dev Returns whether validators found an exact fault, which one look proves.
-    function isExactFraud(IContributionLedger.Outcome memory outcome) internal pure returns (bool) {
-        return outcome.verdict == FRAUD && outcome.reason >= FIRST_EXACT_REASON && outcome.reason <= LAST_EXACT_REASON;
+    /// @dev Returns whether a verdict and its reason are an exact fault, which one look proves.
+    function isExact(uint8 verdict, uint8 reason) internal pure returns (bool) {
+        return verdict == FRAUD && reason >= FIRST_EXACT_REASON && reason <= LAST_EXACT_REASON;
     }
 
     /// @dev Returns the record at a place of joined ones. Assumes that there is one.

@@ -25,6 +25,7 @@ from muster.protocol.errors import ConfigError, EncodingError
 
 CONTRACTS = (
     "MusterToken",
+    "JuryPool",
     "StakeVault",
     "WorkerRegistry",
     "RunRegistry",

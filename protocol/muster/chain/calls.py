@@ -11,6 +11,7 @@ from muster.chain.events import Event
 from muster.protocol.errors import ChainError
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ class Contract:
     async def _find(self, kind: type[T], function: str, *args: Any) -> T | None:
         value, exists = await self._caller.read(type(self).__name__, function, args)
         return from_abi(kind, value) if exists else None
+
+    async def _pair(
+        self, first: type[T], second: type[S], function: str, *args: Any
+    ) -> tuple[T, S]:
+        values = await self._caller.read(type(self).__name__, function, args)
+        return from_abi(first, values[0]), from_abi(second, values[1])
 
     async def _write(self, function: str, *args: Any) -> Receipt:
         return await self._caller.write(type(self).__name__, function, args)

@@ -8,15 +8,17 @@ from typing import Any
 
 from muster.chain.abi import AbiEvent, contract_abi
 from muster.chain.conversion import from_abi
-from muster.chain.structs import RunConfig, RunTerms
+from muster.chain.structs import LeasedWork, RunConfig, RunTerms, SlashSubject
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Submission
 
 _STRUCTS: dict[str | None, Any] = {
+    "LeasedWork": LeasedWork,
     "RunConfig": RunConfig,
     "Submission": Submission,
     "Terms": RunTerms,
+    "Verdict": SlashSubject,
 }
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from muster.chain.structs import Offence
 from muster.chain.view import ChainView
 from muster.chain.view_parts import SlashState, SlashView
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, RunId
 
 STATE_WORDS = {
     SlashState.ESCROWED: "held until the verdict is final",
@@ -25,10 +26,12 @@ STATE_WORDS = {
 class Loss:
     """What one stake lost by fraud."""
 
+    run_id: RunId
+    """The run that it was staked for; 0 for the jurors' bench."""
     owner: Address
-    """Whose stake it was: a worker's or a validator's."""
+    """Whose stake it was: a worker's, a validator's or a juror's."""
     status: str
-    """The worker's status in small letters; empty for a validator."""
+    """The worker's status in the run in small letters; empty for others."""
     lost_wei: int
     """What was taken and not given back."""
     held_wei: int
@@ -86,27 +89,29 @@ class Loss:
         return f"{self.empty} later {frauds} found nothing left" if self.empty else ""
 
 
-def losses(view: ChainView) -> list[Loss]:
-    """Return what each stake lost, who was slashed first at the top."""
-    by_owner: dict[Address, list[SlashView]] = {}
+def losses(view: ChainView, run_id: RunId | None = None) -> list[Loss]:
+    """Return what each stake of a run, or of all, lost; who was slashed first at the top."""
+    by_owner: dict[tuple[RunId, Address], list[SlashView]] = {}
     for slash in view.slashes:
-        by_owner.setdefault(slash.owner, []).append(slash)
-    return [_loss(view, owner, slashes) for owner, slashes in by_owner.items()]
+        if run_id in (None, slash.run_id):
+            by_owner.setdefault((slash.run_id, slash.owner), []).append(slash)
+    return [_loss(view, *key, slashes) for key, slashes in by_owner.items()]
 
 
-def loss_of(view: ChainView, owner: Address) -> Loss | None:
+def loss_of(view: ChainView, run_id: RunId, owner: Address) -> Loss | None:
     """Return what one stake lost; None when it was never slashed."""
-    slashes = [slash for slash in view.slashes if slash.owner == owner]
-    return _loss(view, owner, slashes) if slashes else None
+    slashes = [s for s in view.slashes if (s.run_id, s.owner) == (run_id, owner)]
+    return _loss(view, run_id, owner, slashes) if slashes else None
 
 
-def _loss(view: ChainView, owner: Address, slashes: Sequence[SlashView]) -> Loss:
+def _loss(view: ChainView, run_id: RunId, owner: Address, slashes: Sequence[SlashView]) -> Loss:
     taking = [slash for slash in slashes if slash.amount_wei]
     standing = [slash for slash in taking if slash.state is not SlashState.RESTORED]
-    worker = view.workers.get(owner)
+    member = view.member(run_id, owner)
     return Loss(
+        run_id=run_id,
         owner=owner,
-        status="" if worker is None else worker.status.lower(),
+        status="" if member is None else member.status.lower(),
         lost_wei=sum(slash.amount_wei for slash in standing),
         held_wei=sum(s.amount_wei for s in standing if s.state is SlashState.ESCROWED),
         restored_wei=sum(s.amount_wei for s in taking if s.state is SlashState.RESTORED),
@@ -125,10 +130,8 @@ def _stake(slashes: Sequence[SlashView]) -> int:
 
 def reason_of(view: ChainView, slash: SlashView) -> str:
     """Return what a slash was for, in small letters; empty for an outcome that is not there."""
-    if slash.fault is not None:
-        return str(slash.fault)
-    if slash.is_double_submission:
-        return "double_submission"
+    if slash.offence not in (Offence.FRAUD, Offence.EXACT_FRAUD):
+        return slash.offence.name.lower()
     batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
     if batch is None or slash.position is None:
         return ""

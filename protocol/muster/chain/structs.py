@@ -10,48 +10,86 @@ from dataclasses import dataclass
 from muster.chain.conversion import SolidityEnum, to_abi
 from muster.protocol.encoding import abi_words, keccak
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import OutcomeRecord, Verdict
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)
 """What Solidity returns for nobody."""
 
 
 class WorkerStatus(SolidityEnum):
-    """Life of a worker."""
+    """Life of a worker in a run."""
 
     NONE = "None"
-    """Not registered."""
+    """Never joined it."""
     ACTIVE = "Active"
     """May submit from its activation block on."""
     JAILED = "Jailed"
-    """May not submit until it unjails."""
+    """May not submit until it comes back."""
     EXITING = "Exiting"
-    """Leaves; all stake unbonds."""
+    """Leaves; all its stake in the run unbonds."""
     BANNED = "Banned"
     """Excluded for fraud."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAccount:
-    """A worker, as WorkerRegistry has it."""
+    """A worker in the whole network, as WorkerRegistry has it."""
 
-    node: Address
-    """The hot key that signs."""
     worker_id: int
-    """Number in outcome records; 0 when not registered."""
+    """Number in outcome records; 0 when it joined no run yet."""
+    node: Address
+    """The hot key that signs for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker in one run, as WorkerRegistry has it."""
+
     status: WorkerStatus
     """Life cycle."""
     active_from: int
     """First block in which it counts as active."""
     jailed_until: int
     """Before this time it stays jailed."""
+    left_at: int
+    """When it began to leave; it answers for nothing that is committed later. 0 while it stays."""
     convictions: int
     """Fraud verdicts against it that stand."""
+    exact_convictions: int
+    """How many of them are exact."""
+    status_before: WorkerStatus
+    """Its status at the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConsent:
+    """A node key's consent to serve a worker; the zero address keeps the one that serves."""
+
+    node: Address
+    """The key."""
+    deadline: int
+    """Until when it holds."""
+    signature: bytes
+    """EIP-712 `NodeRegistration` by the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """An ERC-2612 permit for StakeVault; `v` 0 for none."""
+
+    deadline: int = 0
+    """Until when it holds."""
+    v: int = 0
+    """Of its signature."""
+    r: Hash32 = Hash32(bytes(32))
+    """Of its signature."""
+    s: Hash32 = Hash32(bytes(32))
+    """Of its signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class StakeAccount:
-    """An account's stake."""
+    """What an account has staked for one run."""
 
     active_wei: int
     """Counts towards requirements."""
@@ -59,10 +97,45 @@ class StakeAccount:
     """Leaving, still slashable."""
     withdrawable_at: int
     """From when `unbonding_wei` may be withdrawn."""
-    held_until: int
-    """Before this time it is held back nevertheless, for one more unbonding period at most."""
-    open_cases: int
-    """Cases that hold it back in the same way."""
+    held: int
+    """Fraud verdicts whose slash waits to be final."""
+
+
+class Offence(SolidityEnum):
+    """What stake is taken for."""
+
+    NONE = "None"
+    """Nothing."""
+    FRAUD = "Fraud"
+    """A statistical fraud."""
+    EXACT_FRAUD = "ExactFraud"
+    """A fraud that one look proves."""
+    DOUBLE_SUBMISSION = "DoubleSubmission"
+    """Two submissions for one slot."""
+    WRONG_VERDICT = "WrongVerdict"
+    """A signature on outcomes that a jury overturned."""
+    DOUBLE_OUTCOME = "DoubleOutcome"
+    """Two outcomes of one batch."""
+    ABSENT_JUROR = "AbsentJuror"
+    """A vote that was not cast."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlashSubject:
+    """Whose stake is taken, and what for."""
+
+    run_id: RunId
+    """The run it was staked for; 0 for the jurors' bench."""
+    owner: Address
+    """Whose."""
+    offence: Offence
+    """What for."""
+    tag: int
+    """Of frauds and double submissions `step << 32 | index`, else the batch or the case."""
+    batch_id: int
+    """The batch of the outcome that a fraud is; else 0."""
+    position: int
+    """Its place there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +171,7 @@ class RunConfig:
     terms: RunTerms
     """Price, slashes, quorum."""
     validators: tuple[Address, ...]
-    """The validators."""
+    """The validators that are invited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +180,19 @@ class PolicyCheckpoint:
 
     manifest_root: Hash32
     """Keccak-256 of the manifest; zero when never published."""
-    beacon: Hash32
-    """Hash of the publishing block, once recorded; zero before."""
     block_number: int
     """The publishing block."""
+
+
+class BatchStatus(SolidityEnum):
+    """Life of a batch."""
+
+    COMMITTED = "Committed"
+    """Waits for its outcomes, and then for judges of the network or to be void."""
+    JUDGED = "Judged"
+    """A quorum of the run, or judges of the network, decided."""
+    WITHHELD = "Withheld"
+    """A quorum said that nothing of it can be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +211,47 @@ class Batch:
     """Units they claim together."""
     price_per_unit: int
     """Token wei per unit, as it was at the commitment."""
+    terms: int
+    """Number of the run's terms at the commitment."""
     committed_at: int
     """When it was committed."""
     posted_at: int = 0
-    """When its outcomes were posted; 0 before."""
+    """When its outcomes were posted, or it was called withheld; 0 before."""
     signers: int = 0
-    """Seats of the validators that signed them, as a bitmap."""
+    """Seats of the validators that signed, as a bitmap; 0 when the network's judges decided."""
+    status: BatchStatus = BatchStatus.COMMITTED
+    """Where it stands."""
 
     def commitment(self) -> Hash32:
         """Return what the ledger keeps of it while nothing in it was challenged."""
         digest = keccak(abi_words(*to_abi(self)))
         return Hash32(digest[:-1] + bytes([digest[-1] & 0xFE]))
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedWork:
+    """A submission with all that proves it."""
+
+    submission: Submission
+    """The claim."""
+    node_signature: bytes
+    """Its worker's node's."""
+    ticket: Ticket
+    """The right to it."""
+    ticket_signature: bytes
+    """The run's orchestrator's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What validators sign about a batch."""
+
+    batch_id: int
+    """Its number."""
+    batch_root: Hash32
+    """Over its submissions."""
+    records_hash: Hash32
+    """Keccak-256 of the joined records; of none when it is withheld."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,30 +290,54 @@ class Standing:
     """As recorded."""
     leaf: Hash32
     """Its name in cases."""
-    offence: Hash32
-    """The file's name in slashes."""
     verdict: Verdict
     """The verdict that stands."""
+    reason: Reason
+    """Its reason."""
     closes_at: int
     """When its challenge window closes."""
     is_final: bool
     """Whether the window is closed and no case is open."""
 
 
+class CaseStatus(SolidityEnum):
+    """Life of a case."""
+
+    NONE = "None"
+    """There is none."""
+    OPEN = "Open"
+    """A jury is drawn, or votes."""
+    UPHELD = "Upheld"
+    """What is recorded stands."""
+    OVERTURNED = "Overturned"
+    """The jury's ruling stands in its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class CourtTerms:
-    """What a deployment fixes about disputes."""
+    """What a deployment fixes about cases."""
 
-    challenge_bond: int
-    """Wei that a challenger puts up."""
+    bond: int
+    """Wei that a claimant, or a worker that submits by itself, puts up."""
+    juror_fee: int
+    """Wei that a juror of the prevailing ruling earns at most."""
     draw_delay: int
-    """Blocks after the challenge whose hash decides the jury."""
+    """Blocks after the opening whose hash decides the jury."""
     jury_size: int
-    """Jurors of a case, fewer when there are fewer that may sit."""
+    """Jurors of a case, fewer when fewer may sit."""
     commit_time: int
-    """Seconds after the challenge until which jurors may commit."""
+    """Seconds after the opening until which jurors may commit."""
     reveal_time: int
     """Seconds after that until which they may reveal."""
+    wrong_verdict_ppm: int
+    """Millionths of a signer's stake that outcomes cost which a jury overturned."""
+    absence_ppm: int
+    """Millionths of a juror's stake that a vote costs which it did not cast."""
+
+    @property
+    def jury_time(self) -> int:
+        """Seconds after which a case can be closed, whoever did nothing."""
+        return self.commit_time + self.reveal_time
 
 
 class PauseCause(SolidityEnum):
@@ -213,19 +349,6 @@ class PauseCause(SolidityEnum):
     """A validator failed an item that it knows to be good."""
     OTHER = "Other"
     """Anything else, which the evidence says."""
-
-
-class Fault(SolidityEnum):
-    """What a validator is punished for."""
-
-    WRONG_VERDICT = "WrongVerdict"
-    """It signed an outcome that a jury overturned."""
-    ABSENT_JUROR = "AbsentJuror"
-    """It did not reveal a vote."""
-    MISSED_DEADLINE = "MissedDeadline"
-    """A batch waited in vain for its outcomes."""
-    DOUBLE_OUTCOME = "DoubleOutcome"
-    """It signed two outcomes of one batch."""
 
 
 @dataclass(frozen=True, slots=True)

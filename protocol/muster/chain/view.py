@@ -7,6 +7,7 @@ reorganisation made void, by building everything again from the events that stan
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 from muster.chain.events import Event
 from muster.chain.structs import (
     ZERO_ADDRESS,
+    BatchStatus,
     BlockId,
-    Fault,
+    CaseStatus,
+    Offence,
     PauseCause,
     WorkerStatus,
 )
@@ -23,6 +26,8 @@ from muster.chain.view_parts import (
     BatchView,
     CaseView,
     CheckpointView,
+    ClaimView,
+    MemberView,
     PauseView,
     PaymentView,
     RunView,
@@ -37,7 +42,8 @@ from muster.chain.view_parts import (
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import Verdict
+from muster.protocol.jury import Place, Ruling
+from muster.protocol.messages import Reason, Verdict
 
 NO_OFFENCE = Hash32(bytes(32))
 """What a jailing without a fraud verdict is filed under."""
@@ -54,13 +60,13 @@ class ChainView:
 
     def _reset(self) -> None:
         self.workers: dict[Address, WorkerView] = {}
-        """By staking wallet, in order of registration."""
+        """By staking wallet, in order of registration; what each is in a run is its members'."""
         self.worker_by_id: dict[int, WorkerView] = {}
         """By number."""
         self.worker_by_node: dict[Address, WorkerView] = {}
         """By the hot key that serves now."""
-        self.stakes: dict[Address, StakeView] = {}
-        """By owner."""
+        self.stakes: dict[tuple[RunId, Address], StakeView] = {}
+        """By run and owner; run 0 is the jurors' bench."""
         self.runs: dict[RunId, RunView] = {}
         """By run id."""
         self.batches: dict[int, BatchView] = {}
@@ -70,10 +76,12 @@ class ChainView:
         self.payments: list[PaymentView] = []
         """In chain order."""
         self.cases: dict[Hash32, CaseView] = {}
-        """By outcome leaf."""
+        """By outcome leaf, or `summons_of` a batch that its run left unjudged."""
+        self.bench: list[Place] = []
+        """The places of the network's jurors."""
         self.contradictions: list[str] = []
         """Events that do not follow from those before them."""
-        self._slash_by_offence: dict[Hash32, SlashView] = {}
+        self._slash_by_id: dict[Hash32, SlashView] = {}
         self._slots: set[tuple[int, int, int, int]] = set()
 
     # -------------------------------------------------------------------- events
@@ -155,74 +163,117 @@ class ChainView:
             return None
         record = batch.records[position]
         case = self.cases.get(record.leaf(batch_id, position)) if self.cases else None
-        return Verdict(case.claimed_verdict) if case and case.overturned else record.verdict
+        return Verdict(case.ruling >> 8) if case and case.overturned else record.verdict
+
+    def member(self, run_id: RunId, worker: Address) -> MemberView | None:
+        """Return a worker as it stands in a run; None when it never joined it."""
+        run = self.runs.get(run_id)
+        return None if run is None else run.members.get(worker)
+
+    def stake(self, run_id: RunId, owner: Address) -> StakeView:
+        """Return what an account staked for a run, which may be nothing."""
+        return self.stakes.get((run_id, owner)) or StakeView(run_id, owner)
+
+    def jurors(self) -> list[Address]:
+        """Return who is on the network's bench now."""
+        return [place.juror for place in self.bench if not place.left_at]
 
     # --------------------------------------------------------------------- stake
 
-    def _stake(self, owner: Address) -> StakeView:
-        return self.stakes.setdefault(owner, StakeView(owner))
+    def _stake(self, args: dict[str, Any]) -> StakeView:
+        key = RunId(args["run_id"]), args["owner"]
+        return self.stakes.setdefault(key, StakeView(*key))
 
     def _deposited(self, event: Event, args: dict[str, Any]) -> None:
-        stake = self._stake(args["owner"])
+        stake = self._stake(args)
         stake.active_wei += args["amount"]
         self._expect(event, "active stake", stake.active_wei, args["active"])
 
     def _unbond_requested(self, event: Event, args: dict[str, Any]) -> None:
-        stake = self._stake(args["owner"])
+        stake = self._stake(args)
         stake.active_wei -= args["amount"]
         stake.unbonding_wei += args["amount"]
         stake.withdrawable_at = args["withdrawable_at"]
         self._expect(event, "unbonding stake", stake.unbonding_wei, args["unbonding"])
 
     def _withdrawn(self, event: Event, args: dict[str, Any]) -> None:
-        stake = self._stake(args["owner"])
+        stake = self._stake(args)
         self._expect(event, "amount", stake.unbonding_wei, args["amount"])
         stake.unbonding_wei -= args["amount"]
         stake.withdrawable_at = 0
 
     def _slashed(self, event: Event, args: dict[str, Any]) -> None:
-        stake = self._stake(args["owner"])
+        stake, subject = self._stake(args), args["verdict"]
         taken = (args["from_active"], args["from_unbonding"])
         slash = SlashView(
-            owner=args["owner"],
-            offence=args["offence"],
+            run_id=stake.run_id,
+            owner=stake.owner,
+            escrow_id=args["escrow_id"],
+            offence=subject.offence,
+            tag=subject.tag,
             amount_wei=sum(taken),
             tx_hash=event.tx_hash,
             block_number=event.block_number,
             stake_before=(stake.active_wei, stake.unbonding_wei),
             taken=taken,
-            reporter=args["reporter"],
         )
-        if args["offence"] in self._slash_by_offence:
-            self._contradict(event, f"offence 0x{args['offence'].hex()} is slashed twice")
+        if slash.escrow_id in self._slash_by_id:
+            self._contradict(event, f"0x{slash.escrow_id.hex()} is slashed twice")
+        if subject.offence in (Offence.FRAUD, Offence.EXACT_FRAUD):
+            slash.batch_id, slash.position = subject.batch_id, subject.position
         stake.active_wei -= taken[0]
         stake.unbonding_wei -= taken[1]
         stake.slashed_wei += slash.amount_wei
         self.slashes.append(slash)
-        self._slash_by_offence[slash.offence] = slash
+        self._slash_by_id[slash.escrow_id] = slash
 
     def _slash_released(self, event: Event, args: dict[str, Any]) -> None:
-        slash = self._settle(event, SlashState.RELEASED)
-        slash.split = (args["burned"], args["insured"], args["rewarded"])
+        slash = self._slash_by_id[args["escrow_id"]]
+        split = (args["burned"], args["insured"], args["rewarded"])
+        if slash.state is SlashState.RELEASED and slash.split is not None:
+            # What follows a slash that is final is split at once.
+            slash.split = tuple(map(sum, zip(slash.split, split, strict=True)))
+        else:
+            self._settle(event, slash, SlashState.RELEASED)
+            slash.split, slash.reporter = split, args["reporter"]
         self._expect(event, "what is split", slash.amount_wei, sum(slash.split))
 
     def _slash_restored(self, event: Event, args: dict[str, Any]) -> None:
-        slash = self._settle(event, SlashState.RESTORED)
-        self._expect(event, "what is given back", slash.amount_wei, args["amount"])
-        stake = self._stake(args["owner"])
-        stake.active_wei += args["amount"]
-        stake.slashed_wei -= args["amount"]
+        slash = self._slash_by_id[args["escrow_id"]]
+        self._settle(event, slash, SlashState.RESTORED)
+        given = args["returned"] + args["followed"]
+        self._expect(event, "what is given back", slash.amount_wei, given)
+        stake = self._stake(args)
+        stake.active_wei += args["returned"]
+        stake.slashed_wei -= args["returned"]
 
-    def _stake_held(self, _event: Event, args: dict[str, Any]) -> None:
-        stake = self._stake(args["owner"])
-        stake.held_until, stake.open_cases = args["held_until"], args["open_cases"]
+    def _slash_followed(self, _event: Event, args: dict[str, Any]) -> None:
+        slash = self._slash_by_id[args["escrow_id"]]
+        slash.amount_wei += args["amount"]
+        slash.followed_wei += args["amount"]
 
-    def _settle(self, event: Event, state: SlashState) -> SlashView:
-        slash = self._slash_by_offence[event.args["offence"]]
+    def _settle(self, event: Event, slash: SlashView, state: SlashState) -> None:
         if slash.state is not SlashState.ESCROWED:
             self._contradict(event, f"the slash was {slash.state} before")
         slash.state, slash.settled_tx = state, event.tx_hash
-        return slash
+
+    # -------------------------------------------------------------------- jurors
+
+    def _juror_joined(self, event: Event, args: dict[str, Any]) -> None:
+        place = Place(args["juror"], event.block_timestamp)
+        if args["place"] < len(self.bench):
+            self.bench[args["place"]] = place
+            return
+        self._expect(event, "the place", len(self.bench), args["place"])
+        self.bench.append(place)
+
+    def _juror_left(self, event: Event, args: dict[str, Any]) -> None:
+        if args["place"] >= len(self.bench):
+            self._contradict(event, f"there is no place {args['place']}")
+            return
+        place = self.bench[args["place"]]
+        self._expect(event, "the juror", place.juror, args["juror"])
+        self.bench[args["place"]] = replace(place, left_at=event.block_timestamp)
 
     # ------------------------------------------------------------------- workers
 
@@ -230,49 +281,68 @@ class ChainView:
         worker = WorkerView(
             address=args["worker"],
             worker_id=args["worker_id"],
-            node=args["node"],
-            status=WorkerStatus.ACTIVE,
-            active_from=args["active_from"],
-            first_active_from=args["active_from"],
-            stake=self._stake(args["worker"]),
-            status_since=event.block_timestamp,
             registered_block=event.block_number,
             registered_tx=event.tx_hash,
-            nodes=[(event.block_number, args["node"])],
-            standings=[(event.block_number, WorkerStatus.ACTIVE)],
         )
         self._expect(event, "worker id", len(self.workers) + 1, worker.worker_id)
         self.workers[worker.address] = worker
         self.worker_by_id[worker.worker_id] = worker
-        self.worker_by_node[worker.node] = worker
 
-    def _node_rotated(self, event: Event, args: dict[str, Any]) -> None:
+    def _node_bound(self, event: Event, args: dict[str, Any]) -> None:
         worker = self.workers[args["worker"]]
-        self._expect(event, "the old node", worker.node, args["old_node"])
-        self.worker_by_node.pop(worker.node, None)
-        worker.node = args["new_node"]
+        worker.node = args["node"]
         worker.nodes.append((event.block_number, worker.node))
         self.worker_by_node[worker.node] = worker
 
-    def _set_status(self, event: Event, status: WorkerStatus) -> WorkerView:
-        worker = self.workers[event.args["worker"]]
-        worker.status, worker.status_since = status, event.block_timestamp
-        worker.standings.append((event.block_number, status))
-        return worker
+    def _node_unbound(self, event: Event, args: dict[str, Any]) -> None:
+        worker = self.workers[args["worker"]]
+        self._expect(event, "the old node", worker.node, args["node"])
+        self.worker_by_node.pop(worker.node, None)
+        worker.rotated_at[worker.node] = event.block_timestamp
+
+    def _worker_joined(self, event: Event, args: dict[str, Any]) -> None:
+        worker, run = self.workers[args["worker"]], self.runs[args["run_id"]]
+        member = MemberView(
+            run_id=run.run_id,
+            worker=worker,
+            stake=self.stakes.setdefault(
+                (run.run_id, worker.address), StakeView(run.run_id, worker.address)
+            ),
+            terms=args["terms"],
+            status=WorkerStatus.ACTIVE,
+            active_from=args["active_from"],
+            first_active_from=args["active_from"],
+            status_since=event.block_timestamp,
+            joined_block=event.block_number,
+            joined_tx=event.tx_hash,
+            standings=[(event.block_number, WorkerStatus.ACTIVE)],
+        )
+        self._expect(event, "the run's terms", run.terms_number, member.terms)
+        run.members[worker.address] = worker.memberships[run.run_id] = member
+
+    def _member(self, args: dict[str, Any]) -> MemberView:
+        return self.runs[args["run_id"]].members[args["worker"]]
+
+    def _set_status(self, event: Event, status: WorkerStatus) -> MemberView:
+        member = self._member(event.args)
+        member.status, member.status_since = status, event.block_timestamp
+        member.standings.append((event.block_number, status))
+        return member
 
     def _worker_jailed(self, event: Event, args: dict[str, Any]) -> None:
-        worker = self.workers[args["worker"]]
-        worker.jailed_until = args["until"]
-        worker.convictions += args["offence"] != NO_OFFENCE
+        member = self._member(args)
+        member.jailed_until = args["until"]
+        member.convictions += args["escrow_id"] != NO_OFFENCE
         # Who is leaving goes on leaving.
-        if worker.status is WorkerStatus.ACTIVE:
+        if member.status is WorkerStatus.ACTIVE:
             self._set_status(event, WorkerStatus.JAILED)
 
-    def _worker_unjailed(self, event: Event, args: dict[str, Any]) -> None:
-        self._set_status(event, WorkerStatus.ACTIVE).active_from = args["active_from"]
+    def _worker_returned(self, event: Event, args: dict[str, Any]) -> None:
+        member = self._set_status(event, WorkerStatus.ACTIVE)
+        member.active_from, member.terms, member.left_at = args["active_from"], args["terms"], 0
 
     def _worker_exiting(self, event: Event, _args: dict[str, Any]) -> None:
-        self._set_status(event, WorkerStatus.EXITING)
+        self._set_status(event, WorkerStatus.EXITING).left_at = event.block_timestamp
 
     def _worker_banned(self, event: Event, _args: dict[str, Any]) -> None:
         self._set_status(event, WorkerStatus.BANNED).convictions += 1
@@ -289,6 +359,8 @@ class ChainView:
             run_id=run_id,
             owner=args["owner"],
             config=args["config"],
+            terms=[args["config"].terms],
+            invited=set(),
             seats={},
             validators=[],
             created_block=event.block_number,
@@ -308,10 +380,6 @@ class ChainView:
             timestamp=event.block_timestamp,
             tx_hash=event.tx_hash,
         )
-
-    def _beacon_recorded(self, event: Event, args: dict[str, Any]) -> None:
-        checkpoint = self.runs[args["run_id"]].checkpoints[args["version"]]
-        self._expect(event, "the beacon", checkpoint.beacon.hex(), args["beacon"].hex())
 
     def _submissions_paused(self, _event: Event, args: dict[str, Any]) -> None:
         self.runs[args["run_id"]].paused = args["paused"]
@@ -338,10 +406,17 @@ class ChainView:
     def _run_closed(self, event: Event, args: dict[str, Any]) -> None:
         self.runs[args["run_id"]].closed_at = event.block_timestamp
 
+    def _validator_invited(self, _event: Event, args: dict[str, Any]) -> None:
+        invited = self.runs[args["run_id"]].invited
+        (invited.add if args["invited"] else invited.discard)(args["validator"])
+
     def _validator_seated(self, event: Event, args: dict[str, Any]) -> None:
         run, validator = self.runs[args["run_id"]], args["validator"]
         if validator in run.validators:
             self._contradict(event, f"{validator} is seated already")
+        if validator not in run.invited:
+            self._contradict(event, f"{validator} was not invited")
+        self._expect(event, "the run's terms", run.terms_number, args["terms"])
         run.validators.append(validator)
         bit = run.seats.setdefault(validator, args["seat_bit"])
         self._expect(event, "the seat", bit, args["seat_bit"])
@@ -375,6 +450,8 @@ class ChainView:
         announced = run.proposed[0] if run.proposed else None
         self._expect(event, "the terms", announced, args["terms"])
         run.config, run.proposed = replace(run.config, terms=args["terms"]), None
+        run.terms.append(args["terms"])
+        self._expect(event, "the number of terms", run.terms_number, args["number"])
 
     # ------------------------------------------------------------------- batches
 
@@ -390,6 +467,7 @@ class ChainView:
             count=args["count"],
             units=args["units"],
             price_per_unit=args["price_per_unit"],
+            terms=args["terms"],
             committed_at=args["committed_at"],
             block_number=event.block_number,
             tx_hash=event.tx_hash,
@@ -400,7 +478,34 @@ class ChainView:
 
     def _directly_submitted(self, _event: Event, args: dict[str, Any]) -> None:
         batch = self.batches[args["batch_id"]]
-        batch.direct, batch.direct_signature = args["submission"], args["node_signature"]
+        batch.work, batch.sources = args["work"], tuple(args["sources"])
+
+    def _batch_split(self, event: Event, args: dict[str, Any]) -> None:
+        batch, source = self.batches[args["batch_id"]], self.batches[args["from_batch_id"]]
+        self._directly_submitted(event, args)
+        batch.split_from = source.batch_id
+        batch.status, batch.posted_at = source.status, source.posted_at
+        batch.signers = source.signers
+        submission = args["work"].submission
+        source.units -= submission.units
+        source.split_off[batch.batch_id] = submission
+
+    def _outcomes_shown(self, _event: Event, args: dict[str, Any]) -> None:
+        batch, shown = self.batches[args["batch_id"]], args["records_hash"]
+        batch.shown.setdefault(shown, {})[args["validator"]] = args["signature"]
+        if args["records"]:
+            batch.shown_records[shown] = args["records"]
+
+    def _batch_withheld(self, _event: Event, args: dict[str, Any]) -> None:
+        batch = self.batches[args["batch_id"]]
+        batch.status, batch.posted_at = BatchStatus.WITHHELD, args["posted_at"]
+        batch.signers = args["signers"]
+
+    def _batch_voided(self, event: Event, args: dict[str, Any]) -> None:
+        batch = self.batches[args["batch_id"]]
+        if batch.records is not None:
+            self._contradict(event, f"batch {batch.batch_id} has outcomes")
+        batch.voided_tx = event.tx_hash
 
     def _outcomes_posted(self, event: Event, args: dict[str, Any]) -> None:
         batch = self.batches[args["batch_id"]]
@@ -410,6 +515,7 @@ class ChainView:
             self._contradict(event, f"batch {batch.batch_id} has outcomes already")
             return
         batch.records = records
+        batch.status = BatchStatus.JUDGED
         batch.records_hash = keccak(args["records"])
         batch.signatures = split_signatures(args["signatures"])
         batch.signers = args["signers"]
@@ -427,18 +533,17 @@ class ChainView:
                 run.stream.append(item)
 
     def _fraud_executed(self, event: Event, args: dict[str, Any]) -> None:
-        slash = self._slash_by_offence[args["offence"]]
-        slash.batch_id, slash.position = args["batch_id"], args["position"]
+        slash = self._slash_by_id[args["escrow_id"]]
         slash.leaf = args["leaf"]
-        slash.priors = self.workers[slash.owner].convictions - 1
+        run = self.runs[self.batches[args["batch_id"]].run_id]
+        slash.priors = run.members[slash.owner].convictions - 1
         self._expect(event, "the slashed worker", slash.owner, args["worker"])
         self._expect(event, "the slashed amount", slash.amount_wei, args["amount"])
-        run = self.runs[self.batches[args["batch_id"]].run_id]
         if run.is_slashing_paused(event.block_timestamp):
             self._contradict(event, f"slashing is paused until {run.slashing_paused_until}")
 
     def _fraud_finalised(self, event: Event, args: dict[str, Any]) -> None:
-        slash = self._slash_by_offence[args["offence"]]
+        slash = self._slash_by_id[args["escrow_id"]]
         self._expect(event, "the slash", SlashState.RELEASED, slash.state)
 
     # ------------------------------------------------------------ money and cases
@@ -469,6 +574,12 @@ class ChainView:
     def _reward_recovered(self, _event: Event, args: dict[str, Any]) -> None:
         self.runs[args["run_id"]].reserved_wei -= args["amount"]
 
+    def _reward_freed(self, _event: Event, args: dict[str, Any]) -> None:
+        self.runs[args["run_id"]].reserved_wei -= args["amount"]
+
+    def _court_paid(self, _event: Event, args: dict[str, Any]) -> None:
+        self.runs[args["run_id"]].court_wei += args["amount"]
+
     def _run_reclaimed(self, _event: Event, args: dict[str, Any]) -> None:
         run = self.runs[args["run_id"]]
         # What is free goes first; more than that means that the time to claim is over.
@@ -476,54 +587,86 @@ class ChainView:
             run.reserved_wei = 0
         run.reclaimed_wei += args["amount"]
 
-    def _validator_punished(self, event: Event, args: dict[str, Any]) -> None:
-        slash = self._slash_by_offence[args["offence"]]
-        slash.fault = Fault.of(args["fault"])
-        self._expect(event, "the slashed validator", slash.owner, args["validator"])
-
-    def _double_submission_proven(self, event: Event, args: dict[str, Any]) -> None:
-        slash = self._slash_by_offence[args["offence"]]
-        slash.is_double_submission = True
-        self._expect(event, "the slashed worker", slash.owner, args["worker"])
-
     def _case_opened(self, event: Event, args: dict[str, Any]) -> None:
-        self.cases[args["leaf"]] = CaseView(
-            leaf=args["leaf"],
+        self.cases[args["case_id"]] = CaseView(
+            case_id=args["case_id"],
+            number=args["number"],
+            run_id=RunId(args["run_id"]),
             batch_id=args["batch_id"],
             position=args["position"],
-            challenger=args["challenger"],
-            recorded_verdict=args["recorded_verdict"],
-            claimed_verdict=args["claimed_verdict"],
+            worker=args["worker"],
+            recorded=args["recorded"],
             draw_block=args["draw_block"],
+            places=args["places"],
             opened_at=event.block_timestamp,
             opened_tx=event.tx_hash,
         )
+        self._expect(event, "places of the bench", len(self.bench), args["places"])
+
+    def _claimed(self, event: Event, args: dict[str, Any]) -> None:
+        self.cases[args["case_id"]].claims.append(
+            ClaimView(
+                claimant=args["claimant"],
+                ruling=args["ruling"],
+                submission=args["submission"],
+                node_signature=args["node_signature"],
+                sources=tuple(args["sources"]),
+                tx_hash=event.tx_hash,
+            )
+        )
 
     def _draw_postponed(self, _event: Event, args: dict[str, Any]) -> None:
-        self.cases[args["leaf"]].draw_block = args["draw_block"]
+        self.cases[args["case_id"]].draw_block = args["draw_block"]
 
     def _jury_drawn(self, _event: Event, args: dict[str, Any]) -> None:
-        self.cases[args["leaf"]].jurors = tuple(args["jurors"])
+        self.cases[args["case_id"]].jurors = tuple(args["jurors"])
 
     def _vote_committed(self, event: Event, args: dict[str, Any]) -> None:
-        case, juror = self.cases[args["leaf"]], args["juror"]
+        case, juror = self.cases[args["case_id"]], args["juror"]
         if juror in case.commitments or juror not in case.jurors:
             self._contradict(event, f"{juror} is no juror, or commits twice")
         case.commitments[juror] = args["commitment"]
 
     def _vote_revealed(self, event: Event, args: dict[str, Any]) -> None:
-        case, juror = self.cases[args["leaf"]], args["juror"]
+        case, juror = self.cases[args["case_id"]], args["juror"]
         if juror in case.votes or juror not in case.commitments:
             self._contradict(event, f"{juror} did not commit, or reveals twice")
-        case.votes[juror], case.results[juror] = args["overturn"], args["result_hash"]
+        case.votes[juror], case.results[juror] = args["ruling"], args["result_hash"]
+
+    def _claim_settled(self, event: Event, args: dict[str, Any]) -> None:
+        case = self.cases[args["case_id"]]
+        place = len(case.returned_wei)
+        case.returned_wei[place] = args["returned"]
+        made = case.claims[place].claimant if place < len(case.claims) else None
+        self._expect(event, "the claimant", made, args["claimant"])
 
     def _case_closed(self, event: Event, args: dict[str, Any]) -> None:
-        case = self.cases[args["leaf"]]
-        case.closed, case.overturned = True, args["overturned"]
-        case.verdict, case.bond_returned_wei = args["verdict"], args["bond_returned"]
+        case = self.cases[args["case_id"]]
+        case.status, case.ruling = CaseStatus.of(args["status"]), args["ruling"]
+        case.reporter, case.fee_wei = args["reporter"], args["fee"]
         case.closed_tx = event.tx_hash
-        overturns = sum(case.votes.values()) > len(case.votes) / 2
-        self._expect(event, "overturned", overturns, case.overturned)
+        self._expect(event, "what the jury voted", _standing(case), case.ruling)
+
+    def _fee_collected(self, event: Event, args: dict[str, Any]) -> None:
+        case = self.cases[args["case_id"]]
+        case.collected.add(args["juror"])
+        self._expect(event, "the fee", case.fee_wei, args["amount"])
+
+    def _fined(self, _event: Event, args: dict[str, Any]) -> None:
+        self.cases[args["case_id"]].fined.add(args["account"])
+
+
+def _standing(case: CaseView) -> int:
+    """Return the ruling that stands by the votes that were revealed."""
+    counted = Counter(case.votes.values()).most_common(2)
+    if not counted or (len(counted) == 2 and counted[0][1] == counted[1][1]):
+        return case.recorded
+    leading = counted[0][0]
+    if leading == 0 or leading & 0xFF == Reason.FILE_UNAVAILABLE:
+        return case.recorded
+    ruled, recorded = Ruling.of(leading), Ruling.of(case.recorded)
+    assert ruled is not None  # not zero
+    return case.recorded if recorded is not None and ruled.is_same(recorded) else leading
 
 
 _HANDLERS: dict[tuple[str, str], Callable[[ChainView, Event, dict[str, Any]], None]] = {
@@ -533,21 +676,24 @@ _HANDLERS: dict[tuple[str, str], Callable[[ChainView, Event, dict[str, Any]], No
     ("StakeVault", "Slashed"): ChainView._slashed,
     ("StakeVault", "SlashReleased"): ChainView._slash_released,
     ("StakeVault", "SlashRestored"): ChainView._slash_restored,
-    ("StakeVault", "StakeHeld"): ChainView._stake_held,
+    ("StakeVault", "SlashFollowed"): ChainView._slash_followed,
+    ("JuryPool", "JurorJoined"): ChainView._juror_joined,
+    ("JuryPool", "JurorLeft"): ChainView._juror_left,
     ("WorkerRegistry", "WorkerRegistered"): ChainView._worker_registered,
-    ("WorkerRegistry", "NodeRotated"): ChainView._node_rotated,
+    ("WorkerRegistry", "NodeBound"): ChainView._node_bound,
+    ("WorkerRegistry", "NodeUnbound"): ChainView._node_unbound,
+    ("WorkerRegistry", "WorkerJoined"): ChainView._worker_joined,
+    ("WorkerRegistry", "WorkerReturned"): ChainView._worker_returned,
     ("WorkerRegistry", "WorkerJailed"): ChainView._worker_jailed,
-    ("WorkerRegistry", "WorkerUnjailed"): ChainView._worker_unjailed,
     ("WorkerRegistry", "WorkerExiting"): ChainView._worker_exiting,
     ("WorkerRegistry", "WorkerBanned"): ChainView._worker_banned,
     ("WorkerRegistry", "WorkerAcquitted"): ChainView._worker_acquitted,
-    ("WorkerRegistry", "WorkerRejoined"): ChainView._worker_unjailed,
     ("RunRegistry", "RunCreated"): ChainView._run_created,
     ("RunRegistry", "CheckpointPublished"): ChainView._checkpoint_published,
-    ("RunRegistry", "BeaconRecorded"): ChainView._beacon_recorded,
     ("RunRegistry", "SubmissionsPaused"): ChainView._submissions_paused,
     ("RunRegistry", "SlashingPaused"): ChainView._slashing_paused,
     ("RunRegistry", "RunClosed"): ChainView._run_closed,
+    ("RunRegistry", "ValidatorInvited"): ChainView._validator_invited,
     ("RunRegistry", "ValidatorSeated"): ChainView._validator_seated,
     ("RunRegistry", "ValidatorUnseated"): ChainView._validator_unseated,
     ("RunRegistry", "TrainerRotated"): ChainView._trainer_rotated,
@@ -557,6 +703,10 @@ _HANDLERS: dict[tuple[str, str], Callable[[ChainView, Event, dict[str, Any]], No
     ("RunRegistry", "ChangeApplied"): ChainView._change_applied,
     ("ContributionLedger", "BatchCommitted"): ChainView._batch_committed,
     ("ContributionLedger", "DirectlySubmitted"): ChainView._directly_submitted,
+    ("ContributionLedger", "BatchSplit"): ChainView._batch_split,
+    ("ContributionLedger", "OutcomesShown"): ChainView._outcomes_shown,
+    ("ContributionLedger", "BatchWithheld"): ChainView._batch_withheld,
+    ("ContributionLedger", "BatchVoided"): ChainView._batch_voided,
     ("ContributionLedger", "OutcomesPosted"): ChainView._outcomes_posted,
     ("ContributionLedger", "FraudExecuted"): ChainView._fraud_executed,
     ("ContributionLedger", "FraudFinalised"): ChainView._fraud_finalised,
@@ -564,13 +714,17 @@ _HANDLERS: dict[tuple[str, str], Callable[[ChainView, Event, dict[str, Any]], No
     ("RewardEscrow", "RewardReserved"): ChainView._reward_reserved,
     ("RewardEscrow", "RewardClaimed"): ChainView._reward_claimed,
     ("RewardEscrow", "RewardRecovered"): ChainView._reward_recovered,
+    ("RewardEscrow", "RewardFreed"): ChainView._reward_freed,
+    ("RewardEscrow", "CourtPaid"): ChainView._court_paid,
     ("RewardEscrow", "RunReclaimed"): ChainView._run_reclaimed,
     ("DisputeCourt", "CaseOpened"): ChainView._case_opened,
+    ("DisputeCourt", "Claimed"): ChainView._claimed,
     ("DisputeCourt", "DrawPostponed"): ChainView._draw_postponed,
     ("DisputeCourt", "JuryDrawn"): ChainView._jury_drawn,
     ("DisputeCourt", "VoteCommitted"): ChainView._vote_committed,
     ("DisputeCourt", "VoteRevealed"): ChainView._vote_revealed,
+    ("DisputeCourt", "ClaimSettled"): ChainView._claim_settled,
     ("DisputeCourt", "CaseClosed"): ChainView._case_closed,
-    ("FaultCourt", "ValidatorPunished"): ChainView._validator_punished,
-    ("FaultCourt", "DoubleSubmissionProven"): ChainView._double_submission_proven,
+    ("DisputeCourt", "FeeCollected"): ChainView._fee_collected,
+    ("DisputeCourt", "Fined"): ChainView._fined,
 }

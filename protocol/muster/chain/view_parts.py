@@ -1,4 +1,4 @@
-"""What a ChainView is made of: workers, stakes, runs, batches, slashes, payments, cases.
+"""What a ChainView is made of: workers, members, stakes, runs, batches, slashes, payments, cases.
 
 These objects change while events are applied; nobody but the view may change them.
 """
@@ -13,8 +13,11 @@ from muster.chain.conversion import lenient_reason
 from muster.chain.structs import (
     ZERO_ADDRESS,
     Batch,
+    BatchStatus,
+    CaseStatus,
     Claim,
-    Fault,
+    LeasedWork,
+    Offence,
     OutcomeProof,
     PauseCause,
     RunConfig,
@@ -42,8 +45,10 @@ class SlashState(StrEnum):
 
 @dataclass(slots=True)
 class StakeView:
-    """One account's stake, whether it is a worker, a validator or neither."""
+    """What one account staked for one run, as a worker or as a validator; for run 0 as a juror."""
 
+    run_id: RunId
+    """The run that can cost it."""
     owner: Address
     """The account."""
     active_wei: int = 0
@@ -54,44 +59,82 @@ class StakeView:
     """From when it may be withdrawn."""
     slashed_wei: int = 0
     """Taken for offences and not given back."""
-    held_until: int = 0
-    """Before this time it is held back, for one more unbonding period at most."""
-    open_cases: int = 0
-    """Cases that hold it back in the same way."""
 
 
 @dataclass(slots=True)
 class WorkerView:
-    """A worker."""
+    """A worker in the whole network: a number and a node key."""
 
     address: Address
     """The staking wallet."""
     worker_id: int
     """Number in outcome records."""
-    node: Address
+    registered_block: int = 0
+    """Where it joined its first run."""
+    registered_tx: str = ""
+    """That transaction."""
+    node: Address = ZERO_ADDRESS
     """The hot key that signs for it now."""
+    nodes: list[tuple[int, Address]] = field(default_factory=list)
+    """Every node with the block from which it served, oldest first."""
+    rotated_at: dict[Address, int] = field(default_factory=dict)
+    """When each node ceased to serve."""
+    memberships: dict[RunId, MemberView] = field(default_factory=dict)
+    """What it is in each run that it joined, in that order."""
+
+    def node_at(self, block_number: int) -> Address | None:
+        """Return the node that served it at the end of a block."""
+        serving = [node for since, node in self.nodes if since <= block_number]
+        return serving[-1] if serving else None
+
+
+@dataclass(slots=True)
+class MemberView:
+    """A worker in one run: its stake there, its status and its convictions."""
+
+    run_id: RunId
+    """The run."""
+    worker: WorkerView
+    """The worker."""
+    stake: StakeView
+    """Its stake in the run."""
+    terms: int
+    """Number of the terms that it agreed to last."""
     status: WorkerStatus
     """Active, Jailed, Exiting or Banned."""
     active_from: int
     """First block in which it counts as active."""
     first_active_from: int
-    """The same when it registered: unjailing changes the other."""
-    stake: StakeView
-    """Its stake."""
+    """The same when it joined: coming back changes the other."""
     status_since: int = 0
     """Time at which its status began."""
     jailed_until: int = 0
     """Before this time it stays jailed."""
+    left_at: int = 0
+    """When it began to leave; 0 while it stays."""
     convictions: int = 0
     """Fraud verdicts against it that stand."""
-    registered_block: int = 0
-    """Where it was registered."""
-    registered_tx: str = ""
-    """The registering transaction."""
-    nodes: list[tuple[int, Address]] = field(default_factory=list)
-    """Every node with the block from which it served, oldest first."""
+    joined_block: int = 0
+    """Where it joined."""
+    joined_tx: str = ""
+    """That transaction."""
     standings: list[tuple[int, WorkerStatus]] = field(default_factory=list)
     """Every status with the block in which it began, oldest first."""
+
+    @property
+    def address(self) -> Address:
+        """The staking wallet."""
+        return self.worker.address
+
+    @property
+    def worker_id(self) -> int:
+        """Number in outcome records."""
+        return self.worker.worker_id
+
+    @property
+    def node(self) -> Address:
+        """The hot key that signs for it now."""
+        return self.worker.node
 
     @property
     def active_wei(self) -> int:
@@ -114,13 +157,19 @@ class WorkerView:
 
     def node_at(self, block_number: int) -> Address | None:
         """Return the node that served it at the end of a block."""
-        serving = [node for since, node in self.nodes if since <= block_number]
-        return serving[-1] if serving else None
+        return self.worker.node_at(block_number)
 
     def status_at(self, block_number: int) -> WorkerStatus:
         """Return its status at the end of a block."""
         past = [status for since, status in self.standings if since <= block_number]
         return past[-1] if past else WorkerStatus.NONE
+
+    def answers_for(self, node: Address, committed_at: int) -> bool:
+        """Return whether what a key signed, and was committed at a time, counts against it."""
+        served = any(key == node for _, key in self.worker.nodes)
+        rotated_at = self.worker.rotated_at.get(node)
+        in_time = rotated_at is None or rotated_at >= committed_at
+        return served and in_time and not 0 < self.left_at < committed_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +238,10 @@ class RunView:
     """Who created it."""
     config: RunConfig
     """What it is made of now; its validators are those it was created with."""
+    terms: list[RunTerms]
+    """All its terms, the present ones last; number 1 is the first."""
+    invited: set[Address]
+    """Who may take a seat."""
     seats: dict[Address, int]
     """Everybody who ever validated, with the bit of its seat."""
     validators: list[Address]
@@ -201,6 +254,8 @@ class RunView:
     """Whether submissions are paused."""
     closed_at: int = 0
     """When its owner ended it; 0 while it is open."""
+    members: dict[Address, MemberView] = field(default_factory=dict)
+    """Its workers by staking wallet, in the order in which they joined."""
     proposed: tuple[RunTerms, int] | None = None
     """Announced terms and when they take effect."""
     funded_wei: int = 0
@@ -209,6 +264,8 @@ class RunView:
     """Set aside for batches and not paid yet."""
     paid_wei: int = 0
     """Reward paid out."""
+    court_wei: int = 0
+    """Paid to jurors for what its validators got wrong or left undone."""
     reclaimed_wei: int = 0
     """Taken back by the owner after the end."""
     checkpoints: dict[PolicyVersion, CheckpointView] = field(default_factory=dict)
@@ -241,7 +298,17 @@ class RunView:
     @property
     def available_wei(self) -> int:
         """Reward that is free for batches to come."""
-        return self.funded_wei - self.reserved_wei - self.paid_wei - self.reclaimed_wei
+        spent = self.paid_wei + self.court_wei + self.reclaimed_wei
+        return self.funded_wei - self.reserved_wei - spent
+
+    @property
+    def terms_number(self) -> int:
+        """Number of its present terms, which whoever joins agrees to."""
+        return len(self.terms)
+
+    def member_of_node(self, node: Address) -> MemberView | None:
+        """Return the worker that a node key serves now, as it stands in the run."""
+        return next((m for m in self.members.values() if m.node == node), None)
 
 
 @dataclass(slots=True)
@@ -260,6 +327,8 @@ class BatchView:
     """Units they claim together."""
     price_per_unit: int
     """Token wei per unit, as it was at the commitment."""
+    terms: int
+    """Number of the run's terms at the commitment."""
     committed_at: int
     """Time of the commitment."""
     block_number: int
@@ -272,10 +341,22 @@ class BatchView:
     """The run's validators at the commitment."""
     orchestrator: Address = ZERO_ADDRESS
     """The run's orchestrator at the commitment, whose tickets count."""
-    direct: Submission | None = None
-    """The submission, when its worker committed it without the orchestrator."""
-    direct_signature: bytes = b""
-    """The node's signature on it."""
+    work: LeasedWork | None = None
+    """The submission with its proofs, when its worker committed it or took it out of a batch."""
+    sources: tuple[str, ...] = ()
+    """Where the worker says that its file is."""
+    split_from: int | None = None
+    """The batch that it was taken out of."""
+    split_off: dict[int, Submission] = field(default_factory=dict)
+    """Submissions that their workers took out of it, by their new batch."""
+    status: BatchStatus = BatchStatus.COMMITTED
+    """Where it stands."""
+    voided_tx: str | None = None
+    """The transaction that made it void: nobody judged it."""
+    shown: dict[Hash32, dict[Address, bytes]] = field(default_factory=dict)
+    """Signatures that validators showed on chain, by the hash of their records."""
+    shown_records: dict[Hash32, bytes] = field(default_factory=dict)
+    """The records that were shown with them."""
     records: list[OutcomeRecord] | None = None
     """Outcomes in batch order, once posted."""
     records_hash: Hash32 | None = None
@@ -298,6 +379,22 @@ class BatchView:
     """The run's validators when the outcomes were posted."""
 
     @property
+    def direct(self) -> Submission | None:
+        """The submission, when its worker committed it or took it out of a batch."""
+        return None if self.work is None else self.work.submission
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it is void."""
+        return self.voided_tx is not None
+
+    def due_at(self, deadline_s: int) -> int:
+        """Return from when on its workers can call judges of the network."""
+        if self.status is BatchStatus.WITHHELD:
+            return self.posted_at or 0
+        return self.committed_at + deadline_s
+
+    @property
     def name(self) -> BatchName:
         """What tells it from every other batch."""
         return BatchName(self.batch_id, self.root)
@@ -311,9 +408,11 @@ class BatchView:
             count=self.count,
             units=self.units,
             price_per_unit=self.price_per_unit,
+            terms=self.terms,
             committed_at=self.committed_at,
             posted_at=self.posted_at or 0,
             signers=self.signers,
+            status=self.status,
         )
 
     def leaves(self) -> list[Hash32]:
@@ -341,12 +440,18 @@ class BatchView:
 class SlashView:
     """A slash."""
 
+    run_id: RunId
+    """The run that it is of; 0 for the jurors' bench."""
     owner: Address
-    """Whose stake it was: a worker's or a validator's."""
-    offence: Hash32
+    """Whose stake it was: a worker's, a validator's or a juror's."""
+    escrow_id: Hash32
     """What it is filed under."""
+    offence: Offence
+    """What for."""
+    tag: int
+    """Which one: of frauds and double submissions `step << 32 | index`, else the batch or case."""
     amount_wei: int
-    """What was taken."""
+    """What was taken, with what followed later."""
     tx_hash: str
     """The transaction."""
     block_number: int
@@ -355,8 +460,6 @@ class SlashView:
     """Active and unbonding stake just before, in wei."""
     taken: tuple[int, int]
     """What was taken of each, in wei."""
-    reporter: Address
-    """Who reported it; the zero address for nobody."""
     batch_id: int | None = None
     """The batch of the outcome, when a fraud verdict was executed."""
     position: int | None = None
@@ -365,14 +468,14 @@ class SlashView:
     """Its name in cases."""
     priors: int = 0
     """Fraud verdicts that stood against the worker before this one."""
-    fault: Fault | None = None
-    """What a validator was punished for."""
-    is_double_submission: bool = False
-    """Whether a worker was punished for signing two submissions for one slot."""
+    followed_wei: int = 0
+    """What it took of stake that an earlier slash gave back."""
     state: SlashState = SlashState.ESCROWED
     """What became of it."""
     split: tuple[int, int, int] | None = None
     """Wei burned, insured and rewarded, once released."""
+    reporter: Address = ZERO_ADDRESS
+    """Who was rewarded; the zero address for nobody."""
     settled_tx: str | None = None
     """The transaction that released or restored it."""
 
@@ -399,46 +502,91 @@ class PaymentView:
     """Its time."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimView:
+    """What an account put its bond on."""
+
+    claimant: Address
+    """Who."""
+    ruling: int
+    """What, as a number; 0 of a summons, which claims nothing."""
+    submission: Submission
+    """The work."""
+    node_signature: bytes
+    """Its worker's node's; empty of a summons."""
+    sources: tuple[str, ...]
+    """Where what the jury needs can be fetched."""
+    tx_hash: str
+    """The transaction."""
+
+
 @dataclass(slots=True)
 class CaseView:
-    """A dispute about one outcome."""
+    """A dispute about one outcome, or about work that its run left unjudged."""
 
-    leaf: Hash32
-    """The outcome's leaf."""
+    case_id: Hash32
+    """Its name: the outcome's leaf, or `summons_of(batch_id)`."""
+    number: int
+    """From 1."""
+    run_id: RunId
+    """The run."""
     batch_id: int
-    """Its batch."""
+    """The batch."""
     position: int
-    """Its place there."""
-    challenger: Address
-    """Who challenged."""
-    recorded_verdict: int
-    """As recorded."""
-    claimed_verdict: int
-    """What the challenger claims."""
+    """The place there."""
+    worker: Address
+    """Whose work it is about."""
+    recorded: int
+    """The recorded ruling, as a number; 0 when there was none."""
     draw_block: int
     """The block whose hash decides the jury."""
+    places: int
+    """Places of the bench at the opening."""
     opened_at: int
     """When it was opened."""
     opened_tx: str
-    """The challenge."""
+    """The first claim, or the summons."""
+    claims: list[ClaimView] = field(default_factory=list)
+    """In chain order."""
     jurors: tuple[Address, ...] = ()
     """Who was drawn."""
     commitments: dict[Address, Hash32] = field(default_factory=dict)
     """What each juror committed to."""
-    votes: dict[Address, bool] = field(default_factory=dict)
-    """By juror: whether to overturn, once revealed."""
+    votes: dict[Address, int] = field(default_factory=dict)
+    """By juror: its ruling, as a number, once revealed."""
     results: dict[Address, Hash32] = field(default_factory=dict)
     """By juror: the hash of what it recomputed, once revealed."""
-    closed: bool = False
-    """Whether it is over."""
-    overturned: bool = False
-    """Whether the challenger won."""
-    verdict: int | None = None
-    """What stands, once closed."""
-    bond_returned_wei: int | None = None
-    """How much of the bond went back, once closed."""
+    status: CaseStatus = CaseStatus.OPEN
+    """Open, Upheld or Overturned."""
+    ruling: int = 0
+    """What stands, as a number, once closed; 0 when nothing does."""
+    reporter: Address = ZERO_ADDRESS
+    """Who claimed first what the jury confirmed."""
+    fee_wei: int = 0
+    """What each juror of the prevailing ruling can collect."""
+    collected: set[Address] = field(default_factory=set)
+    """Jurors that did."""
+    returned_wei: dict[int, int] = field(default_factory=dict)
+    """By place among the claims: how much of the bond went back."""
+    fined: set[Address] = field(default_factory=set)
+    """Signers and jurors that it cost something."""
     closed_tx: str | None = None
     """The closing transaction."""
+
+    @property
+    def is_summons(self) -> bool:
+        """Whether nothing was recorded: the run left the work unjudged."""
+        return self.recorded == 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        return self.status is not CaseStatus.OPEN
+
+    @property
+    def overturned(self) -> bool:
+        """Whether the jury's ruling stands in place of what was recorded."""
+        return self.status is CaseStatus.OVERTURNED
 
 
 def split_signatures(joined: bytes) -> list[bytes]:

@@ -52,19 +52,20 @@ _AMOUNT = "an account of StakeVault holds less than 2^88 wei"
 _SHARE = "it is a share of a whole of 1000000 millionths"
 
 BOUNDS: Mapping[str, Bound] = {
-    "initial_supply": Bound(0, 2**128 - 1, "RewardEscrow keeps amounts in 128 bits"),
+    "initial_supply": Bound(0, _STAKE, "an account of StakeVault holds less than 2^88 wei"),
     "required_worker_stake": Bound(0, _STAKE, _AMOUNT),
     "required_validator_stake": Bound(0, _STAKE, _AMOUNT),
+    "required_juror_stake": Bound(0, _STAKE, _AMOUNT),
     "activation_delay_blocks": Bound(0, 1_000_000, "a worker waits for so many blocks"),
     "jail_time_s": Bound(0, _TIME, "a time of 40 bits must hold its end"),
     "outcome_deadline_s": Bound(1, _TIME, _WINDOW),
     "challenge_window_s": Bound(0, _TIME, "a time of 40 bits must hold its end"),
-    "vote_commit_s": Bound(1, _TIME, _WINDOW),
+    "vote_commit_s": Bound(2, _TIME, "a jury is drawn in the first half of it"),
     "vote_reveal_s": Bound(1, _TIME, _WINDOW),
     "draw_delay_blocks": Bound(
         1, 256, "the hash that decides must not be known yet, and jurors wait for it"
     ),
-    "jury_size": Bound(1, 88, "a case without jurors decides nothing, and a run has 88 seats"),
+    "jury_size": Bound(1, 64, "a case without jurors decides nothing, and a draw ends"),
     "wrong_verdict_ppm": Bound(0, PPM, _SHARE),
     "absence_ppm": Bound(0, PPM, _SHARE),
     "stake_per_unit": Bound(1, _STAKE, "work in flight is what stake divided by it allows"),
@@ -73,7 +74,8 @@ BOUNDS: Mapping[str, Bound] = {
     "slash_cooldown_s": Bound(0, _TIME, "a time of 40 bits must hold its end"),
     "claim_period_s": Bound(1, _TIME, _WINDOW),
     "unbonding_s": Bound(1, _TIME, _WINDOW),
-    "challenge_bond": Bound(0, 2**128 - 1, "nobody could put up more than there is"),
+    "bond": Bound(0, _STAKE, "nobody could put up more than there is"),
+    "juror_fee": Bound(0, _STAKE, "nobody could put up more than there is"),
     "insurance_ppm": Bound(0, PPM, _SHARE),
     "reporter_ppm": Bound(0, PPM, _SHARE),
     "reporter_cap": Bound(0, _STAKE, "an escrow holds less than 2^88 wei"),
@@ -86,12 +88,14 @@ class DeployParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    initial_supply: int = 1_000_000_000 * TOKEN
+    initial_supply: int = 300_000_000 * TOKEN
     """Tokens minted to the owner."""
     required_worker_stake: int = 100 * TOKEN
-    """Active stake a worker must hold."""
+    """Active stake a worker must hold in each of its runs."""
     required_validator_stake: int = 500 * TOKEN
-    """Active stake a validator must hold."""
+    """Active stake a validator must hold in each of its runs."""
+    required_juror_stake: int = 500 * TOKEN
+    """Active stake a juror of the network must hold on the bench."""
     activation_delay_blocks: int = 1
     """Blocks from registration until a worker counts as active."""
     jail_time_s: int = 60
@@ -101,17 +105,17 @@ class DeployParameters(BaseModel):
     challenge_window_s: int = 30
     """Seconds after posting during which an outcome may be challenged."""
     vote_commit_s: int = 80
-    """Seconds after a challenge until which jurors may commit to a vote."""
+    """Seconds after the opening of a case until which jurors may commit to a vote."""
     vote_reveal_s: int = 40
     """Seconds after that until which they may reveal it."""
     draw_delay_blocks: int = 1
-    """Blocks after a challenge whose hash decides its jury."""
+    """Blocks after the opening of a case whose hash decides its jury."""
     jury_size: int = 3
     """Jurors of a case, fewer when there are fewer that may sit."""
     wrong_verdict_ppm: int = 50_000
     """Share of a signer's stake that an overturned verdict costs, in millionths."""
     absence_ppm: int = 5_000
-    """Share of a validator's stake that a missed jury or outcome deadline costs, in millionths."""
+    """Share of a juror's stake that a vote costs which it did not cast, in millionths."""
     stake_per_unit: int = TOKEN // 10_000
     """Stake behind one unit in flight."""
     change_delay_s: int = 3600
@@ -125,8 +129,10 @@ class DeployParameters(BaseModel):
     """Seconds that workers of a closed run have to claim; must outlast judgement and a window."""
     unbonding_s: int = 3600
     """Seconds from an unbond request to its withdrawal; must outlast judgement."""
-    challenge_bond: int = 10 * TOKEN
-    """What a challenger puts up."""
+    bond: int = 10 * TOKEN
+    """What a claimant, or a worker that submits by itself, puts up."""
+    juror_fee: int = TOKEN
+    """What a juror of the prevailing ruling earns at most."""
     owner: Annotated[Address, BeforeValidator(to_address)] | None = None
     """Receives the initial supply; the deploying account when not given."""
     insurance: Annotated[Address, BeforeValidator(to_address)] | None = None
@@ -141,8 +147,9 @@ class DeployParameters(BaseModel):
     @property
     def judgement_s(self) -> int:
         """Seconds from a commitment until its fraud can be executed at the latest."""
-        judged = self.outcome_deadline_s + self.challenge_window_s
-        return judged + self.vote_commit_s + self.vote_reveal_s + self.slash_pause_s
+        # Unjudged work can be appealed for a challenge window, and a jury's outcome be disputed.
+        judged = self.outcome_deadline_s + 2 * self.challenge_window_s
+        return judged + 2 * (self.vote_commit_s + self.vote_reveal_s) + self.slash_pause_s
 
     @property
     def pause_distance_s(self) -> int:
@@ -177,13 +184,18 @@ class DeployParameters(BaseModel):
             if getattr(self, name) < seconds:
                 raise ValueError(
                     f"{name} {getattr(self, name)} is below {seconds}: it must outlast "
-                    "outcome_deadline_s + challenge_window_s + vote_commit_s + vote_reveal_s "
-                    "+ slash_pause_s"
+                    "outcome_deadline_s + 2 challenge_window_s + 2 (vote_commit_s + "
+                    "vote_reveal_s) + slash_pause_s"
                 )
         if self.pause_distance_s < self.challenge_window_s:
             raise ValueError(
                 f"slash_cooldown_s {self.slash_cooldown_s} is below the challenge window of "
                 f"{self.challenge_window_s} s: pauses would reopen what is final"
+            )
+        if self.juror_fee * self.jury_size > self.bond:
+            raise ValueError(
+                f"juror_fee {self.juror_fee} for {self.jury_size} jurors is more than a bond of "
+                f"{self.bond}: a lost bond pays the jurors"
             )
         if self.insurance_ppm + self.reporter_ppm > PPM:
             raise ValueError("insurance_ppm and reporter_ppm add up to more than the whole")
@@ -209,6 +221,7 @@ def _profile_bounds(notice_s: int, answer_s: int, least_stake: int) -> dict[str,
         "change_delay_s": Bound(notice_s, 60 * DAY, longest),
         "required_worker_stake": Bound(least_stake, _STAKE, _STAKED),
         "required_validator_stake": Bound(least_stake, _STAKE, _STAKED),
+        "required_juror_stake": Bound(least_stake, _STAKE, _STAKED),
     }
 
 

@@ -20,6 +20,7 @@ from muster.protocol.ids import Address, Hash32, to_address
 
 ORDER = (
     "MusterToken",
+    "JuryPool",
     "RunRegistry",
     "WorkerRegistry",
     "ContributionLedger",
@@ -137,33 +138,31 @@ def constructor_arguments(
     p, at = parameters, addresses
     token, vault, workers = at["MusterToken"], at["StakeVault"], at["WorkerRegistry"]
     runs, ledger, court = at["RunRegistry"], at["ContributionLedger"], at["DisputeCourt"]
-    faults, escrow = at["FaultCourt"], at["RewardEscrow"]
-    disputes = (
-        *(p.challenge_bond, p.draw_delay_blocks, p.jury_size),
-        *(p.vote_commit_s, p.vote_reveal_s),
+    faults, escrow, jurors = at["FaultCourt"], at["RewardEscrow"], at["JuryPool"]
+    cases = (
+        *(p.bond, p.juror_fee, p.draw_delay_blocks, p.jury_size),
+        *(p.vote_commit_s, p.vote_reveal_s, p.wrong_verdict_ppm, p.absence_ppm),
     )
     return {
         "MusterToken": (p.initial_supply, p.owner_of(account)),
+        "JuryPool": (vault, p.required_juror_stake, p.vote_commit_s),
         "RunRegistry": (
-            *(vault, faults, p.required_validator_stake, p.change_delay_s),
+            *(vault, workers, faults, p.required_validator_stake, p.change_delay_s),
             *(p.slash_pause_s, p.pause_distance_s),
         ),
         "WorkerRegistry": (
-            *(token, vault, ledger, court, faults),
+            *(token, vault, runs, ledger, court, faults),
             *(p.required_worker_stake, p.activation_delay_blocks, p.jail_time_s),
         ),
         "ContributionLedger": (
             (runs, workers, vault, court, escrow),
             *(p.challenge_window_s, p.outcome_deadline_s, p.stake_per_unit),
         ),
-        "DisputeCourt": (token, runs, workers, vault, ledger, disputes),
-        "FaultCourt": (
-            *(runs, workers, vault, ledger, court),
-            *(p.wrong_verdict_ppm, p.absence_ppm),
-        ),
+        "DisputeCourt": ((token, runs, workers, jurors, vault, ledger, escrow), cases),
+        "FaultCourt": (runs, workers, vault, ledger),
         "RewardEscrow": (token, runs, workers, ledger, court, p.claim_period_s),
         "StakeVault": (
-            *(token, workers, ledger, court, faults, p.insurance_of(account)),
+            *(token, (runs, workers, jurors, ledger, court, faults), p.insurance_of(account)),
             *(p.unbonding_s, p.insurance_ppm, p.reporter_ppm, p.reporter_cap),
         ),
     }
@@ -175,6 +174,7 @@ CONTRACT_OF = {
     "token": "MusterToken",
     "runs": "RunRegistry",
     "workers": "WorkerRegistry",
+    "jurors": "JuryPool",
     "ledger": "ContributionLedger",
     "court": "DisputeCourt",
     "faults": "FaultCourt",
@@ -188,12 +188,15 @@ PARAMETER_OF = {
     "slashPause": "slash_pause_s",
     "slashCooldown": "slash_cooldown_s",
     "requiredStake": "required_worker_stake",
+    "requiredJurorStake": "required_juror_stake",
+    "drawTime": "vote_commit_s",
     "activationDelay": "activation_delay_blocks",
     "jailTime": "jail_time_s",
     "challengeWindow": "challenge_window_s",
     "outcomeDeadline": "outcome_deadline_s",
     "stakePerUnit": "stake_per_unit",
-    "challengeBond": "challenge_bond",
+    "bond": "bond",
+    "jurorFee": "juror_fee",
     "drawDelay": "draw_delay_blocks",
     "jurySize": "jury_size",
     "commitTime": "vote_commit_s",

@@ -1,59 +1,132 @@
-"""Juries: who is drawn for a case, and how a juror commits to its vote.
+"""Cases: what jurors rule, who is drawn, and how claims and votes are hidden until they count.
 
-The rules of docs/protocol.md section 9; the contracts' JuryLib and DisputeCourt are the Solidity
+The rules of docs/protocol.md section 9; the contracts' JuryPool and DisputeCourt are the Solidity
 twins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
+from muster.protocol.messages import Reason, Verdict
 
-FRACTION_BITS = 32
-"""Bits after the point of a delay."""
+BENCH = 0
+"""The run that jurors stake for."""
+MAX_TRIES = 512
+"""Places that a draw looks at."""
+_SUMMONS = b"muster.summons"
+_EXACT_REASONS = range(30, 60)
 
 
-def jury_seed(block_hash: Hash32, leaf: Hash32) -> Hash32:
-    """Return the seed of a case's draw, of its draw block's hash and the outcome's leaf."""
-    return keccak(abi_words(block_hash, leaf))
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A verdict with its reason, as recorded, claimed or voted for."""
+
+    verdict: Verdict
+    """What."""
+    reason: Reason
+    """Why."""
+
+    @property
+    def number(self) -> int:
+        """The ruling as contracts have it: `verdict << 8 | reason`. uint16."""
+        return int(self.verdict) << 8 | int(self.reason)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is a fraud that one look proves."""
+        return self.verdict is Verdict.FRAUD and int(self.reason) in _EXACT_REASONS
+
+    @classmethod
+    def of(cls, number: int) -> Self | None:
+        """Return the ruling with a number; None for zero: nothing was seen, or recorded.
+
+        Raises EncodingError when there is no such verdict or reason.
+        """
+        if number == 0:
+            return None
+        try:
+            return cls(Verdict(number >> 8), Reason(number & 0xFF))
+        except ValueError as error:
+            raise EncodingError(f"{number} is no ruling") from error
+
+    def is_same(self, other: Ruling) -> bool:
+        """Return whether another ruling has the same consequences."""
+        return self.verdict is other.verdict and self.is_exact == other.is_exact
+
+    def __str__(self) -> str:
+        if self.reason is Reason.NONE:
+            return self.verdict.name.lower()
+        return f"{self.verdict.name.lower()} for {self.reason.name.lower()}"
 
 
-def draw_jury(weights: Sequence[int], size: int, seed: Hash32) -> list[int]:
-    """Return up to `size` different places in the order of delay / weight, the least first.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place of the bench: who holds it, or held it last."""
 
-    Weights are stakes in wei; places of weight zero are never drawn. This is drawing one by one in
-    proportion to the weights left (Efraimidis and Spirakis 2006), but no place's quotient depends
-    on another's weight, so that nobody who knows the seed can try deposits until a friend is drawn.
+    juror: Address
+    """The account."""
+    joined_at: int
+    """Unix seconds; drawn in cases that open later than this."""
+    left_at: int = 0
+    """Unix seconds; drawn in cases that opened no later. 0 while it stays."""
+
+    def is_eligible(self, opened_at: int) -> bool:
+        """Return whether a case that opened at a time may draw it."""
+        return self.joined_at < opened_at and not 0 < self.left_at < opened_at
+
+
+def jury_seed(block_hash: Hash32, case_id: Hash32) -> Hash32:
+    """Return the seed of a case's draw, of its draw block's hash and its name."""
+    return keccak(abi_words(block_hash, case_id))
+
+
+def draw_jury(
+    places: Sequence[Place],
+    *,
+    opened_at: int,
+    size: int,
+    seed: Hash32,
+    excluded: Collection[Address] = (),
+) -> list[Address]:
+    """Return up to `size` different jurors among the places that there were at the opening.
+
+    Place `keccak256(abi.encode(seed, i)) % places` for i = 0, 1, …, 511; whoever was not there, is
+    excluded or drawn already is passed over.
     """
-    eligible = [place for place, weight in enumerate(weights) if weight > 0]
-    eligible.sort(key=lambda place: Fraction(draw_delay(seed, place), weights[place]))
-    return eligible[:size]
+    drawn: list[Address] = []
+    for i in range(MAX_TRIES if places else 0):
+        if len(drawn) == size:
+            break
+        place = places[int.from_bytes(keccak(abi_words(seed, i)), "big") % len(places)]
+        if not place.is_eligible(opened_at) or place.juror in drawn or place.juror in excluded:
+            continue
+        drawn.append(place.juror)
+    return drawn
 
 
-def draw_delay(seed: Hash32, place: int) -> int:
-    """Return -log2(u / 2^128) in units of 2^-32, rounded up: 1 to 128 * 2^32.
+def summons_of(batch_id: int) -> Hash32:
+    """Return the name of the case about a batch that its run left unjudged."""
+    head = abi_words(64, batch_id, len(_SUMMONS))
+    return keccak(head + _SUMMONS.ljust(32, b"\0"))
 
-    `u` is the upper half of `keccak256(abi.encode(seed, place))` with its lowest bit set.
-    """
-    u = int.from_bytes(keccak(abi_words(seed, place))[:16], "big") | 1
-    log = u.bit_length() - 1
-    y = u << (127 - log)
-    for _ in range(FRACTION_BITS):
-        y = (y * y) >> 127
-        bit = y >> 128
-        y >>= bit
-        log = (log << 1) | bit
-    return (128 << FRACTION_BITS) - log
+
+def claim_announcement(claimant: Address, leaf: Hash32, ruling: Ruling, salt: Hash32) -> Hash32:
+    """Return what a claimant announces before it says what it claims."""
+    return keccak(abi_words(address_bytes(claimant), leaf, ruling.number, salt))
 
 
 def vote_commitment(
-    leaf: Hash32, juror: Address, overturn: bool, result_hash: Hash32, salt: Hash32
+    case_id: Hash32, juror: Address, ruling: Ruling | None, result_hash: Hash32, salt: Hash32
 ) -> Hash32:
-    """Return what a juror commits to before it reveals its vote.
+    """Return what a juror commits to before it reveals its vote; no ruling: it saw nothing.
 
     The juror is part of it, so that another's commitment cannot be copied.
     """
-    return keccak(abi_words(leaf, address_bytes(juror), int(overturn), result_hash, salt))
+    number = 0 if ruling is None else ruling.number
+    return keccak(abi_words(case_id, address_bytes(juror), number, result_hash, salt))
