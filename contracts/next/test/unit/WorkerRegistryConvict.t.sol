@@ -330,6 +330,55 @@ contract WorkerRegistryConvictTest is BaseTest {
         _assertStatus(alice, IWorkerRegistry.Status.Exiting, "as before the first");
     }
 
+    /// @dev Who left between two convictions goes on leaving once one or both are overturned, and is not active again before
+    ///      it comes back.
+    function testFuzz_acquit_keepsExiting_whoLeftBetweenConvictions(bool exact, bool both, uint256 stake) public {
+        _convict(false);
+        _exit();
+        _convict(exact);
+        _deposit(runId, alice, bound(stake, 1, WALLET - 2 * REQUIRED_STAKE));
+        _acquit(exact);
+        if (both) _acquit(false);
+        _assertStatus(alice, IWorkerRegistry.Status.Exiting, "exiting");
+        assertFalse(workers.isActive(runId, alice), "may not submit");
+    }
+
+    function test_acquit_keepsTheBan_whenAnExactConvictionStands_ofWhoLeft() public {
+        _exit();
+        _convict(true);
+        _convict(false);
+        _acquit(false);
+        _assertStatus(alice, IWorkerRegistry.Status.Banned, "the exact one stands");
+    }
+
+    /// @dev Whatever happens in whatever order: who may submit answers for what it submits.
+    function testFuzz_convictions_leaveNobodyActiveWhoAnswersForNothing(uint256 seed) public {
+        _deposit(runId, alice, WALLET / 2);
+        uint256[2] memory standing;
+        for (uint256 i = 0; i < 40; ++i) {
+            uint256 random = uint256(keccak256(abi.encode(seed, i)));
+            vm.warp(block.timestamp + random % (2 * JAIL_TIME));
+            _doSomething(random >> 128, standing);
+            if (_status(alice) == IWorkerRegistry.Status.Active) {
+                assertTrue(workers.answersFor(runId, alice, aliceNode, block.timestamp + 1), "answers");
+            }
+        }
+    }
+
+    /// @dev One of: a conviction, an acquittal if there is one to overturn, leaving, coming back.
+    function _doSomething(uint256 random, uint256[2] memory standing) private {
+        uint256 what = random % 4;
+        if (what < 2) return _step(runId, standing, (random >> 8) % 2, what == 1);
+        vm.prank(alice);
+        if (what == 2) {
+            try workers.exit(runId) {
+                _deposit(runId, alice, REQUIRED_STAKE);
+            } catch {}
+        } else {
+            try workers.comeBack(runId, 1) {} catch {}
+        }
+    }
+
     function test_acquit_keepsTheBan_whileAnExactConvictionStands() public {
         _convict(true);
         _convict(false);

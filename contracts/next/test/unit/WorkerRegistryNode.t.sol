@@ -235,6 +235,29 @@ contract WorkerRegistryNodeTest is BaseTest {
         assertTrue(_answers(aliceNode, bound(time, block.timestamp, type(uint40).max)), "back");
     }
 
+    /// @dev Who comes back answers for what was committed while it was away, too: no fraud is shaken off by leaving.
+    function testFuzz_answersFor_isTrue_ofTheTimeAway_onceItCameBack(uint256 away, uint256 time) public {
+        uint256 left = block.timestamp;
+        away = bound(away, 1, 1000 days);
+        time = left + bound(time, 1, away);
+        _exit(runId);
+        assertFalse(_answers(aliceNode, time), "while it is away");
+        vm.warp(left + away);
+        _deposit(runId, alice, REQUIRED_STAKE);
+        vm.prank(alice);
+        workers.comeBack(runId, 1);
+        assertTrue(_answers(aliceNode, time), "once it is back");
+    }
+
+    /// @dev A new key answers for what was committed before it was bound: a rotation is no way to sign twice.
+    function testFuzz_answersFor_theNewKey_ofTheTimeBefore(uint256 waited, uint256 time) public {
+        uint256 joined = block.timestamp;
+        assertFalse(_answers(bobNode, joined), "nobody's key");
+        vm.warp(joined + bound(waited, 1, 1000 days));
+        _rotate(bobNode, bobNodeKey);
+        assertTrue(_answers(bobNode, bound(time, joined, block.timestamp)), "her key");
+    }
+
     /// @dev Jail and ban stop work, they do not undo it.
     function testFuzz_answersFor_isTrue_inJailAndUnderABan(bool exact, uint256 time) public {
         _convict(exact);
