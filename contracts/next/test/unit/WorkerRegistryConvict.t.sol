@@ -330,8 +330,8 @@ contract WorkerRegistryConvictTest is BaseTest {
         _assertStatus(alice, IWorkerRegistry.Status.Exiting, "as before the first");
     }
 
-    /// @dev Who left between two convictions goes on leaving once one or both are overturned, and is active only after it
-    ///      came back.
+    /// @dev Who left between two convictions goes on leaving once one or both are overturned: it is active only
+    ///      after it came back.
     function testFuzz_acquit_keepsExiting_whoLeftBetweenConvictions(bool exact, bool both, uint256 stake) public {
         _convict(false);
         _exit();
