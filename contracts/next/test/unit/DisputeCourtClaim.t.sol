@@ -142,7 +142,7 @@ contract DisputeCourtClaimTest is CourtTest {
     function testFuzz_announce_keepsTheFirstBlock(address other, uint256 blocks) public {
         uint256 first = block.number;
         _announce(challenger, _fraudLeaf, ACCEPT);
-        vm.roll(block.number + bound(blocks, 0, 1000));
+        vm.roll(block.number + bound(blocks, 0, 250));
         vm.prank(other);
         court.announce(_announcement(challenger, _fraudLeaf, ACCEPT, SALT));
         vm.roll(block.number + 1);
@@ -177,6 +177,33 @@ contract DisputeCourtClaimTest is CourtTest {
         if (which == 3) c.salt = salt;
         _expectNotAnnounced(_announcement(who, position == 0 ? _fraudLeaf : _acceptedLeaf, ruling, c.salt));
         _send(who, c);
+    }
+
+    function testFuzz_claim_works_whileItsAnnouncementHolds(uint256 blocks) public {
+        uint256 last = block.number + court.ANNOUNCEMENT_BLOCKS();
+        _announce(challenger, _fraudLeaf, ACCEPT);
+        vm.roll(blocks % 2 == 0 ? last : bound(blocks, block.number, last));
+        _claimAnnounced(challenger, ALICE_FRAUD, ACCEPT);
+        assertTrue(court.isOpen(_fraudLeaf), "open");
+    }
+
+    /// @dev Nobody announces everything in advance, to be the first whatever comes.
+    function testFuzz_claim_reverts_whenItsAnnouncementIsOld(uint256 blocks) public {
+        uint256 tooLate = block.number + court.ANNOUNCEMENT_BLOCKS() + 1;
+        Claimed memory c = _prepare(ALICE_FRAUD, ACCEPT);
+        _announce(challenger, _fraudLeaf, ACCEPT);
+        vm.roll(blocks % 2 == 0 ? tooLate : bound(blocks, tooLate, tooLate + 1_000_000));
+        _expectNotAnnounced(_announcement(challenger, _fraudLeaf, ACCEPT, SALT));
+        _send(challenger, c);
+    }
+
+    function test_announce_countsAnew_whenTheFirstIsOld() public {
+        _announce(challenger, _fraudLeaf, ACCEPT);
+        vm.roll(block.number + court.ANNOUNCEMENT_BLOCKS());
+        uint256 again = block.number;
+        _announce(challenger, _fraudLeaf, ACCEPT);
+        _claimAnnounced(challenger, ALICE_FRAUD, ACCEPT);
+        assertEq(court.claimsOf(_fraudLeaf)[0].announcedIn, again, "the second time");
     }
 
     // ---------------------------------------------------------------------- when
@@ -324,6 +351,28 @@ contract DisputeCourtClaimTest is CourtTest {
         assertEq(court.claimsOf(_fraudLeaf)[0].claimant, jurors[0], "claimant");
     }
 
+    /// @dev Who left after the opening may still be drawn: nobody votes for its own claim.
+    function testFuzz_claim_reverts_forAJurorThatLeftAfterTheOpening(uint256 which, uint256 waited) public {
+        address juror = jurors[which % 5];
+        _challenge(ALICE_FRAUD, REJECT);
+        Claimed memory c = _prepare(ALICE_FRAUD, ACCEPT);
+        vm.warp(block.timestamp + bound(waited, 0, COMMIT_TIME - 1));
+        vm.prank(juror);
+        jury.leave();
+        _announce(juror, _fraudLeaf, ACCEPT);
+        _expectMayNotClaim(juror);
+        _send(juror, c);
+    }
+
+    function test_claim_reverts_forAJurorThatLeavesInTheSecondOfTheOpening() public {
+        Claimed memory c = _prepare(ALICE_FRAUD, ACCEPT);
+        vm.prank(jurors[0]);
+        jury.leave();
+        _announce(jurors[0], _fraudLeaf, ACCEPT);
+        _expectMayNotClaim(jurors[0]);
+        _send(jurors[0], c);
+    }
+
     function test_claim_reverts_withoutTheBond() public {
         address poor = makeAddr("poor");
         Claimed memory c = _prepare(ALICE_FRAUD, ACCEPT);
@@ -342,7 +391,7 @@ contract DisputeCourtClaimTest is CourtTest {
         uint256 announcedIn = block.number;
         _announce(challenger, _fraudLeaf, ruling);
         vm.warp(block.timestamp + bound(waited, 0, CHALLENGE_WINDOW - 1));
-        vm.roll(block.number + bound(waited, 0, 1000));
+        vm.roll(block.number + bound(waited, 0, 250));
         uint256 drawBlock = block.number + DRAW_DELAY;
         vm.expectEmit(address(court));
         emit IDisputeCourtEvents.CaseOpened(_fraudLeaf, _batchId, runId, 1, 0, alice, STATISTICAL, drawBlock, 5);
@@ -414,6 +463,19 @@ contract DisputeCourtClaimTest is CourtTest {
         _challengeAndDraw(ALICE_FRAUD, ACCEPT);
         _claimBy(stranger, ALICE_FRAUD, REJECT);
         assertEq(court.claimsOf(_fraudLeaf).length, 2, "claims");
+    }
+
+    /// @dev What a claim says about the work is true, also of a claim that joins.
+    function test_claim_reverts_whenItJoinsWithAnotherSubmission() public {
+        _challenge(ALICE_FRAUD, ACCEPT);
+        Claimed memory c = _prepare(ALICE_FRAUD, REJECT);
+        c.submission.fileHash = keccak256("another file");
+        c.signature = _signSubmission(c.submission, aliceNodeKey);
+        _announce(stranger, _fraudLeaf, REJECT);
+        vm.expectRevert(
+            abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidSubmission.selector, alice, aliceNode)
+        );
+        _send(stranger, c);
     }
 
     function testFuzz_claim_reverts_whenTheTimeToCommitIsOver(uint256 waited) public {

@@ -152,12 +152,18 @@ contract DisputeCourtFinesTest is VerdictTest {
     }
 
     /// @dev Whether a file could be had cannot be proven to somebody else.
-    function testFuzz_fineSigner_reverts_forHavingSaidThatAFileCouldNotBeHad(uint256 which) public {
-        uint16[3] memory rulings = [ACCEPT, EXACT, CUT_SHORT];
-        _overturn(NOT_SHOWN, rulings[which % 3]);
+    function testFuzz_fineSigner_reverts_forHavingSaidThatAFileCouldNotBeHad(bool incomplete, bool fraud) public {
+        _overturn(uint16(incomplete ? INCOMPLETE : REJECTED) << 8 | UNAVAILABLE, fraud ? EXACT : ACCEPT);
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(0);
         _expectNothingDue(_fraudLeaf, validators[0]);
         court.fineSigner(outcome, validators[0]);
+    }
+
+    /// @dev Validators that accept or convict had the file; with such a verdict that reason excuses nobody.
+    function testFuzz_fineSigner_works_whenTheReasonDoesNotBelongToTheVerdict(bool accepted) public {
+        _overturn(uint16(accepted ? ACCEPTED : FRAUD) << 8 | UNAVAILABLE, REJECT);
+        court.fineSigner(_outcomeAt(0), validators[0]);
+        assertLt(_stakeOf(validators[0]), REQUIRED_VALIDATOR_STAKE, "fined");
     }
 
     /// @dev To leave is no way out: also stake that is leaving is slashed.

@@ -190,14 +190,24 @@ contract DisputeCourtSettleTest is VerdictTest {
         assertEq(ledger.standingOf(_outcomeAt(ALICE_FRAUD)).verdict, FRAUD, "what is recorded stands");
     }
 
-    /// @dev What cannot be had proves nothing, whatever verdict a jury combines it with.
-    function testFuzz_settle_upholds_whenTheJurySaysThatTheFileCannotBeHad(uint16 verdict) public {
-        uint16 ruling = uint16(bound(verdict, ACCEPTED, FRAUD)) << 8 | UNAVAILABLE;
+    /// @dev What cannot be had proves nothing.
+    function testFuzz_settle_upholds_whenTheJurySaysThatTheFileCannotBeHad(bool incomplete) public {
+        uint16 ruling = uint16(incomplete ? INCOMPLETE : REJECTED) << 8 | UNAVAILABLE;
         _challenge(BOB_ACCEPTED, REJECT);
         _drawAndVote(_acceptedLeaf, ruling, ruling, ruling);
         _expectClosed(_acceptedLeaf, false, ACCEPT, address(0), JUROR_FEE);
         _settle(BOB_ACCEPTED);
         assertEq(token.balanceOf(challenger), WALLET - BOND, "and the bond is lost");
+    }
+
+    /// @dev A jury that convicts or accepts saw the work, whatever reason it gives.
+    function testFuzz_settle_overturns_whenTheReasonDoesNotBelongToTheVerdict(bool accepted) public {
+        uint16 ruling = uint16(accepted ? ACCEPTED : FRAUD) << 8 | UNAVAILABLE;
+        _judgeAlice(REJECT);
+        _challenge(0, accepted ? ACCEPT : STATISTICAL);
+        _drawAndVote(_fraudLeaf, ruling, ruling, ruling);
+        _expectClosed(_fraudLeaf, true, ruling, challenger, JUROR_FEE);
+        _settle(0);
     }
 
     /// @dev Frauds that are both exact, or both not, cost the same.
@@ -363,6 +373,26 @@ contract DisputeCourtSettleTest is VerdictTest {
         assertEq(_free(), free, "the run pays nothing");
         assertEq(token.balanceOf(address(court)), 2 * JUROR_FEE, "two jurors were right");
         assertEq(token.totalSupply(), SUPPLY, "nothing is burned");
+    }
+
+    function testFuzz_settle_paysJurorsFromLostBonds_whenTheFileCouldNotBeHad(bool lostFirst) public {
+        _judgeAlice(NOT_SHOWN);
+        if (lostFirst) _claimBy(stranger, 0, EXACT);
+        _claimBy(challenger, 0, ACCEPT);
+        if (!lostFirst) _claimBy(stranger, 0, EXACT);
+        _drawAndVote(_fraudLeaf, ACCEPT, ACCEPT, ACCEPT);
+        _settle(0);
+        assertEq(token.balanceOf(challenger), WALLET, "whoever was right pays nothing");
+        assertEq(token.totalSupply(), SUPPLY - BOND + 3 * JUROR_FEE, "the rest of the lost bond is burned");
+    }
+
+    /// @dev Validators that accept or convict saw the work, whatever reason they give: their run pays.
+    function testFuzz_settle_paysJurorsFromTheRun_whenTheReasonDoesNotBelongToTheVerdict(bool accepted) public {
+        _judgeAlice(uint16(accepted ? ACCEPTED : FRAUD) << 8 | UNAVAILABLE);
+        uint256 free = _free();
+        _decide(0, REJECT, REJECT);
+        assertEq(_free(), free - 3 * JUROR_FEE, "paid");
+        assertEq(token.balanceOf(challenger), WALLET, "the bond is back");
     }
 
     // ------------------------------------------------------------------ reporter

@@ -403,8 +403,9 @@ contract DisputeCourtSummonTest is VerdictTest {
     }
 
     function testFuzz_settleSummoned_recordsTheRuling(uint256 verdict, uint8 reason, address caller) public {
-        vm.assume(reason != UNAVAILABLE);
-        uint16 ruling = uint16(bound(verdict, ACCEPTED, FRAUD)) << 8 | reason;
+        verdict = bound(verdict, ACCEPTED, FRAUD);
+        vm.assume(reason != UNAVAILABLE || verdict == ACCEPTED || verdict == FRAUD);
+        uint16 ruling = uint16(verdict) << 8 | reason;
         _summonAndVote(ruling, ruling, ruling);
         bytes[] memory records = _recordsOf(ruling);
         bytes32 leaf = _leaf(_own, 0, records[0]);
