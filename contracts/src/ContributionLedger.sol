@@ -176,9 +176,8 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         Submission calldata submission = work.submission;
         (address orchestrator, bool open, uint32 terms, uint88 pricePerUnit) = runs.admissionOf(submission.runId);
         require(open, LedgerPaused(submission.runId));
-        (bytes32 leaf, address signer) = _checkWork(work, orchestrator);
-        uint64 deadline = work.ticket.deadline;
-        require(block.timestamp <= deadline + TICKET_GRACE, LedgerInvalidTicket(orchestrator, deadline));
+        (bytes32 leaf, address signer) = _checkOwnWork(work);
+        _checkTicket(work, orchestrator);
         require(
             workers.workerOfNode(signer) == submission.worker && workers.isActive(submission.runId, submission.worker),
             LedgerInvalidSubmission(submission.worker, signer)
@@ -198,9 +197,10 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     ) external returns (uint64 batchId) {
         _check(batch);
         _requireAppeal(batch);
+        // A worker that reads its judges' votes must not take its work away from them.
+        require(!court.isSummoned(batch.batchId), LedgerInCourt(batch.batchId));
         Submission calldata submission = work.submission;
-        (address orchestrator,,,) = runs.admissionOf(batch.runId);
-        (bytes32 leaf, address signer) = _checkWork(work, orchestrator);
+        (bytes32 leaf, address signer) = _checkOwnWork(work);
         require(
             submission.runId == batch.runId && _answers(batch, submission, signer) && submission.units <= batch.units
                 && MerkleProof.verifyCalldata(proof, batch.root, leaf),
@@ -220,29 +220,28 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         court.takeBond(batchId, msg.sender);
     }
 
-    /// @dev Returns a submission's leaf and who signed it. Reverts unless its ticket is of the run's orchestrator, a record
-    ///      can hold it, and the caller is its worker or its node.
-    function _checkWork(LeasedWork calldata work, address orchestrator)
-        private
-        view
-        returns (bytes32 leaf, address signer)
-    {
+    /// @dev Returns a submission's leaf and who signed it. Reverts unless a record can hold it, and the caller is its worker
+    ///      or its node.
+    function _checkOwnWork(LeasedWork calldata work) private view returns (bytes32 leaf, address signer) {
+        Submission calldata submission = work.submission;
+        bytes32 structHash;
+        (structHash, signer) = _signerOf(submission, work.nodeSignature);
+        require(msg.sender == submission.worker || msg.sender == signer, LedgerUnauthorized(msg.sender));
+        require(signer != address(0) && _fitsRecord(submission), LedgerInvalidSubmission(submission.worker, signer));
+        leaf = _leafOf(structHash);
+    }
+
+    /// @dev Reverts unless a ticket is of the submission, of the run's orchestrator, and not too old.
+    function _checkTicket(LeasedWork calldata work, address orchestrator) private view {
         Submission calldata s = work.submission;
         Ticket calldata t = work.ticket;
-        bytes32 structHash;
-        (structHash, signer) = _signerOf(s, work.nodeSignature);
-        require(msg.sender == s.worker || msg.sender == signer, LedgerUnauthorized(msg.sender));
-        require(
-            signer != address(0) && s.units != 0 && s.units <= type(uint32).max && s.rollouts <= type(uint16).max,
-            LedgerInvalidSubmission(s.worker, signer)
-        );
         address issuer = _recover(_hashTypedDataV4(keccak256(abi.encode(TICKET_TYPEHASH, t))), work.ticketSignature);
         require(
             issuer == orchestrator && t.runId == s.runId && t.worker == s.worker && t.step == s.step
-                && t.index == s.index && t.policyVersion == s.policyVersion,
+                && t.index == s.index && t.policyVersion == s.policyVersion
+                && block.timestamp <= t.deadline + TICKET_GRACE,
             LedgerInvalidTicket(issuer, t.deadline)
         );
-        leaf = _leafOf(structHash);
     }
 
     function _useSlot(Submission calldata s) private {
@@ -359,16 +358,27 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     function requireUnjudged(Batch calldata batch, Submission calldata submission) external view {
         _check(batch);
         _requireAppeal(batch);
+        _requireOnly(batch, submission);
+    }
+
+    /// @dev Reverts unless a batch is of this submission alone, and holds what it claims.
+    function _requireOnly(Batch calldata batch, Submission calldata submission) private pure {
         require(
-            batch.count == 1 && _leafOf(_structHashOf(submission)) == batch.root,
+            batch.count == 1 && _leafOf(_structHashOf(submission)) == batch.root && submission.units <= batch.units
+                && _fitsRecord(submission),
             LedgerInvalidSubmission(submission.worker, address(0))
         );
+    }
+
+    function _fitsRecord(Submission calldata submission) private pure returns (bool) {
+        return submission.units != 0 && submission.units <= type(uint32).max && submission.rollouts <= type(uint16).max;
     }
 
     /// @inheritdoc IContributionLedger
     function judge(Batch calldata batch, Submission calldata submission, uint8 verdict, uint8 reason) external {
         require(msg.sender == address(court), LedgerUnauthorized(msg.sender));
         _check(batch);
+        _requireOnly(batch, submission);
         (uint32 workerId,) = workers.workerOf(submission.worker);
         bytes memory record = abi.encodePacked(
             workerId,

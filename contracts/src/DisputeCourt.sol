@@ -41,7 +41,7 @@ contract DisputeCourt is IDisputeCourt {
     /// @dev The run whose stake is the jurors'.
     uint64 private constant BENCH = 0;
 
-    /// @dev FILE_UNAVAILABLE: what nobody can prove to somebody else.
+    /// @dev The reason FILE_UNAVAILABLE: what nobody can prove to somebody else.
     uint8 private constant UNAVAILABLE = 15;
 
     uint256 private constant PPM = 1_000_000;
@@ -50,6 +50,9 @@ contract DisputeCourt is IDisputeCourt {
 
     /// @notice Claims of one case. Jurors do not vote for claims, so that nobody keeps a verdict out by filling them.
     uint256 public constant MAX_CLAIMS = 16;
+
+    /// @notice Blocks in which an announced claim can be made.
+    uint256 public constant ANNOUNCEMENT_BLOCKS = 256;
 
     /// @notice The token that bonds are in.
     IMusterToken public immutable token;
@@ -122,7 +125,9 @@ contract DisputeCourt is IDisputeCourt {
 
     /// @inheritdoc IDisputeCourt
     function announce(bytes32 announcement) external {
-        if (_announced[announcement] != 0) return;
+        // A second announcement of the same would be a later one: whoever repeats another's changes nothing.
+        uint256 announcedIn = _announced[announcement];
+        if (announcedIn != 0 && block.number <= announcedIn + ANNOUNCEMENT_BLOCKS) return;
         _announced[announcement] = block.number;
         emit ClaimAnnounced(announcement, msg.sender);
     }
@@ -141,16 +146,19 @@ contract DisputeCourt is IDisputeCourt {
         uint16 recorded = _ruling(standing.outcome.verdict, standing.outcome.reason);
         require(_isVerdict(ruling) && !_isSame(ruling, recorded), CourtInvalidRuling(recorded, ruling));
         uint256 announcedIn = _requireAnnounced(leaf, ruling, salt);
+        ledger.requireEvidence(outcome.batch, standing.outcome, submission, nodeSignature);
         if (_cases[leaf].status == CaseStatus.None) {
             require(block.timestamp < standing.closesAt, CourtWindowClosed(leaf, standing.closesAt));
-            ledger.requireEvidence(outcome.batch, standing.outcome, submission, nodeSignature);
             _open(leaf, outcome.batch, outcome.position, submission.worker, recorded);
             ledger.markDisputed(outcome.batch.batchId);
         } else {
             _requireCommitPhase(leaf, _openCase(leaf));
         }
         // A juror that is a party could take itself out of a draw, or vote for its own claim.
-        require(!jurors.isJuror(msg.sender) && _claims[leaf].length < MAX_CLAIMS, CourtMayNotClaim(leaf, msg.sender));
+        require(
+            !jurors.mayBeDrawn(msg.sender, _cases[leaf].openedAt) && _claims[leaf].length < MAX_CLAIMS,
+            CourtMayNotClaim(leaf, msg.sender)
+        );
         _claims[leaf].push(Claim({claimant: msg.sender, ruling: ruling, announcedIn: announcedIn.toUint40()}));
         _checkSources(sources);
         emit Claimed(leaf, msg.sender, ruling, submission, nodeSignature, sources);
@@ -160,7 +168,10 @@ contract DisputeCourt is IDisputeCourt {
     function _requireAnnounced(bytes32 leaf, uint16 ruling, bytes32 salt) private view returns (uint256 announcedIn) {
         bytes32 announcement = keccak256(abi.encode(msg.sender, leaf, ruling, salt));
         announcedIn = _announced[announcement];
-        require(announcedIn != 0 && announcedIn < block.number, CourtNotAnnounced(announcement));
+        require(
+            announcedIn != 0 && announcedIn < block.number && block.number <= announcedIn + ANNOUNCEMENT_BLOCKS,
+            CourtNotAnnounced(announcement)
+        );
     }
 
     function _open(
@@ -204,9 +215,12 @@ contract DisputeCourt is IDisputeCourt {
         string[] calldata sources
     ) external {
         ledger.requireUnjudged(batch, submission);
+        address worker = submission.worker;
+        // Whoever wants the jury to see nothing must not be the one that calls it.
+        require(msg.sender == worker || workers.workerOfNode(msg.sender) == worker, CourtUnauthorized(msg.sender));
         bytes32 caseId = summonsOf(batch.batchId);
         require(_cases[caseId].status == CaseStatus.None, CourtCaseExists(caseId));
-        _open(caseId, batch, 0, submission.worker, 0);
+        _open(caseId, batch, 0, worker, 0);
         _checkSources(sources);
         emit Claimed(caseId, msg.sender, 0, submission, "", sources);
         if (_bonds[batch.batchId] == address(0)) _takeBond(batch.batchId, msg.sender);
@@ -300,7 +314,7 @@ contract DisputeCourt is IDisputeCourt {
         bool overturned = seen && !_isSame(closing.leading, closing.recorded);
         closing.status = overturned ? CaseStatus.Overturned : CaseStatus.Upheld;
         uint256 pot = _settleClaims(leaf, closing, decided, overturned);
-        if (overturned && pot == 0 && standing.outcome.reason != UNAVAILABLE) pot = _paidByRun(closing);
+        if (overturned && pot == 0) pot = _paidByRun(closing);
         _payJurors(closing, decided ? closing.leadingVotes : 0, pot);
         if (overturned) _restore(outcome, standing.outcome, closing.worker);
         emit CaseClosed(
@@ -319,28 +333,36 @@ contract DisputeCourt is IDisputeCourt {
         decided = closing.leadingVotes != 0 && !closing.tied;
     }
 
-    /// @dev Returns the bonds of right claims, and those of all where the jury was of no one mind; returns what is lost. The
-    ///      first to announce what the jury confirmed is the reporter. Where the run's validators could not see the work
-    ///      either, the first right claim pays the jurors.
+    /// @dev Returns the bonds of right claims, and those of all where the jury was of no one mind; returns what the jurors are
+    ///      paid out of. The first to announce what the jury confirmed is the reporter. Where the run's validators could not
+    ///      see the work, and nobody claimed otherwise, the first right claim pays the jurors.
     function _settleClaims(bytes32 caseId, Case storage closing, bool decided, bool overturned)
         private
         returns (uint256 pot)
     {
         Claim[] storage claims = _claims[caseId];
+        if (decided) pot = _bond * (claims.length - _rightClaims(claims, closing, overturned));
+        bool claimantPays = overturned && pot == 0 && _isUnavailable(closing.recorded);
+        if (claimantPays) pot = _jurorFee * closing.leadingVotes;
         uint256 first = type(uint256).max;
-        bool claimantPays = overturned && _reasonOf(closing.recorded) == UNAVAILABLE;
         for (uint256 i = 0; i < claims.length; ++i) {
             Claim memory made = claims[i];
             bool right = overturned && _isSame(made.ruling, closing.leading);
             uint256 returned = right || !decided ? _bond : 0;
-            if (right && claimantPays) {
-                returned -= _jurorFee * closing.leadingVotes;
-                claimantPays = false;
-            }
-            pot += _bond - returned;
+            if (right && claimantPays) (returned, claimantPays) = (_bond - pot, false);
             if (right && made.announcedIn < first) (first, closing.reporter) = (made.announcedIn, made.claimant);
             emit ClaimSettled(caseId, made.claimant, right, returned);
             if (returned != 0) token.safeTransfer(made.claimant, returned);
+        }
+    }
+
+    function _rightClaims(Claim[] storage claims, Case storage closing, bool overturned)
+        private
+        view
+        returns (uint256 count)
+    {
+        for (uint256 i = 0; overturned && i < claims.length; ++i) {
+            if (_isSame(claims[i].ruling, closing.leading)) ++count;
         }
     }
 
@@ -418,7 +440,7 @@ contract DisputeCourt is IDisputeCourt {
         Case storage lost = _cases[standing.leaf];
         uint64 runId = outcome.batch.runId;
         require(
-            lost.status == CaseStatus.Overturned && standing.outcome.reason != UNAVAILABLE
+            lost.status == CaseStatus.Overturned && !_isUnavailable(lost.recorded)
                 && runs.seatBitOf(runId, validator) & outcome.batch.signers != 0,
             CourtNothingDue(standing.leaf, validator)
         );
@@ -555,7 +577,15 @@ contract DisputeCourt is IDisputeCourt {
 
     /// @dev Returns whether jurors saw what they judged.
     function _isSeen(uint16 ruling) private pure returns (bool) {
-        return ruling != 0 && _reasonOf(ruling) != UNAVAILABLE;
+        return ruling != 0 && !_isUnavailable(ruling);
+    }
+
+    /// @dev Returns whether a ruling says that a file could not be had; whoever accepts or convicts had it.
+    function _isUnavailable(uint16 ruling) private pure returns (bool) {
+        uint8 verdict = _verdictOf(ruling);
+        return
+            _reasonOf(ruling) == UNAVAILABLE && verdict != OutcomeRecordLib.ACCEPTED
+                && verdict != OutcomeRecordLib.FRAUD;
     }
 
     /// @dev Returns whether two rulings have the same consequences.

@@ -20,8 +20,7 @@ contract JuryPool is IJuryPool {
     /// @notice The vault that holds the jurors' stake.
     IStakeVault public immutable vault;
 
-    /// @inheritdoc IJuryPool
-    uint256 public immutable requiredStake;
+    uint256 private immutable _requiredJurorStake;
 
     /// @notice Seconds after which no open case draws a juror that left.
     uint256 public immutable drawTime;
@@ -29,6 +28,8 @@ contract JuryPool is IJuryPool {
     Place[] private _places;
     /// @dev A juror's place, counted from 1; zero when it holds none.
     mapping(address juror => uint256) private _placeOf;
+    /// @dev Unix seconds at which a juror last left.
+    mapping(address juror => uint256) private _lastLeft;
     /// @dev Places of jurors that left, oldest first, and how many of them were given away again.
     uint256[] private _left;
     uint256 private _reused;
@@ -38,7 +39,7 @@ contract JuryPool is IJuryPool {
     /// @param drawTime_ Seconds after the opening of a case in which its jury is drawn.
     constructor(IStakeVault vault_, uint256 requiredStake_, uint256 drawTime_) {
         vault = vault_;
-        requiredStake = requiredStake_;
+        _requiredJurorStake = requiredStake_;
         drawTime = drawTime_;
     }
 
@@ -47,13 +48,16 @@ contract JuryPool is IJuryPool {
     /// @inheritdoc IJuryPool
     function join(uint256 stake) external {
         require(_placeOf[msg.sender] == 0, PoolWrongStatus(msg.sender, true));
+        // Else one stake could come and go until the bench is full of places that nobody holds.
+        uint256 heldUntil = _lastLeft[msg.sender] + drawTime;
+        require(_lastLeft[msg.sender] == 0 || block.timestamp > heldUntil, PoolPlaceHeld(msg.sender, heldUntil));
         uint256 place = _freePlace();
         _places[place] = Place({juror: msg.sender, joinedAt: block.timestamp.toUint40(), leftAt: 0});
         _placeOf[msg.sender] = place + 1;
         emit JurorJoined(msg.sender, place);
         if (stake != 0) vault.depositFrom(BENCH, msg.sender, stake);
         uint256 active = vault.activeStake(BENCH, msg.sender);
-        require(active >= requiredStake, PoolStakeTooLow(msg.sender, active, requiredStake));
+        require(active >= _requiredJurorStake, PoolStakeTooLow(msg.sender, active, _requiredJurorStake));
     }
 
     /// @dev Returns the place that was left the longest ago, if no open case can still draw who held it; else a new one.
@@ -78,13 +82,14 @@ contract JuryPool is IJuryPool {
 
     /// @inheritdoc IJuryPool
     function retireForLowStake(address juror) external {
-        if (_placeOf[juror] == 0 || vault.activeStake(BENCH, juror) >= requiredStake) return;
+        if (_placeOf[juror] == 0 || vault.activeStake(BENCH, juror) >= _requiredJurorStake) return;
         _retire(juror);
     }
 
     function _retire(address juror) private {
         uint256 place = _placeOf[juror] - 1;
         _placeOf[juror] = 0;
+        _lastLeft[juror] = block.timestamp;
         _places[place].leftAt = block.timestamp.toUint40();
         _left.push(place);
         emit JurorLeft(juror, place);
@@ -134,8 +139,18 @@ contract JuryPool is IJuryPool {
     }
 
     /// @inheritdoc IJuryPool
+    function mayBeDrawn(address account, uint256 openedAt) external view returns (bool) {
+        return _placeOf[account] != 0 || _lastLeft[account] >= openedAt;
+    }
+
+    /// @inheritdoc IJuryPool
     function placeAt(uint256 place) external view returns (Place memory) {
         return _places[place];
+    }
+
+    /// @inheritdoc IJuryPool
+    function requiredStake() external view returns (uint256) {
+        return _requiredJurorStake;
     }
 
     /// @inheritdoc IJuryPool

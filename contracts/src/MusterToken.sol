@@ -15,8 +15,10 @@ contract MusterToken is ERC20Permit, IMusterToken {
     /// @notice Token wei that one faucet call may mint.
     uint256 public constant FAUCET_CAP = 1_000_000 ether;
 
-    /// @param initialSupply Token wei minted to `owner`. Nothing else is ever minted but by the faucet.
+    /// @param initialSupply Token wei minted to `owner`: below 2^88, which StakeVault's accounts hold. Nothing else is ever
+    ///        minted but by the faucet.
     constructor(uint256 initialSupply, address owner) ERC20("Muster", "MUSTER") ERC20Permit("Muster") {
+        require(initialSupply <= type(uint88).max, TokenSupplyTooLarge(initialSupply, type(uint88).max));
         _mint(owner, initialSupply);
     }
 

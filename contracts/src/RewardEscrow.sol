@@ -108,9 +108,11 @@ contract RewardEscrow is IRewardEscrow {
     /// @inheritdoc IRewardEscrow
     function free(uint64 runId, uint256 amount) external {
         require(msg.sender == address(ledger), EscrowUnauthorized(msg.sender));
-        _unreserve(runId, amount);
-        _funds[runId].available += amount.toUint128();
-        emit RewardFreed(runId, amount);
+        // The owner of a run that was closed long ago may have taken it back already.
+        uint256 freed = Math.min(amount, _funds[runId].reserved);
+        _unreserve(runId, freed);
+        _funds[runId].available += freed.toUint128();
+        emit RewardFreed(runId, freed);
     }
 
     /// @inheritdoc IRewardEscrow

@@ -167,7 +167,6 @@ contract RunRegistry is IRunRegistry {
         Run storage run = _ownedRun(runId);
         _invite(runId, validator, false);
         _unseat(runId, run, validator);
-        vault.requestUnbondFor(runId, validator);
     }
 
     /// @inheritdoc IRunRegistry

@@ -44,6 +44,9 @@ contract StakeVault is IStakeVault {
     /// @dev One million: the whole, in parts per million.
     uint256 private constant PPM = 1_000_000;
 
+    /// @dev Offences that follow stake which comes back: what a transaction can hold.
+    uint256 private constant MAX_LATER = 256;
+
     /// @dev The run whose stake is the jurors'.
     uint64 private constant BENCH = 0;
 
@@ -150,6 +153,8 @@ contract StakeVault is IStakeVault {
         require(amount != 0, VaultZeroAmount());
         StoredAccount storage account = _accounts[runId][owner];
         uint256 active = account.active + amount;
+        // An account stays below 2^88, so that an escrow of all of it fits.
+        (active + account.unbonding).toUint88();
         account.active = active.toUint88();
         emit Deposited(runId, owner, amount, active);
         token.safeTransferFrom(from, address(this), amount);
@@ -296,9 +301,10 @@ contract StakeVault is IStakeVault {
     }
 
     /// @dev Later offences take of returned stake what they would have taken had it been there: as if the escrow had
-    ///      never been. Returns what is left. There are as many as convictions came while an escrow was held.
+    ///      never been. Returns what is left. There are as many as came while an escrow was held; 256 of them count.
     function _payLaterOffences(bytes32 from, uint256 amount) private returns (uint256) {
-        for (bytes32 id = _next[from]; id != 0; id = _next[id]) {
+        bytes32 id = _next[from];
+        for (uint256 i = 0; id != 0 && amount != 0 && i < MAX_LATER; (id, i) = (_next[id], i + 1)) {
             Escrow storage later = _escrows[id];
             if (later.status == EscrowStatus.Restored) continue;
             uint256 share = Math.ceilDiv(amount * later.ppm, PPM);

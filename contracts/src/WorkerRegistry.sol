@@ -256,6 +256,8 @@ contract WorkerRegistry is IWorkerRegistry, EIP712 {
     function _statusAfterAcquittal(Member storage member) private view returns (Status) {
         Status status = member.status;
         if (status != Status.Banned && status != Status.Jailed) return status;
+        // Who began to leave meanwhile answers for nothing new, and must come back to be active.
+        if (member.leftAt != 0 && member.exactConvictions == 0 && member.convictions < 2) return Status.Exiting;
         if (member.convictions == 0) return member.statusBefore;
         if (member.exactConvictions != 0 || member.convictions > 1) return status;
         return member.statusBefore == Status.Exiting ? Status.Exiting : Status.Jailed;

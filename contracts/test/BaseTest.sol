@@ -22,7 +22,7 @@ import {IWorkerRegistry} from "../src/interfaces/IWorkerRegistry.sol";
 /// @title A deployed network with named actors, and the few steps that every test starts from
 abstract contract BaseTest is Test {
     uint256 internal constant PPM = 1_000_000;
-    uint256 internal constant SUPPLY = 1_000_000_000 ether;
+    uint256 internal constant SUPPLY = 300_000_000 ether;
     uint256 internal constant WALLET = 100_000 ether;
 
     uint256 internal constant REQUIRED_STAKE = 1000 ether;

@@ -22,7 +22,7 @@ interface IContributionLedgerErrors {
     /// @notice Thrown when a call comes before a time or from it on: outcomes from when they are due, judges of the network
     ///         before that, and a batch is void only when those had their time.
     error LedgerWrongTime(uint64 batchId, uint256 from, uint256 until);
-    /// @notice Thrown when a batch that judges of the network look at is to be void.
+    /// @notice Thrown when a batch that judges of the network look at is to be void or split.
     error LedgerInCourt(uint64 batchId);
     /// @notice Thrown when records are not one per submission.
     error LedgerRecordCount(uint256 bytesGiven, uint256 bytesExpected);
@@ -250,6 +250,7 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     /// @notice Takes a worker's submission out of a batch that nobody judged, into one of its own, which judges of the network
     ///         can be called for at once (`IDisputeCourt.summon`). Only the worker or its node, with a bond as above,
     ///         within `appealTime` from when outcomes were due or the batch was called withheld.
+    /// @dev The batch was committed by an orchestrator, so that no ticket is asked for: jurors see to it.
     /// @param proof Leads from the submission's leaf to the batch's root.
     function splitOff(
         Batch calldata batch,

@@ -5,7 +5,7 @@ import {IContributionLedger} from "./IContributionLedger.sol";
 
 /// @title Errors of the dispute court
 interface IDisputeCourtErrors {
-    /// @notice Thrown when the caller is not the contract that may make this call.
+    /// @notice Thrown when the caller is not the contract or the worker that may make this call.
     error CourtUnauthorized(address caller);
     /// @notice Thrown when there is no open case, or it is closed.
     error CourtNoOpenCase(bytes32 caseId, uint8 status);
@@ -15,9 +15,9 @@ interface IDisputeCourtErrors {
     error CourtWindowClosed(bytes32 leaf, uint256 closedAt);
     /// @notice Thrown when a ruling is none, or a claim is for the verdict that is recorded.
     error CourtInvalidRuling(uint16 recorded, uint16 ruling);
-    /// @notice Thrown when a claim was not announced in an earlier block.
+    /// @notice Thrown when a claim was not announced in an earlier block, or more than `ANNOUNCEMENT_BLOCKS` ago.
     error CourtNotAnnounced(bytes32 announcement);
-    /// @notice Thrown when a juror of the network, or one more than `MAX_CLAIMS`, claims.
+    /// @notice Thrown when an account claims that the case may draw as a juror, or one more than `MAX_CLAIMS`.
     error CourtMayNotClaim(bytes32 caseId, address claimant);
     /// @notice Thrown when a jury was drawn already.
     error CourtJuryDrawn(bytes32 caseId);
@@ -25,9 +25,9 @@ interface IDisputeCourtErrors {
     error CourtTooEarlyToDraw(bytes32 caseId, uint256 drawBlock);
     /// @notice Thrown when nobody is there who may sit on the jury.
     error CourtNoJurors(bytes32 caseId);
-    /// @notice Thrown when the caller was not drawn for the case.
+    /// @notice Thrown when the caller was not drawn for the case, or committed to a vote already.
     error CourtNotJuror(bytes32 caseId, address caller);
-    /// @notice Thrown when a juror commits twice, or reveals what it did not commit.
+    /// @notice Thrown when a commitment is no hash, or what is revealed is not what was committed.
     error CourtVoteMismatch(bytes32 caseId, address juror);
     /// @notice Thrown when a phase is over.
     error CourtPhaseOver(bytes32 caseId, uint256 endedAt);
@@ -168,7 +168,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     }
 
     /// @notice Announces a claim, so that nobody who reads it later can be first:
-    ///         `keccak256(abi.encode(claimant, leaf, ruling, salt))`.
+    ///         `keccak256(abi.encode(claimant, leaf, ruling, salt))`. Holds for `ANNOUNCEMENT_BLOCKS`, so that nobody
+    ///         announces everything in advance.
     function announce(bytes32 announcement) external;
 
     /// @notice Puts a bond, which must be approved, on a ruling about an outcome; the first claim opens its case. Within the
@@ -184,8 +185,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
         string[] calldata sources
     ) external;
 
-    /// @notice Calls judges of the network for a batch of one submission that its run left unjudged. Anyone; takes a bond from
-    ///         the caller unless the worker put one up.
+    /// @notice Calls judges of the network for a batch of one submission that its run left unjudged. Only its worker or the
+    ///         worker's node; takes a bond from the caller unless one was put up.
     function summon(
         IContributionLedger.Batch calldata batch,
         IContributionLedger.Submission calldata submission,
@@ -207,8 +208,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
 
     /// @notice Closes a case about an outcome once all jurors revealed or the jury's time is over. Anyone.
     /// @dev The ruling with most votes stands. A tie, or no vote: what is recorded stands and bonds return. Nothing seen: the
-    ///      same, and bonds are lost. Lost bonds pay the jurors of the ruling; without any the run does, and the first right
-    ///      claimant where the run's validators could not see the work either. What is left of bonds is burned.
+    ///      same, and bonds are lost. Lost bonds pay the jurors of the ruling; without any the run does, or the first to claim
+    ///      it where the run's validators could not see the work. What is left of lost bonds is burned.
     function settle(IContributionLedger.OutcomeProof calldata outcome) external;
 
     /// @notice As `settle`, for a batch that its run left unjudged. Its worker's bond pays the jurors unless they accept the

@@ -46,7 +46,8 @@ interface IFaultCourt is IFaultCourtErrors, IFaultCourtEvents {
     ///         what an exact fraud costs by the terms of the batch.
     /// @param outcome The outcome of the slot.
     /// @param first The submission that it judges.
-    /// @param second Another one for the same slot, signed by a key that was the worker's when the batch was committed.
+    /// @param second Another one for the same slot, signed by a key of the worker's that was not rotated
+    ///        away when the batch was committed.
     function proveDoubleSubmission(
         IContributionLedger.OutcomeProof calldata outcome,
         IContributionLedger.Submission calldata first,

@@ -9,8 +9,8 @@ interface IJuryPoolErrors {
     error PoolWrongStatus(address juror, bool seated);
     /// @notice Thrown when active stake on the bench is below the requirement.
     error PoolStakeTooLow(address juror, uint256 active, uint256 required);
-    /// @notice Thrown when a place is not yet free: cases that were opened before may still draw who held it.
-    error PoolPlaceHeld(uint256 place, uint256 until);
+    /// @notice Thrown when a juror comes back while its last place is held for it: open cases may still draw it.
+    error PoolPlaceHeld(address juror, uint256 until);
 }
 
 /// @title Events of the jury pool
@@ -54,6 +54,9 @@ interface IJuryPool is IJuryPoolErrors, IJuryPoolEvents {
 
     /// @notice Returns whether an account may be drawn for a case that opens now or later.
     function isJuror(address account) external view returns (bool);
+
+    /// @notice Returns whether an account is a juror, or left since `openedAt`: a case that opened then may draw it.
+    function mayBeDrawn(address account, uint256 openedAt) external view returns (bool);
 
     /// @notice Returns a place; its juror is the last that held it.
     function placeAt(uint256 place) external view returns (Place memory);

@@ -8,6 +8,8 @@ import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC2
 interface IMusterToken is IERC20, IERC20Permit {
     /// @notice Thrown when the faucet is used on a chain that is not for development.
     error TokenNoFaucet(uint256 chainId);
+    /// @notice Thrown at construction when an account could come to hold more than StakeVault counts.
+    error TokenSupplyTooLarge(uint256 supply, uint256 cap);
     /// @notice Thrown when one faucet call asks for more than its cap.
     error TokenFaucetCap(uint256 asked, uint256 cap);
 

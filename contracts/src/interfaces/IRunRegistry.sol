@@ -147,7 +147,8 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Invites an account to validate, or takes an invitation back. Only the owner.
     function invite(uint64 runId, address validator, bool invited) external;
 
-    /// @notice Takes the seat of a validator and its invitation. Only the owner. Its stake stays its own: it unbonds.
+    /// @notice Takes the seat of a validator and its invitation. Only the owner. Its stake stays its
+    ///         own, to unbond when it likes: an owner starts nobody's clock again.
     function dismiss(uint64 runId, address validator) external;
 
     /// @notice Takes a seat that the caller is invited to, and adds `stake` of its tokens, which StakeVault must be allowed

@@ -63,7 +63,8 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
         uint40 activeFrom;
         /// @dev Unix seconds before which a jailed worker stays jailed.
         uint40 jailedUntil;
-        /// @dev Unix seconds at which it began to leave; it answers for nothing that is committed later.
+        /// @dev Unix seconds at which it began to leave; while it is away it answers for nothing that is committed later. Zero
+        ///      once it is back: then it answers for what was committed meanwhile, too.
         uint40 leftAt;
         /// @dev Fraud verdicts against it that stand, and how many of them are exact.
         uint16 convictions;
@@ -131,8 +132,8 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
     /// @notice Returns whether `worker` may submit to a run in the current block.
     function isActive(uint64 runId, address worker) external view returns (bool);
 
-    /// @notice Returns whether what `node` signed, and was committed at `time`, counts against a worker in a run: it
-    ///         joined, had not begun to leave, and the key was its own.
+    /// @notice Returns whether what `node` signed, and was committed at `time`, counts against a worker in a run: it joined the
+    ///         run, had not begun to leave by then, and the key is or was its own and had not been rotated away by then.
     function answersFor(uint64 runId, address worker, address node, uint256 time) external view returns (bool);
 
     /// @notice Returns the worker that a node key serves now, or the zero address.

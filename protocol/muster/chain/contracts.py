@@ -1,4 +1,4 @@
-"""The eight contracts: an async method for each function that Muster calls.
+"""The nine contracts: an async method for each function that Muster calls.
 
 Made by `python contracts/script/export_artifacts.py` from the contracts; not to be edited. Views
 return Python types; the others send a transaction and return its receipt, or raise ContractRevert,
@@ -15,17 +15,21 @@ from muster.chain.structs import (
     Claim,
     CourtTerms,
     Funds,
+    LeasedWork,
+    Member,
+    NodeConsent,
     OutcomeProof,
+    Outcomes,
     PauseCause,
+    Permit,
     PolicyCheckpoint,
     RunConfig,
     RunTerms,
     StakeAccount,
     Standing,
-    WorkerAccount,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.messages import Submission, Verdict
+from muster.protocol.messages import Submission
 
 
 class MusterToken(Contract):
@@ -73,30 +77,24 @@ class MusterToken(Contract):
 class StakeVault(Contract):
     """Holds all stake, and is the only contract that does."""
 
-    async def account_of(self, owner: Address) -> StakeAccount:
-        """Returns the stake of `owner`."""
-        return await self._read(StakeAccount, "accountOf", owner)
+    async def account_of(self, run_id: RunId, owner: Address) -> StakeAccount:
+        """Returns the stake of `owner` in a run."""
+        return await self._read(StakeAccount, "accountOf", run_id, owner)
 
-    async def active_stake(self, owner: Address) -> int:
-        """Returns the active stake of `owner`, in token wei."""
-        return await self._read(int, "activeStake", owner)
+    async def active_stake(self, run_id: RunId, owner: Address) -> int:
+        """Returns the active stake of `owner` in a run, in token wei."""
+        return await self._read(int, "activeStake", run_id, owner)
 
-    async def deposit(self, owner: Address, amount: int) -> Receipt:
-        """Adds `amount` of the caller's tokens to the active stake of `owner`."""
-        return await self._write("deposit", owner, amount)
-
-    async def deposit_with_permit(
-        self, amount: int, deadline: int, v: int, r: Hash32, s: Hash32
-    ) -> Receipt:
-        """As `deposit` for the caller, with an ERC-2612 permit for this contract."""
-        return await self._write("depositWithPermit", amount, deadline, v, r, s)
+    async def deposit(self, run_id: RunId, owner: Address, amount: int) -> Receipt:
+        """Adds `amount` of the caller's tokens to the active stake of `owner` in a run."""
+        return await self._write("deposit", run_id, owner, amount)
 
     async def insurance(self) -> Address:
         """The account that receives the insured share of slashed stake."""
         return await self._read(Address, "insurance")
 
     async def insurance_ppm(self) -> int:
-        """Millionths of a released escrow that go to `insurance`."""
+        """Millionths of slashed stake that go to `insurance`."""
         return await self._read(int, "insurancePpm")
 
     async def reporter_cap(self) -> int:
@@ -104,86 +102,110 @@ class StakeVault(Contract):
         return await self._read(int, "reporterCap")
 
     async def reporter_ppm(self) -> int:
-        """Millionths of a released escrow that go to its reporter, if it has one."""
+        """Millionths of slashed stake that go to a reporter whom a jury confirmed."""
         return await self._read(int, "reporterPpm")
 
-    async def request_unbond(self, amount: int) -> Receipt:
-        """Starts to unbond `amount` of the caller's active stake."""
-        return await self._write("requestUnbond", amount)
+    async def request_unbond(self, run_id: RunId, amount: int) -> Receipt:
+        """Starts to unbond `amount` of the caller's active stake in a run."""
+        return await self._write("requestUnbond", run_id, amount)
 
     async def unbonding_period(self) -> int:
         """Returns the seconds between an unbond request and its withdrawal."""
         return await self._read(int, "unbondingPeriod")
 
-    async def withdraw(self) -> Receipt:
-        """Pays out the caller's unbonded stake once the unbonding period is over and nothing
-        holds it.
+    async def withdraw(self, run_id: RunId) -> Receipt:
+        """Pays out the caller's unbonded stake in a run once the unbonding period is over.
+        Nothing can hold it longer.
         """
-        return await self._write("withdraw")
+        return await self._write("withdraw", run_id)
+
+
+class JuryPool(Contract):
+    """The network's bench: who offered itself to judge for any run."""
+
+    async def draw_time(self) -> int:
+        """Seconds after which no open case draws a juror that left."""
+        return await self._read(int, "drawTime")
+
+    async def is_juror(self, account: Address) -> bool:
+        """Returns whether an account may be drawn for a case that opens now or later."""
+        return await self._read(bool, "isJuror", account)
+
+    async def join(self, stake: int) -> Receipt:
+        """Offers the caller as a juror, and adds `stake` of its tokens, which StakeVault must be
+        allowed to take.
+        """
+        return await self._write("join", stake)
+
+    async def leave(self) -> Receipt:
+        """Ends the caller's offer and unbonds all its stake. Cases that are open may still draw
+        it, and it must vote.
+        """
+        return await self._write("leave")
+
+    async def required_stake(self) -> int:
+        """Returns the active stake a juror must hold, in token wei."""
+        return await self._read(int, "requiredStake")
 
 
 class WorkerRegistry(Contract):
-    """Who may work, and with which key."""
+    """Who works for which run, and with which key."""
 
-    async def exit(self) -> Receipt:
-        """Starts to leave: no more work, all stake unbonds."""
-        return await self._write("exit")
+    async def activation_delay(self) -> int:
+        """Blocks from joining or coming back until a worker counts as active."""
+        return await self._read(int, "activationDelay")
+
+    async def come_back(self, run_id: RunId, terms: int) -> Receipt:
+        """Makes the caller active in a run again, from jail or from leaving, if its stake
+        suffices.
+        """
+        return await self._write("comeBack", run_id, terms)
+
+    async def exit(self, run_id: RunId) -> Receipt:
+        """Starts to leave a run: no more work, all stake in it unbonds."""
+        return await self._write("exit", run_id)
+
+    async def is_active(self, run_id: RunId, worker: Address) -> bool:
+        """Returns whether `worker` may submit to a run in the current block."""
+        return await self._read(bool, "isActive", run_id, worker)
+
+    async def jail_time(self) -> int:
+        """Seconds a jailed worker must wait."""
+        return await self._read(int, "jailTime")
+
+    async def join(
+        self, run_id: RunId, terms: int, stake: int, consent: NodeConsent, permit: Permit
+    ) -> Receipt:
+        """Makes the caller a worker of a run in one transaction: takes `stake` from it, and
+        binds its node key if it has none or names another one.
+        """
+        return await self._write("join", run_id, terms, stake, consent, permit)
+
+    async def member_of(self, run_id: RunId, worker: Address) -> Member:
+        """Returns a worker as it stands in a run."""
+        return await self._read(Member, "memberOf", run_id, worker)
 
     async def nonces(self, worker: Address) -> int:
         """Returns the next nonce a node must consent to for `worker`."""
         return await self._read(int, "nonces", worker)
 
-    async def register_with_permit(
-        self,
-        stake: int,
-        node: Address,
-        node_deadline: int,
-        node_signature: bytes,
-        permit_deadline: int,
-        v: int,
-        r: Hash32,
-        s: Hash32,
-    ) -> Receipt:
-        """Makes the caller a worker in one transaction: as `register`, with an ERC-2612 permit
-        for StakeVault.
-        """
-        return await self._write(
-            "registerWithPermit",
-            stake,
-            node,
-            node_deadline,
-            node_signature,
-            permit_deadline,
-            v,
-            r,
-            s,
-        )
-
-    async def rejoin(self) -> Receipt:
-        """Makes the caller, which was leaving, active again, if its stake suffices."""
-        return await self._write("rejoin")
-
     async def required_stake(self) -> int:
-        """Returns the active stake a worker must hold, in token wei."""
+        """Returns the active stake a worker must hold in each of its runs, in token wei."""
         return await self._read(int, "requiredStake")
 
-    async def rotate_node(
-        self, node: Address, node_deadline: int, node_signature: bytes
-    ) -> Receipt:
-        """Replaces the caller's node key; the old key fails at once, earned reward stays."""
-        return await self._write("rotateNode", node, node_deadline, node_signature)
-
-    async def unjail(self) -> Receipt:
-        """Makes the caller active again after its jail time, if its stake suffices."""
-        return await self._write("unjail")
+    async def rotate_node(self, consent: NodeConsent) -> Receipt:
+        """Replaces the caller's node key in all runs; the old key fails at once, earned reward
+        stays.
+        """
+        return await self._write("rotateNode", consent)
 
     async def worker_by_id(self, worker_id: int) -> Address:
         """Returns the worker with a number, or the zero address."""
         return await self._read(Address, "workerById", worker_id)
 
-    async def worker_of(self, account: Address) -> WorkerAccount:
-        """Returns a worker's record."""
-        return await self._read(WorkerAccount, "workerOf", account)
+    async def worker_of(self, account: Address) -> tuple[int, Address]:
+        """Returns a worker's number and node key; zero for nobody."""
+        return await self._pair(int, Address, "workerOf", account)
 
     async def worker_of_node(self, node: Address) -> Address:
         """Returns the worker that a node key serves now, or the zero address."""
@@ -222,6 +244,20 @@ class RunRegistry(Contract):
         receipt = await self._write("createRun", config)
         return RunId(receipt.event("RunCreated").args["run_id"]), receipt
 
+    async def dismiss(self, run_id: RunId, validator: Address) -> Receipt:
+        """Takes the seat of a validator and its invitation. Only the owner. Its stake stays its
+        own, to unbond when it likes: an owner starts nobody's clock again.
+        """
+        return await self._write("dismiss", run_id, validator)
+
+    async def invite(self, run_id: RunId, validator: Address, invited: bool) -> Receipt:
+        """Invites an account to validate, or takes an invitation back. Only the owner."""
+        return await self._write("invite", run_id, validator, invited)
+
+    async def is_invited(self, run_id: RunId, account: Address) -> bool:
+        """Returns whether the run's owner invited an account."""
+        return await self._read(bool, "isInvited", run_id, account)
+
     async def is_validator(self, run_id: RunId, account: Address) -> bool:
         """Returns whether `account` validates for the run."""
         return await self._read(bool, "isValidator", run_id, account)
@@ -229,6 +265,14 @@ class RunRegistry(Contract):
     async def latest_version(self, run_id: RunId) -> PolicyVersion | None:
         """Returns the newest published version's number, if there is one."""
         return await self._find(PolicyVersion, "latestVersion", run_id)
+
+    async def leave_seat(self, run_id: RunId) -> Receipt:
+        """Gives up the caller's seat and unbonds all its stake in the run."""
+        return await self._write("leaveSeat", run_id)
+
+    async def owner_of(self, run_id: RunId) -> Address:
+        """Returns a run's owner."""
+        return await self._read(Address, "ownerOf", run_id)
 
     async def pause_slashing(
         self, run_id: RunId, cause: PauseCause, reason: int, evidence_hash: Hash32
@@ -249,12 +293,8 @@ class RunRegistry(Contract):
         """Publishes a policy version. Only the run's trainer; versions increase by at least one."""
         return await self._write("publishCheckpoint", run_id, version, manifest_root)
 
-    async def record_beacon(self, run_id: RunId, version: PolicyVersion) -> Receipt:
-        """Stores the hash of the block that published a version. Anyone, within 256 blocks."""
-        return await self._write("recordBeacon", run_id, version)
-
     async def required_validator_stake(self) -> int:
-        """Returns the active stake a validator must hold, in token wei."""
+        """Returns the active stake a validator must hold in the run, in token wei."""
         return await self._read(int, "requiredValidatorStake")
 
     async def rotate_orchestrator(
@@ -269,19 +309,9 @@ class RunRegistry(Contract):
         """Replaces the trainer's key, naming the old one. Only the owner."""
         return await self._write("rotateTrainer", run_id, old_trainer, new_trainer)
 
-    async def rotate_validator(
-        self, run_id: RunId, old_validator: Address, new_validator: Address
-    ) -> Receipt:
-        """Replaces a validator, naming the old one. Only the owner."""
-        return await self._write("rotateValidator", run_id, old_validator, new_validator)
-
     async def run_count(self) -> int:
         """Returns the number of runs."""
         return await self._read(int, "runCount")
-
-    async def seat_validator(self, run_id: RunId, validator: Address) -> Receipt:
-        """Seats another validator. Only the owner."""
-        return await self._write("seatValidator", run_id, validator)
 
     async def set_submissions_paused(self, run_id: RunId, paused: bool) -> Receipt:
         """Pauses or resumes submissions. Only the owner."""
@@ -295,19 +325,25 @@ class RunRegistry(Contract):
         """Returns the seconds that a pause of slashing lasts."""
         return await self._read(int, "slashPause")
 
-    async def terms_of(self, run_id: RunId) -> RunTerms:
-        """Returns what a run pays and punishes. Reverts with RunUnknown."""
-        return await self._read(RunTerms, "termsOf", run_id)
-
-    async def unseat_validator(self, run_id: RunId, validator: Address) -> Receipt:
-        """Takes the seat of a validator: FaultCourt always may, anyone once its active stake is
-        below the requirement.
+    async def take_seat(self, run_id: RunId, terms: int, stake: int) -> Receipt:
+        """Takes a seat that the caller is invited to, and adds `stake` of its tokens, which
+        StakeVault must be allowed to take.
         """
-        return await self._write("unseatValidator", run_id, validator)
+        return await self._write("takeSeat", run_id, terms, stake)
+
+    async def terms_of(self, run_id: RunId) -> tuple[RunTerms, int]:
+        """Returns the run's present terms and their number. Reverts with RunUnknown."""
+        return await self._pair(RunTerms, int, "termsOf", run_id)
 
 
 class ContributionLedger(Contract):
     """The ledger of contributions: what was submitted, and what validators decided."""
+
+    async def appeal_time(self) -> int:
+        """Returns the seconds from when outcomes are due, or a batch is called withheld, in
+        which its workers can call judges of the network; then it can be void.
+        """
+        return await self._read(int, "appealTime")
 
     async def batch_count(self) -> int:
         """Returns the number of batches."""
@@ -336,9 +372,17 @@ class ContributionLedger(Contract):
 
     async def finalise_fraud(self, outcome: OutcomeProof) -> Receipt:
         """Releases the escrow of an executed fraud whose challenge window is over: the one that
-        a pause of slashing prolongs, if it met one.
+        a pause of slashing prolongs, if it met one. A claimant whom a jury confirmed is the
+        reporter.
         """
         return await self._write("finaliseFraud", outcome)
+
+    async def judgement_time(self) -> int:
+        """Returns the seconds from a commitment to the last moment at which its fraud can be
+        left unexecuted by anything but idleness: outcome deadline + appeal + jury + challenge
+        window + jury + pause of slashing. Stake must stay for longer.
+        """
+        return await self._read(int, "judgementTime")
 
     async def outcome_deadline(self) -> int:
         """Returns the seconds after the commitment by which outcomes are due."""
@@ -350,6 +394,24 @@ class ContributionLedger(Contract):
         """
         return await self._write("postOutcomes", batch, records, signatures)
 
+    async def show_outcomes(
+        self, batch: Batch, records_hash: Hash32, records: bytes, signature: bytes
+    ) -> Receipt:
+        """Shows on chain what a validator of the run signed about a batch, for anybody to post a
+        quorum's.
+        """
+        return await self._write("showOutcomes", batch, records_hash, records, signature)
+
+    async def split_off(
+        self, batch: Batch, work: LeasedWork, proof: Sequence[Hash32], sources: Sequence[string]
+    ) -> Receipt:
+        """Takes a worker's submission out of a batch that nobody judged, into one of its own,
+        which judges of the network can be called for at once (`IDisputeCourt.summon`). Only the
+        worker or its node, with a bond as above, within `appealTime` from when outcomes were due
+        or the batch was called withheld.
+        """
+        return await self._write("splitOff", batch, work, proof, sources)
+
     async def stake_per_unit(self) -> int:
         """Returns the token wei of stake that must stand behind one unit in flight."""
         return await self._read(int, "stakePerUnit")
@@ -358,41 +420,104 @@ class ContributionLedger(Contract):
         """Returns an outcome as it stands now."""
         return await self._read(Standing, "standingOf", outcome)
 
-    async def unit_cap_of(self, worker: Address) -> int:
-        """Returns the units that a worker's active stake covers in flight."""
-        return await self._read(int, "unitCapOf", worker)
+    async def submit_direct(self, work: LeasedWork, sources: Sequence[string]) -> Receipt:
+        """Commits one submission without the orchestrator's help. Only the worker or its node,
+        at most `TICKET_GRACE` after the ticket's deadline.
+        """
+        return await self._write("submitDirect", work, sources)
+
+    async def unit_cap_of(self, run_id: RunId, worker: Address) -> int:
+        """Returns the units that a worker's active stake in a run covers in flight."""
+        return await self._read(int, "unitCapOf", run_id, worker)
+
+    async def void_batch(self, batch: Batch) -> Receipt:
+        """Gives back to the run what was set aside for a batch that nobody judged, once its
+        workers had `appealTime` to call judges of the network. Anyone.
+        """
+        return await self._write("voidBatch", batch)
 
 
 class DisputeCourt(Contract):
-    """Bonded challenges to outcomes, decided by a jury."""
+    """The court of the network: jurors of no run vote a verdict."""
 
-    async def challenge(self, outcome: OutcomeProof, claimed_verdict: Verdict) -> Receipt:
-        """Challenges an outcome within its window; takes the bond, which must be approved, from
-        the caller.
+    async def announce(self, announcement: Hash32) -> Receipt:
+        """Announces a claim, so that nobody who reads it later can be first:
+        `keccak256(abi.encode(claimant, leaf, ruling, salt))`. Holds for `ANNOUNCEMENT_BLOCKS`,
+        so that nobody announces everything in advance.
         """
-        return await self._write("challenge", outcome, claimed_verdict)
+        return await self._write("announce", announcement)
 
-    async def close(self, outcome: OutcomeProof) -> Receipt:
-        """Closes a case once all jurors revealed or the jury's time is over. Anyone."""
-        return await self._write("close", outcome)
+    async def claim(
+        self,
+        outcome: OutcomeProof,
+        submission: Submission,
+        node_signature: bytes,
+        ruling: int,
+        salt: Hash32,
+        sources: Sequence[string],
+    ) -> Receipt:
+        """Puts a bond, which must be approved, on a ruling about an outcome; the first claim
+        opens its case. Within the challenge window, or until the jury's time to commit is over.
+        """
+        return await self._write(
+            "claim", outcome, submission, node_signature, ruling, salt, sources
+        )
 
-    async def commit_vote(self, leaf: Hash32, commitment: Hash32) -> Receipt:
-        """Commits to a vote: `keccak256(abi.encode(leaf, juror, overturn, resultHash, salt))`.
+    async def collect_fee(self, case_id: Hash32, juror: Address) -> Receipt:
+        """Pays a juror of the prevailing ruling its fee, once. Anyone."""
+        return await self._write("collectFee", case_id, juror)
+
+    async def commit_vote(self, case_id: Hash32, commitment: Hash32) -> Receipt:
+        """Commits to a vote: `keccak256(abi.encode(caseId, juror, ruling, resultHash, salt))`.
         Jurors, once.
         """
-        return await self._write("commitVote", leaf, commitment)
+        return await self._write("commitVote", case_id, commitment)
 
-    async def draw_jury(self, outcome: OutcomeProof) -> Receipt:
-        """Draws the jury from the hash of the case's draw block, by stake, without replacement.
-        Anyone, in the first half of the time to commit.
+    async def draw(self, case_id: Hash32) -> Receipt:
+        """Draws the jury from the hash of the case's draw block. Anyone, in the first half of
+        the time to commit.
         """
-        return await self._write("drawJury", outcome)
+        return await self._write("draw", case_id)
+
+    async def fine_absent_juror(self, case_id: Hash32, juror: Address) -> Receipt:
+        """Fines a juror that did not reveal a vote before its case closed. Anyone."""
+        return await self._write("fineAbsentJuror", case_id, juror)
+
+    async def fine_signer(self, outcome: OutcomeProof, validator: Address) -> Receipt:
+        """Fines a validator that signed an outcome which a jury overturned, once a batch.
+        Anyone; a claimant whom the jury confirmed is the reporter.
+        """
+        return await self._write("fineSigner", outcome, validator)
+
+    async def return_bond(self, batch: Batch) -> Receipt:
+        """Returns such a bond once its batch is judged or void. Anyone."""
+        return await self._write("returnBond", batch)
 
     async def reveal_vote(
-        self, leaf: Hash32, overturn: bool, result_hash: Hash32, salt: Hash32
+        self, case_id: Hash32, ruling: int, result_hash: Hash32, salt: Hash32
     ) -> Receipt:
         """Reveals a vote once all jurors committed or the time to commit is over."""
-        return await self._write("revealVote", leaf, overturn, result_hash, salt)
+        return await self._write("revealVote", case_id, ruling, result_hash, salt)
+
+    async def settle(self, outcome: OutcomeProof) -> Receipt:
+        """Closes a case about an outcome once all jurors revealed or the jury's time is over.
+        Anyone.
+        """
+        return await self._write("settle", outcome)
+
+    async def settle_summoned(self, batch: Batch, submission: Submission) -> Receipt:
+        """As `settle`, for a batch that its run left unjudged. Its worker's bond pays the jurors
+        unless they accept the work; then the run does.
+        """
+        return await self._write("settleSummoned", batch, submission)
+
+    async def summon(
+        self, batch: Batch, submission: Submission, sources: Sequence[string]
+    ) -> Receipt:
+        """Calls judges of the network for a batch of one submission that its run left unjudged.
+        Only its worker or the worker's node; takes a bond from the caller unless one was put up.
+        """
+        return await self._write("summon", batch, submission, sources)
 
     async def terms(self) -> CourtTerms:
         """Returns what the deployment fixed."""
@@ -402,25 +527,35 @@ class DisputeCourt(Contract):
 class FaultCourt(Contract):
     """Punishes faults that prove themselves."""
 
-    async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> Receipt:
-        """Slashes a juror that did not reveal a vote before its case closed."""
-        return await self._write("slashAbsentJuror", leaf, juror)
-
-    async def slash_overdue(self, batch: Batch, validator: Address) -> Receipt:
-        """Slashes a validator that held a seat all the time a batch waited in vain for its
-        outcomes.
+    async def prove_double_outcome(
+        self,
+        batch: Batch,
+        first: Outcomes,
+        first_signature: bytes,
+        second: Outcomes,
+        second_signature: bytes,
+    ) -> Receipt:
+        """Slashes all stake in a run of a validator that signed two different outcomes of one
+        batch, and takes its seat.
         """
-        return await self._write("slashOverdue", batch, validator)
+        return await self._write(
+            "proveDoubleOutcome", batch, first, first_signature, second, second_signature
+        )
 
-    async def slash_signer(self, outcome: OutcomeProof, validator: Address) -> Receipt:
-        """Slashes a validator that signed an outcome which a jury overturned; the challenger is
-        the reporter.
+    async def prove_double_submission(
+        self,
+        outcome: OutcomeProof,
+        first: Submission,
+        first_signature: bytes,
+        second: Submission,
+        second_signature: bytes,
+    ) -> Receipt:
+        """Slashes and bans from a run a worker whose node signed another submission for a slot
+        that was judged. It costs what an exact fraud costs by the terms of the batch.
         """
-        return await self._write("slashSigner", outcome, validator)
-
-    async def wrong_verdict_ppm(self) -> int:
-        """Returns the millionths of a signer's stake that an overturned verdict costs."""
-        return await self._read(int, "wrongVerdictPpm")
+        return await self._write(
+            "proveDoubleSubmission", outcome, first, first_signature, second, second_signature
+        )
 
 
 class RewardEscrow(Contract):
