@@ -149,7 +149,7 @@ def _type(part: dict[str, Any], sequence: str) -> str:
     if declared.startswith("uint"):
         name: str = part["name"].lower()
         return next((kind for end, kind in NUMBERS.items() if name.endswith(end)), "int")
-    return {"address": "Address", "bytes32": "Hash32"}.get(declared, declared)
+    return {"address": "Address", "bytes32": "Hash32", "string": "str"}.get(declared, declared)
 
 
 def _docstring(built: Built, contract: str, function: str) -> str:

@@ -16,6 +16,7 @@ from muster.chain.contracts import (
     ContributionLedger,
     DisputeCourt,
     FaultCourt,
+    JuryPool,
     MusterToken,
     RewardEscrow,
     RunRegistry,
@@ -80,6 +81,7 @@ class Chain:
     def _add_clients(self) -> None:
         self.token = MusterToken(self)
         self.vault = StakeVault(self)
+        self.jurors = JuryPool(self)
         self.workers = WorkerRegistry(self)
         self.runs = RunRegistry(self)
         self.ledger = ContributionLedger(self)

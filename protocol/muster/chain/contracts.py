@@ -403,7 +403,7 @@ class ContributionLedger(Contract):
         return await self._write("showOutcomes", batch, records_hash, records, signature)
 
     async def split_off(
-        self, batch: Batch, work: LeasedWork, proof: Sequence[Hash32], sources: Sequence[string]
+        self, batch: Batch, work: LeasedWork, proof: Sequence[Hash32], sources: Sequence[str]
     ) -> Receipt:
         """Takes a worker's submission out of a batch that nobody judged, into one of its own,
         which judges of the network can be called for at once (`IDisputeCourt.summon`). Only the
@@ -420,7 +420,7 @@ class ContributionLedger(Contract):
         """Returns an outcome as it stands now."""
         return await self._read(Standing, "standingOf", outcome)
 
-    async def submit_direct(self, work: LeasedWork, sources: Sequence[string]) -> Receipt:
+    async def submit_direct(self, work: LeasedWork, sources: Sequence[str]) -> Receipt:
         """Commits one submission without the orchestrator's help. Only the worker or its node,
         at most `TICKET_GRACE` after the ticket's deadline.
         """
@@ -454,7 +454,7 @@ class DisputeCourt(Contract):
         node_signature: bytes,
         ruling: int,
         salt: Hash32,
-        sources: Sequence[string],
+        sources: Sequence[str],
     ) -> Receipt:
         """Puts a bond, which must be approved, on a ruling about an outcome; the first claim
         opens its case. Within the challenge window, or until the jury's time to commit is over.
@@ -511,9 +511,7 @@ class DisputeCourt(Contract):
         """
         return await self._write("settleSummoned", batch, submission)
 
-    async def summon(
-        self, batch: Batch, submission: Submission, sources: Sequence[string]
-    ) -> Receipt:
+    async def summon(self, batch: Batch, submission: Submission, sources: Sequence[str]) -> Receipt:
         """Calls judges of the network for a batch of one submission that its run left unjudged.
         Only its worker or the worker's node; takes a bond from the caller unless one was put up.
         """

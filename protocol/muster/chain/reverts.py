@@ -17,11 +17,28 @@ HINTS = {
     "ERC20InsufficientBalance": "the account holds too few tokens; a development chain has a "
     "faucet: muster stake --faucet",
     "ERC20InsufficientAllowance": "approve the contract for the amount first",
-    "RegistryStakeTooLow": "add stake: muster stake --amount TOKENS",
+    "RegistryStakeTooLow": "add stake in that run: muster stake --run ID --amount TOKENS",
     "RegistryStillJailed": "wait until the jail time is over",
     "RegistryNodeTaken": "use a fresh node key: muster wallet new FILE",
-    "RegistryWorkerExists": "leave out --node to add stake to it",
-    "RunInvalidValidator": "every validator must hold the required stake and be named once",
+    "RegistryWrongStatus": "muster worker status says what it is in that run; who validates for a "
+    "run does not work for it",
+    "RegistryInvalidNodeSignature": "name the worker's node key: --node KEYSTORE",
+    "RunInvalidValidator": "is it invited (muster run invite), not seated yet, and no worker of "
+    "the run?",
+    "RunStakeTooLow": "add stake in that run: muster stake --run ID --amount TOKENS",
+    "RunTermsChanged": "read the terms again: muster run show; who joins while a change is "
+    "announced waits for it",
+    "PoolStakeTooLow": "add stake: muster juror join --amount TOKENS",
+    "PoolPlaceHeld": "wait until no open case can draw the place that you left",
+    "CourtNotAnnounced": "a claim is announced first, and made within 256 blocks: the same command "
+    "does both",
+    "CourtNoJurors": "nobody is on the network's bench: muster juror status counts them",
+    "CourtMayNotClaim": "an account that may be drawn as a juror of the case claims nothing in it",
+    "CourtWindowClosed": "its challenge window is over, and the outcome stands",
+    "LedgerInvalidTicket": "only work with a ticket of the run's orchestrator counts, at most 60 s "
+    "after its deadline",
+    "LedgerWrongTime": "the message says from when and until when it is possible",
+    "VaultInsufficientStake": "muster worker status shows what is staked in each run",
     "LedgerUnauthorized": "only the run's orchestrator may do this: is it the right keystore?",
     "LedgerPaused": "the run's owner paused submissions",
     "LedgerNotFinal": "wait until the challenge window is over",

@@ -229,14 +229,15 @@ class ChainView:
 
     def _slash_released(self, event: Event, args: dict[str, Any]) -> None:
         slash = self._slash_by_id[args["escrow_id"]]
-        split = (args["burned"], args["insured"], args["rewarded"])
+        burned, insured, rewarded = args["burned"], args["insured"], args["rewarded"]
         if slash.state is SlashState.RELEASED and slash.split is not None:
-            # What follows a slash that is final is split at once.
-            slash.split = tuple(map(sum, zip(slash.split, split, strict=True)))
+            # What follows a slash that is final is split at once; nobody reported it.
+            split = (slash.split[0] + burned, slash.split[1] + insured, slash.split[2])
         else:
             self._settle(event, slash, SlashState.RELEASED)
-            slash.split, slash.reporter = split, args["reporter"]
-        self._expect(event, "what is split", slash.amount_wei, sum(slash.split))
+            split, slash.reporter = (burned, insured, rewarded), args["reporter"]
+        slash.split = split
+        self._expect(event, "what is split", slash.amount_wei, sum(split))
 
     def _slash_restored(self, event: Event, args: dict[str, Any]) -> None:
         slash = self._slash_by_id[args["escrow_id"]]
