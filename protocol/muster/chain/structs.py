@@ -14,6 +14,8 @@ from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, 
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)
 """What Solidity returns for nobody."""
+NO_HASH = Hash32(bytes(32))
+"""What Solidity returns for no hash."""
 
 
 class WorkerStatus(SolidityEnum):
@@ -81,9 +83,9 @@ class Permit:
     """Until when it holds."""
     v: int = 0
     """Of its signature."""
-    r: Hash32 = Hash32(bytes(32))
+    r: Hash32 = NO_HASH
     """Of its signature."""
-    s: Hash32 = Hash32(bytes(32))
+    s: Hash32 = NO_HASH
     """Of its signature."""
 
 
