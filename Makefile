@@ -61,6 +61,7 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry --no-ansi protocol client orchestrator trainer devnet
 	tools/forge fmt --check
+	FOUNDRY_PROFILE=next tools/forge fmt --check
 	tools/forge build --quiet
 	$(BIN)/python contracts/script/export_artifacts.py --check
 

@@ -82,7 +82,8 @@ class Result:
 def command_of(name: str, options: list[str]) -> list[str]:
     """Return what runs a part."""
     if name == CONTRACTS:
-        return [str(ROOT / "tools" / "forge"), "test"]
+        # The next contracts are tested beside those in use, until these are gone.
+        return ["sh", "-c", "tools/forge test && FOUNDRY_PROFILE=next tools/forge test"]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *PARTS[name]]
     report = f"--junitxml={LOGS / name}.xml"
     return [*command, report, "-o", "console_output_style=count", *options]
@@ -109,7 +110,8 @@ def result_of(part: Part) -> Result:
     """Return what an ended part reported; one without a report failed."""
     if part.name == CONTRACTS:
         found = _FORGE_RESULT.findall(part.log.read_text(errors="replace"))
-        passed, failed, skipped = map(int, found[-1]) if found else (0, 1, 0)
+        counted = [tuple(map(int, numbers)) for numbers in found] or [(0, 1, 0)]
+        passed, failed, skipped = map(sum, zip(*counted, strict=True))
         return Result(passed, failed, Counter({"by forge": skipped} if skipped else {}))
     report = LOGS / f"{part.name}.xml"
     if not report.exists():
