@@ -14,6 +14,7 @@ import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
 import {BatchLib} from "./libraries/BatchLib.sol";
+import {EscrowLib} from "./libraries/EscrowLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 
 /// @title The ledger of contributions: what was submitted, and what validators decided
@@ -424,7 +425,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         _requireFraud(outcome, standing.verdict);
         _checkEvidence(batch, standing.outcome, submission, nodeSignature);
         IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, submission.worker);
-        bytes32 escrowId = _escrowIdOf(verdict);
+        bytes32 escrowId = EscrowLib.idOf(verdict);
         amount = vault.hold(verdict, _convict(batch, verdict, escrowId));
         emit FraudExecuted(batch.batchId, submission.worker, escrowId, standing.leaf, outcome.position, amount);
     }
@@ -448,10 +449,6 @@ contract ContributionLedger is IContributionLedger, EIP712 {
             batchId: outcome.batch.batchId,
             position: outcome.position
         });
-    }
-
-    function _escrowIdOf(IStakeVault.Verdict memory verdict) private view returns (bytes32) {
-        return vault.escrowIdOf(verdict.runId, verdict.owner, verdict.offence, verdict.tag);
     }
 
     /// @dev Convicts a worker unless slashing is paused. Returns the share of stake that its fraud costs: doubled for
@@ -517,7 +514,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
             standing.outcome.verdict == OutcomeRecordLib.FRAUD ? address(0) : court.reporterOf(standing.leaf);
         IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, worker);
         vault.release(verdict, reporter);
-        emit FraudFinalised(batch.batchId, _escrowIdOf(verdict), standing.leaf);
+        emit FraudFinalised(batch.batchId, EscrowLib.idOf(verdict), standing.leaf);
     }
 
     // ----------------------------------------------------------------- disputes

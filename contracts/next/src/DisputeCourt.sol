@@ -13,6 +13,7 @@ import {IRewardEscrow} from "./interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
+import {EscrowLib} from "./libraries/EscrowLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 
 /// @title The court of the network: jurors of no run vote a verdict
@@ -396,7 +397,7 @@ contract DisputeCourt is IDisputeCourt {
             position: outcome.position
         });
         if (!vault.restore(verdict)) return;
-        bytes32 escrowId = vault.escrowIdOf(verdict.runId, worker, verdict.offence, verdict.tag);
+        bytes32 escrowId = EscrowLib.idOf(verdict);
         workers.acquit(verdict.runId, worker, escrowId, exact);
     }
 

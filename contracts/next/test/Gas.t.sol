@@ -263,7 +263,7 @@ contract GasTest is CourtTest {
     function test_gas_executeFraud() public {
         _postFraudOfAlice();
         _executeLast();
-        _lastGas("executeFraud", 131_000);
+        _lastGas("executeFraud", 130_000);
     }
 
     function test_gas_finaliseFraud() public {
