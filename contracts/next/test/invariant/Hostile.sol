@@ -136,6 +136,8 @@ contract Hostile is Handler {
     function end() external recorded {
         // Without pauses in it, judgement takes no longer; a window that a pause met is open for one window more.
         _pass(block.timestamp + JUDGED + CHALLENGE_WINDOW);
+        // Escrows that wait hold up nobody.
+        _everybodyLeaves();
         for (uint256 i = 0; i < _pieces.length; ++i) {
             Piece storage piece = _pieces[i];
             if (batches[piece.batchId].status != IContributionLedger.BatchStatus.Judged) _voidBatch(piece.batchId);
@@ -148,7 +150,6 @@ contract Hostile is Handler {
         for (uint256 i = 0; i < _closedTrials.length; ++i) {
             _punish(_closedTrials[i]);
         }
-        _everybodyLeaves();
         for (uint64 run = honestRun; run <= hostileRun; ++run) {
             _closeRun(run);
         }
