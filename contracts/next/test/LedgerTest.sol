@@ -236,11 +236,6 @@ abstract contract LedgerTest is CourtTest {
         vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerNotJudged.selector, batchId));
     }
 
-    /// @dev For sources: a count or a size beyond its bound.
-    function _expectTooManySources(uint256 countOrSize) internal {
-        vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidBatch.selector, 0, countOrSize));
-    }
-
     /// @dev `count` URLs of `size` bytes each.
     function _sources(uint256 count, uint256 size) internal pure returns (string[] memory sources) {
         sources = new string[](count);

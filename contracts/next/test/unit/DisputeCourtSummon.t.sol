@@ -244,9 +244,7 @@ contract DisputeCourtSummonTest is VerdictTest {
         string[] memory sources = new string[](count);
         if (!many) sources[count - 1] = string(new bytes(size));
         _passDeadline();
-        vm.expectRevert(
-            abi.encodeWithSelector(IDisputeCourtErrors.CourtTooManySources.selector, count, many ? 0 : size)
-        );
+        _expectSourcesTooLarge(count, many ? 0 : size);
         vm.prank(alice);
         court.summon(batches[_own], _submitted, sources);
     }

@@ -453,14 +453,14 @@ contract LedgerDirectTest is LedgerTest {
     function testFuzz_submitDirect_reverts_whenThereAreTooManySources(uint256 count) public {
         count = bound(count, 17, 40);
         IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
-        _expectTooManySources(count);
+        _expectSourcesTooLarge(count, 0);
         vm.prank(alice);
         ledger.submitDirect(work, _sources(count, 0));
     }
 
     function test_submitDirect_reverts_whenThereIsOneSourceTooMany() public {
         IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
-        _expectTooManySources(17);
+        _expectSourcesTooLarge(17, 0);
         vm.prank(alice);
         ledger.submitDirect(work, _sources(17, 128));
     }
@@ -476,7 +476,7 @@ contract LedgerDirectTest is LedgerTest {
         IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
         string[] memory sources = _sources(16, 128);
         sources[bound(at, 0, 15)] = string(new bytes(size));
-        _expectTooManySources(size);
+        _expectSourcesTooLarge(16, size);
         vm.prank(alice);
         ledger.submitDirect(work, sources);
     }

@@ -460,7 +460,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
 
     function testFuzz_splitOff_reverts_whenThereAreTooManySources(uint256 count) public {
         count = bound(count, 17, 40);
-        _expectRefusedSources(_sources(count, 0), count);
+        _expectRefusedSources(_sources(count, 0), 0);
     }
 
     function testFuzz_splitOff_reverts_whenASourceIsTooLong(uint256 size) public {
@@ -468,11 +468,11 @@ contract LedgerSplitOffTest is UnjudgedTest {
         _expectRefusedSources(_sources(1, size), size);
     }
 
-    function _expectRefusedSources(string[] memory sources, uint256 countOrSize) private {
+    function _expectRefusedSources(string[] memory sources, uint256 size) private {
         _passDeadline();
         IContributionLedger.LeasedWork memory work = _workAt(2);
         bytes32[] memory proof = _proofAt(2);
-        _expectTooManySources(countOrSize);
+        _expectSourcesTooLarge(sources.length, size);
         vm.prank(alice);
         ledger.splitOff(batches[_id], work, proof, sources);
     }
