@@ -14,7 +14,9 @@ import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
 import {BatchLib} from "./libraries/BatchLib.sol";
+import {EscrowLib} from "./libraries/EscrowLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
+import {SourcesLib} from "./libraries/SourcesLib.sol";
 
 /// @title The ledger of contributions: what was submitted, and what validators decided
 /// @dev One batch goes through: commitBatch (or submitDirect) → postOutcomes → for fraud executeFraud at once and
@@ -52,10 +54,6 @@ contract ContributionLedger is IContributionLedger, EIP712 {
 
     /// @dev One million: the whole, in parts per million.
     uint256 private constant PPM = 1_000_000;
-
-    /// @dev URLs of a file, and bytes of each.
-    uint256 private constant MAX_SOURCES = 16;
-    uint256 private constant MAX_SOURCE_SIZE = 128;
 
     /// @notice Submissions in the largest batch.
     uint256 public constant MAX_COUNT = 4096;
@@ -167,7 +165,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     /// @inheritdoc IContributionLedger
     function submitDirect(LeasedWork calldata work, string[] calldata sources) external returns (uint64 batchId) {
         batchId = _commitDirect(work);
-        _checkSources(sources);
+        SourcesLib.check(sources);
         emit DirectlySubmitted(batchId, work.submission.worker, work, sources);
         court.takeBond(batchId, msg.sender);
     }
@@ -215,7 +213,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         (own.root, own.count, own.units) = (leaf, 1, submission.units);
         _store(own);
         batchId = own.batchId;
-        _checkSources(sources);
+        SourcesLib.check(sources);
         emit BatchSplit(batchId, batch.batchId, submission.worker, work, sources);
         court.takeBond(batchId, msg.sender);
     }
@@ -258,13 +256,6 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         require(inFlight <= cap, LedgerUnitCap(worker, inFlight, cap));
         work.units = inFlight.toUint64();
         work.until = (block.timestamp + judgementTime()).toUint64();
-    }
-
-    function _checkSources(string[] calldata sources) private pure {
-        require(sources.length <= MAX_SOURCES, LedgerInvalidBatch(0, sources.length));
-        for (uint256 i = 0; i < sources.length; ++i) {
-            require(bytes(sources[i]).length <= MAX_SOURCE_SIZE, LedgerInvalidBatch(0, bytes(sources[i]).length));
-        }
     }
 
     // ------------------------------------------------------------ post outcomes
@@ -424,7 +415,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         _requireFraud(outcome, standing.verdict);
         _checkEvidence(batch, standing.outcome, submission, nodeSignature);
         IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, submission.worker);
-        bytes32 escrowId = _escrowIdOf(verdict);
+        bytes32 escrowId = EscrowLib.idOf(verdict);
         amount = vault.hold(verdict, _convict(batch, verdict, escrowId));
         emit FraudExecuted(batch.batchId, submission.worker, escrowId, standing.leaf, outcome.position, amount);
     }
@@ -448,10 +439,6 @@ contract ContributionLedger is IContributionLedger, EIP712 {
             batchId: outcome.batch.batchId,
             position: outcome.position
         });
-    }
-
-    function _escrowIdOf(IStakeVault.Verdict memory verdict) private view returns (bytes32) {
-        return vault.escrowIdOf(verdict.runId, verdict.owner, verdict.offence, verdict.tag);
     }
 
     /// @dev Convicts a worker unless slashing is paused. Returns the share of stake that its fraud costs: doubled for
@@ -517,7 +504,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
             standing.outcome.verdict == OutcomeRecordLib.FRAUD ? address(0) : court.reporterOf(standing.leaf);
         IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, worker);
         vault.release(verdict, reporter);
-        emit FraudFinalised(batch.batchId, _escrowIdOf(verdict), standing.leaf);
+        emit FraudFinalised(batch.batchId, EscrowLib.idOf(verdict), standing.leaf);
     }
 
     // ----------------------------------------------------------------- disputes

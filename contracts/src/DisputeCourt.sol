@@ -13,7 +13,9 @@ import {IRewardEscrow} from "./interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
+import {EscrowLib} from "./libraries/EscrowLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
+import {SourcesLib} from "./libraries/SourcesLib.sol";
 
 /// @title The court of the network: jurors of no run vote a verdict
 /// @dev No reentrancy guard: the token has no hooks, and state is written before every call out.
@@ -45,9 +47,6 @@ contract DisputeCourt is IDisputeCourt {
     uint8 private constant UNAVAILABLE = 15;
 
     uint256 private constant PPM = 1_000_000;
-    uint256 private constant MAX_SOURCES = 16;
-    uint256 private constant MAX_SOURCE_SIZE = 128;
-
     /// @notice Claims of one case. Jurors do not vote for claims, so that nobody keeps a verdict out by filling them.
     uint256 public constant MAX_CLAIMS = 16;
 
@@ -160,7 +159,7 @@ contract DisputeCourt is IDisputeCourt {
             CourtMayNotClaim(leaf, msg.sender)
         );
         _claims[leaf].push(Claim({claimant: msg.sender, ruling: ruling, announcedIn: announcedIn.toUint40()}));
-        _checkSources(sources);
+        SourcesLib.check(sources);
         emit Claimed(leaf, msg.sender, ruling, submission, nodeSignature, sources);
         token.safeTransferFrom(msg.sender, address(this), _bond);
     }
@@ -198,14 +197,6 @@ contract DisputeCourt is IDisputeCourt {
         );
     }
 
-    function _checkSources(string[] calldata sources) private pure {
-        require(sources.length <= MAX_SOURCES, CourtTooManySources(sources.length, 0));
-        for (uint256 i = 0; i < sources.length; ++i) {
-            uint256 size = bytes(sources[i]).length;
-            require(size <= MAX_SOURCE_SIZE, CourtTooManySources(sources.length, size));
-        }
-    }
-
     // ------------------------------------------------------------------- summon
 
     /// @inheritdoc IDisputeCourt
@@ -221,7 +212,7 @@ contract DisputeCourt is IDisputeCourt {
         bytes32 caseId = summonsOf(batch.batchId);
         require(_cases[caseId].status == CaseStatus.None, CourtCaseExists(caseId));
         _open(caseId, batch, 0, worker, 0);
-        _checkSources(sources);
+        SourcesLib.check(sources);
         emit Claimed(caseId, msg.sender, 0, submission, "", sources);
         if (_bonds[batch.batchId] == address(0)) _takeBond(batch.batchId, msg.sender);
     }
@@ -396,7 +387,7 @@ contract DisputeCourt is IDisputeCourt {
             position: outcome.position
         });
         if (!vault.restore(verdict)) return;
-        bytes32 escrowId = vault.escrowIdOf(verdict.runId, worker, verdict.offence, verdict.tag);
+        bytes32 escrowId = EscrowLib.idOf(verdict);
         workers.acquit(verdict.runId, worker, escrowId, exact);
     }
 

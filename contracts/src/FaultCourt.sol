@@ -6,6 +6,7 @@ import {IFaultCourt} from "./interfaces/IFaultCourt.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
+import {EscrowLib} from "./libraries/EscrowLib.sol";
 
 /// @title Punishes faults that prove themselves
 contract FaultCourt is IFaultCourt {
@@ -59,7 +60,7 @@ contract FaultCourt is IFaultCourt {
         );
         IStakeVault.Offence offence = IStakeVault.Offence.DoubleOutcome;
         uint256 amount = vault.slash(runId, validator, offence, batchId, PPM, address(0));
-        bytes32 escrowId = vault.escrowIdOf(runId, validator, offence, batchId);
+        bytes32 escrowId = EscrowLib.idOf(runId, validator, offence, batchId);
         emit DoubleOutcomeProven(runId, validator, escrowId, batchId, amount);
         runs.unseatForFault(runId, validator);
     }
@@ -90,7 +91,7 @@ contract FaultCourt is IFaultCourt {
     function _punish(uint64 runId, address worker, uint32 step, uint32 index, uint256 ppm) private {
         IStakeVault.Offence offence = IStakeVault.Offence.DoubleSubmission;
         uint64 tag = uint64(step) << 32 | index;
-        bytes32 escrowId = vault.escrowIdOf(runId, worker, offence, tag);
+        bytes32 escrowId = EscrowLib.idOf(runId, worker, offence, tag);
         workers.convict(runId, worker, escrowId, true);
         uint256 amount = vault.slash(runId, worker, offence, tag, ppm, address(0));
         emit DoubleSubmissionProven(runId, worker, escrowId, step, index, amount);

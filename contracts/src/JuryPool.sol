@@ -13,8 +13,8 @@ contract JuryPool is IJuryPool {
     /// @dev The run that jurors stake for.
     uint64 private constant BENCH = 0;
 
-    /// @dev Places that a draw looks at. With a quarter of the places eligible it misses the last juror of a small bench
-    ///      once in 10^60 draws.
+    /// @dev Places that a draw looks at. Where one juror in four may sit, all tries miss them with probability 0.75^512,
+    ///      below 10^-63.
     uint256 private constant MAX_TRIES = 512;
 
     /// @notice The vault that holds the jurors' stake.

@@ -11,6 +11,7 @@ import {IMusterToken} from "./interfaces/IMusterToken.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
+import {EscrowLib} from "./libraries/EscrowLib.sol";
 
 /// @title Holds all stake, and is the only contract that does
 /// @dev No reentrancy guard: the token has no hooks, and state is written before every call out.
@@ -347,7 +348,7 @@ contract StakeVault is IStakeVault {
 
     /// @inheritdoc IStakeVault
     function escrowIdOf(uint64 runId, address owner, Offence offence, uint64 tag) public pure returns (bytes32) {
-        return keccak256(abi.encode(runId, owner, offence, tag));
+        return EscrowLib.idOf(runId, owner, offence, tag);
     }
 
     /// @inheritdoc IStakeVault

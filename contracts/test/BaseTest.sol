@@ -18,6 +18,7 @@ import {IRewardEscrow} from "../src/interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "../src/interfaces/IRunRegistry.sol";
 import {IStakeVault} from "../src/interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "../src/interfaces/IWorkerRegistry.sol";
+import {SourcesLib} from "../src/libraries/SourcesLib.sol";
 
 /// @title A deployed network with named actors, and the few steps that every test starts from
 abstract contract BaseTest is Test {
@@ -643,6 +644,10 @@ abstract contract BaseTest is Test {
         returns (bytes32)
     {
         return vault.escrowIdOf(runId, worker, offence, uint64(step) << 32 | index);
+    }
+
+    function _expectSourcesTooLarge(uint256 count, uint256 size) internal {
+        vm.expectRevert(abi.encodeWithSelector(SourcesLib.SourcesTooLarge.selector, count, size));
     }
 
     function _noSources() internal pure returns (string[] memory) {}

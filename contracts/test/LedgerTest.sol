@@ -143,9 +143,16 @@ abstract contract LedgerTest is CourtTest {
         own.units = submission.units;
     }
 
-    /// @dev Anybody calls judges of the network, who all vote for a ruling; the case stays open.
+    /// @dev A worker calls judges of the network.
+    function _summon(uint64 batchId, IContributionLedger.Submission memory submission) internal {
+        IContributionLedger.Batch memory batch = batches[batchId];
+        vm.prank(submission.worker);
+        court.summon(batch, submission, _noSources());
+    }
+
+    /// @dev A worker calls judges of the network, who all vote for a ruling; the case stays open.
     function _voteSummoned(uint64 batchId, IContributionLedger.Submission memory submission, uint16 ruling) internal {
-        court.summon(batches[batchId], submission, _noSources());
+        _summon(batchId, submission);
         bytes32 caseId = court.summonsOf(batchId);
         _draw(caseId);
         _voteAll(caseId, ruling, ruling, ruling);
@@ -227,11 +234,6 @@ abstract contract LedgerTest is CourtTest {
 
     function _expectNotJudged(uint64 batchId) internal {
         vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerNotJudged.selector, batchId));
-    }
-
-    /// @dev For sources: a count or a size beyond its bound.
-    function _expectTooManySources(uint256 countOrSize) internal {
-        vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidBatch.selector, 0, countOrSize));
     }
 
     /// @dev `count` URLs of `size` bytes each.

@@ -37,8 +37,6 @@ interface IDisputeCourtErrors {
     error CourtNothingDue(bytes32 caseId, address account);
     /// @notice Thrown when a bond is not there, or its batch is neither judged nor void.
     error CourtBondHeld(uint64 batchId);
-    /// @notice Thrown when sources are too many or too long.
-    error CourtTooManySources(uint256 count, uint256 size);
     /// @notice Thrown at construction when a phase or the jury is empty, or jurors' fees exceed a bond.
     error CourtInvalidParameter(bytes32 name);
 }

@@ -3,8 +3,6 @@ pragma solidity ^0.8.30;
 
 /// @title Errors of the jury pool
 interface IJuryPoolErrors {
-    /// @notice Thrown when a caller is not the contract that may make this call.
-    error PoolUnauthorized(address caller);
     /// @notice Thrown when an account that offers itself has a place already, or leaves without one.
     error PoolWrongStatus(address juror, bool seated);
     /// @notice Thrown when active stake on the bench is below the requirement.

@@ -521,16 +521,12 @@ contract DisputeCourtClaimTest is CourtTest {
         }
     }
 
-    function _expectTooManySources(uint256 count, uint256 size) private {
-        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtTooManySources.selector, count, size));
-    }
-
     function testFuzz_claim_reverts_whenSourcesAreTooMany(uint256 count) public {
         count = bound(count, 17, 40);
         Claimed memory c = _prepare(ALICE_FRAUD, ACCEPT);
         c.sources = _sources(count, 10);
         _announce(challenger, _fraudLeaf, ACCEPT);
-        _expectTooManySources(count, 0);
+        _expectSourcesTooLarge(count, 0);
         _send(challenger, c);
     }
 
@@ -541,7 +537,7 @@ contract DisputeCourtClaimTest is CourtTest {
         c.sources = _sources(count, 128);
         c.sources[which % count] = string(new bytes(size));
         _announce(challenger, _fraudLeaf, ACCEPT);
-        _expectTooManySources(count, size);
+        _expectSourcesTooLarge(count, size);
         _send(challenger, c);
     }
 

@@ -40,6 +40,11 @@ contract DisputeCourtSummonTest is VerdictTest {
     }
 
     function _summon() private {
+        _summonBy(alice);
+    }
+
+    function _summonBy(address caller) private {
+        vm.prank(caller);
         court.summon(batches[_own], _submitted, _noSources());
     }
 
@@ -136,11 +141,10 @@ contract DisputeCourtSummonTest is VerdictTest {
         _summon();
     }
 
-    function testFuzz_summon_works_inTheTimeForAppeals(address caller, uint256 waited) public {
+    function testFuzz_summon_works_inTheTimeForAppeals(bool byNode, uint256 waited) public {
         waited = waited % 3 == 0 ? APPEAL_TIME - 1 : waited % 3 == 1 ? 0 : bound(waited, 0, APPEAL_TIME - 1);
         vm.warp(_dueAt() + waited);
-        vm.prank(caller);
-        _summon();
+        _summonBy(byNode ? aliceNode : alice);
         assertTrue(court.isSummoned(_own), "judges look at it");
     }
 
@@ -240,9 +244,8 @@ contract DisputeCourtSummonTest is VerdictTest {
         string[] memory sources = new string[](count);
         if (!many) sources[count - 1] = string(new bytes(size));
         _passDeadline();
-        vm.expectRevert(
-            abi.encodeWithSelector(IDisputeCourtErrors.CourtTooManySources.selector, count, many ? 0 : size)
-        );
+        _expectSourcesTooLarge(count, many ? 0 : size);
+        vm.prank(alice);
         court.summon(batches[_own], _submitted, sources);
     }
 
@@ -256,8 +259,8 @@ contract DisputeCourtSummonTest is VerdictTest {
         vm.expectEmit(address(court));
         emit IDisputeCourtEvents.CaseOpened(_caseId, _own, runId, 1, 0, alice, 0, drawBlock, 5);
         vm.expectEmit(address(court));
-        emit IDisputeCourtEvents.Claimed(_caseId, stranger, 0, _submitted, "", sources);
-        vm.prank(stranger);
+        emit IDisputeCourtEvents.Claimed(_caseId, aliceNode, 0, _submitted, "", sources);
+        vm.prank(aliceNode);
         court.summon(batches[_own], _submitted, sources);
         IDisputeCourt.Case memory opened = court.caseOf(_caseId);
         assertEq(uint8(opened.status), uint8(IDisputeCourt.CaseStatus.Open), "open");
@@ -269,21 +272,23 @@ contract DisputeCourtSummonTest is VerdictTest {
 
     function test_summon_takesNoSecondBond() public {
         _passDeadline();
-        vm.prank(stranger);
+        uint256 before = token.balanceOf(alice);
         _summon();
-        assertEq(token.balanceOf(stranger), WALLET, "the worker put one up");
+        assertEq(token.balanceOf(alice), before, "she put one up");
         assertEq(court.bondOf(_own), alice, "whose it stays");
     }
 
-    function test_summon_takesABond_whenTheOrchestratorCommittedTheBatch() public {
+    function testFuzz_summon_takesABond_whenTheOrchestratorCommittedTheBatch(bool byNode) public {
+        address payer = byNode ? aliceNode : alice;
+        _enrich(payer);
+        uint256 before = token.balanceOf(payer);
         _commitOfOrchestrator();
         _passDeadline();
         vm.expectEmit(address(court));
-        emit IDisputeCourtEvents.BondTaken(_own, stranger, BOND);
-        vm.prank(stranger);
-        _summon();
-        assertEq(token.balanceOf(stranger), WALLET - BOND, "paid");
-        assertEq(court.bondOf(_own), stranger, "payer");
+        emit IDisputeCourtEvents.BondTaken(_own, payer, BOND);
+        _summonBy(payer);
+        assertEq(token.balanceOf(payer), before - BOND, "paid");
+        assertEq(court.bondOf(_own), payer, "payer");
     }
 
     function test_summon_reverts_withoutABond() public {
@@ -292,8 +297,27 @@ contract DisputeCourtSummonTest is VerdictTest {
         vm.expectRevert(
             abi.encodeWithSelector(IERC20Errors.ERC20InsufficientAllowance.selector, address(court), 0, BOND)
         );
-        vm.prank(makeAddr("poor"));
-        _summon();
+        _summonBy(aliceNode);
+    }
+
+    /// @dev Whoever wants a jury to see nothing calls it without saying where the work is.
+    function testFuzz_summon_reverts_forAnybodyElse(address caller, uint256 which) public {
+        address[4] memory parties = [owner, orchestrator, validators[0], bobNode];
+        if (which % 2 == 0) caller = parties[(which >> 1) % 4];
+        vm.assume(caller != alice && caller != aliceNode);
+        _passDeadline();
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtUnauthorized.selector, caller));
+        _summonBy(caller);
+    }
+
+    function test_summon_reverts_forAKeyThatWasRotatedAway() public {
+        (address node, uint256 nodeKey) = makeAddrAndKey("alice's next node");
+        IWorkerRegistry.NodeConsent memory consent = _nodeConsent(alice, node, nodeKey, block.timestamp);
+        vm.prank(alice);
+        workers.rotateNode(consent);
+        _passDeadline();
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtUnauthorized.selector, aliceNode));
+        _summonBy(aliceNode);
     }
 
     function test_summonedBatch_isNotVoid_whileJudgesLookAtIt() public {
@@ -446,12 +470,12 @@ contract DisputeCourtSummonTest is VerdictTest {
     }
 
     function test_settleSummoned_returnsTheBond_toWhoeverPaidIt() public {
+        _enrich(aliceNode);
         _commitOfOrchestrator();
         _passDeadline();
-        vm.prank(stranger);
-        _summon();
+        _summonBy(aliceNode);
         vm.warp(block.timestamp + JURY_TIME);
-        _expectReturned(stranger);
+        _expectReturned(aliceNode);
         _settleSummoned();
     }
 

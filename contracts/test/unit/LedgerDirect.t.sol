@@ -259,6 +259,19 @@ contract LedgerDirectTest is LedgerTest {
         _submitAs(alice, work);
     }
 
+    function test_submitDirect_reverts_oneSecondAfterTheGrace() public {
+        IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
+        vm.warp(block.timestamp + GRACE + 1);
+        _expectInvalidTicket(orchestrator, work.ticket.deadline);
+        _submitAs(alice, work);
+    }
+
+    function test_submitDirect_takesATicketInTheLastSecondOfItsGrace() public {
+        IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
+        vm.warp(block.timestamp + GRACE);
+        assertEq(_submitAs(alice, work), 1, "committed");
+    }
+
     function testFuzz_submitDirect_takesATicketWithinItsGrace(uint256 late) public {
         IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
         vm.warp(block.timestamp + bound(late, 0, GRACE));
@@ -440,9 +453,22 @@ contract LedgerDirectTest is LedgerTest {
     function testFuzz_submitDirect_reverts_whenThereAreTooManySources(uint256 count) public {
         count = bound(count, 17, 40);
         IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
-        _expectTooManySources(count);
+        _expectSourcesTooLarge(count, 0);
         vm.prank(alice);
         ledger.submitDirect(work, _sources(count, 0));
+    }
+
+    function test_submitDirect_reverts_whenThereIsOneSourceTooMany() public {
+        IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
+        _expectSourcesTooLarge(17, 0);
+        vm.prank(alice);
+        ledger.submitDirect(work, _sources(17, 128));
+    }
+
+    function test_submitDirect_takesAsManySourcesAsItMay() public {
+        IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
+        vm.prank(alice);
+        assertEq(ledger.submitDirect(work, _sources(16, 128)), 1, "sixteen of 128 bytes");
     }
 
     function testFuzz_submitDirect_reverts_whenASourceIsTooLong(uint256 size, uint256 at) public {
@@ -450,7 +476,7 @@ contract LedgerDirectTest is LedgerTest {
         IContributionLedger.LeasedWork memory work = _workOf(0, 1000);
         string[] memory sources = _sources(16, 128);
         sources[bound(at, 0, 15)] = string(new bytes(size));
-        _expectTooManySources(size);
+        _expectSourcesTooLarge(16, size);
         vm.prank(alice);
         ledger.submitDirect(work, sources);
     }

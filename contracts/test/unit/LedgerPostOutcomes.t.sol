@@ -104,6 +104,15 @@ contract LedgerPostOutcomesTest is LedgerTest {
         ledger.postOutcomes(batches[batchId], joined, signatures);
     }
 
+    function test_postOutcomes_reverts_inTheSecondInWhichTheyAreDue() public {
+        (uint64 batchId, bytes memory joined) = _commitOne();
+        bytes memory signatures = _signOutcomes(batchId, joined, QUORUM);
+        uint256 committedAt = block.timestamp;
+        _passDeadline();
+        _expectWrongTime(batchId, committedAt, committedAt + OUTCOME_DEADLINE);
+        ledger.postOutcomes(batches[batchId], joined, signatures);
+    }
+
     function test_postOutcomes_worksInTheLastSecond() public {
         bytes[] memory records = _accepted(1);
         uint64 batchId = _commit(1);

@@ -90,8 +90,8 @@ contract LedgerStandingTest is LedgerTest {
     // --------------------------------------------------------------------- juries
 
     function testFuzz_standingOf_tellsWhatAJuryDecided(uint8 verdict, uint8 reason) public {
-        vm.assume(reason != UNAVAILABLE);
         verdict = uint8(bound(verdict, INCOMPLETE, FRAUD));
+        vm.assume(reason != UNAVAILABLE || verdict == FRAUD);
         _judgeTwo();
         _decide(BOB_ACCEPTED, REJECT, uint16(verdict) << 8 | reason);
         IContributionLedger.Standing memory standing = ledger.standingOf(_outcomeAt(BOB_ACCEPTED));
@@ -103,7 +103,7 @@ contract LedgerStandingTest is LedgerTest {
 
     function testFuzz_standingOf_tellsWhatIsRecorded_whenAJurySawNothing(uint8 verdict, bool nothing) public {
         _judgeTwo();
-        uint16 ruling = nothing ? UNSEEN : uint16(bound(verdict, ACCEPTED, FRAUD)) << 8 | UNAVAILABLE;
+        uint16 ruling = nothing ? UNSEEN : uint16(bound(verdict, INCOMPLETE, REJECTED)) << 8 | UNAVAILABLE;
         _decide(BOB_ACCEPTED, REJECT, ruling);
         IContributionLedger.Standing memory standing = ledger.standingOf(_outcomeAt(BOB_ACCEPTED));
         assertEq(standing.verdict, ACCEPTED, "as recorded");

@@ -102,6 +102,26 @@ contract LedgerSplitOffTest is UnjudgedTest {
         _expectOutsideAppeal();
     }
 
+    function test_splitOff_reverts_oneSecondBeforeOutcomesAreDue() public {
+        vm.warp(_dueAt - 1);
+        _expectOutsideAppeal();
+    }
+
+    function test_splitOff_reverts_inTheSecondInWhichTheTimeToAppealEnds() public {
+        vm.warp(_dueAt + APPEAL_TIME);
+        _expectOutsideAppeal();
+    }
+
+    function test_splitOff_works_inTheSecondInWhichOutcomesAreDue() public {
+        vm.warp(_dueAt);
+        assertEq(_split(2), 2, "a batch of its own");
+    }
+
+    function test_splitOff_works_inTheLastSecondOfTheTimeToAppeal() public {
+        vm.warp(_dueAt + APPEAL_TIME - 1);
+        assertEq(_split(2), 2, "a batch of its own");
+    }
+
     function _expectOutsideAppeal() private {
         IContributionLedger.LeasedWork memory work = _workAt(2);
         bytes32[] memory proof = _proofAt(2);
@@ -129,6 +149,40 @@ contract LedgerSplitOffTest is UnjudgedTest {
         bytes32[] memory proof = _proofAt(2);
         _expectOutcomesPosted(_id);
         _splitAs(alice, work, proof);
+    }
+
+    // ---------------------------------------------------------------- in court
+
+    /// @dev Makes the third submission a batch of one of the orchestrator's, which she brings before judges.
+    function _summonBatchOfOne() private {
+        _id = _commitRoot(_submissionLeaf(_claimed[2]), 1, 1000);
+        _passDeadline();
+        _summon(_id, _claimed[2]);
+    }
+
+    function test_splitOff_reverts_whileJudgesLookAtTheBatch() public {
+        IContributionLedger.LeasedWork memory work = _workAt(2);
+        _summonBatchOfOne();
+        vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerInCourt.selector, _id));
+        _splitAs(alice, work, new bytes32[](0));
+    }
+
+    function test_splitOff_reverts_onceJudgesVotedAndNobodySettled() public {
+        IContributionLedger.LeasedWork memory work = _workAt(2);
+        _summonBatchOfOne();
+        bytes32 caseId = court.summonsOf(_id);
+        _draw(caseId);
+        _voteAll(caseId, REJECT, REJECT, REJECT);
+        vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerInCourt.selector, _id));
+        _splitAs(alice, work, new bytes32[](0));
+    }
+
+    function test_splitOff_works_onceJudgesWereOfNoOneMind() public {
+        IContributionLedger.LeasedWork memory work = _workAt(2);
+        _summonBatchOfOne();
+        vm.warp(block.timestamp + JURY_TIME);
+        court.settleSummoned(batches[_id], _claimed[2]);
+        assertEq(_splitAs(alice, work, new bytes32[](0)), _id + 1, "nobody judged it");
     }
 
     // -------------------------------------------------------------------- header
@@ -406,7 +460,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
 
     function testFuzz_splitOff_reverts_whenThereAreTooManySources(uint256 count) public {
         count = bound(count, 17, 40);
-        _expectRefusedSources(_sources(count, 0), count);
+        _expectRefusedSources(_sources(count, 0), 0);
     }
 
     function testFuzz_splitOff_reverts_whenASourceIsTooLong(uint256 size) public {
@@ -414,11 +468,11 @@ contract LedgerSplitOffTest is UnjudgedTest {
         _expectRefusedSources(_sources(1, size), size);
     }
 
-    function _expectRefusedSources(string[] memory sources, uint256 countOrSize) private {
+    function _expectRefusedSources(string[] memory sources, uint256 size) private {
         _passDeadline();
         IContributionLedger.LeasedWork memory work = _workAt(2);
         bytes32[] memory proof = _proofAt(2);
-        _expectTooManySources(countOrSize);
+        _expectSourcesTooLarge(sources.length, size);
         vm.prank(alice);
         ledger.splitOff(batches[_id], work, proof, sources);
     }
@@ -550,7 +604,7 @@ contract LedgerVoidTest is UnjudgedTest {
         _passDeadline();
         uint64 ownId = _split(2);
         vm.warp(bound(opened, _dueAt, _dueAt + APPEAL_TIME - 1));
-        court.summon(batches[ownId], _claimed[2], _noSources());
+        _summon(ownId, _claimed[2]);
         vm.warp(_dueAt + APPEAL_TIME + bound(late, 0, 365 days));
         vm.expectRevert(abi.encodeWithSelector(IContributionLedgerErrors.LedgerInCourt.selector, ownId));
         ledger.voidBatch(batches[ownId]);
@@ -559,7 +613,7 @@ contract LedgerVoidTest is UnjudgedTest {
     function test_voidBatch_works_onceJudgesWereOfNoOneMind() public {
         _passDeadline();
         uint64 ownId = _split(2);
-        court.summon(batches[ownId], _claimed[2], _noSources());
+        _summon(ownId, _claimed[2]);
         vm.warp(_dueAt + APPEAL_TIME);
         court.settleSummoned(batches[ownId], _claimed[2]);
         ledger.voidBatch(batches[ownId]);
@@ -602,21 +656,21 @@ contract LedgerUnjudgedTest is UnjudgedTest {
         _passDeadline();
         uint64 ownId = _split(2);
         vm.warp(bound(time, _dueAt, _dueAt + APPEAL_TIME - 1));
-        court.summon(batches[ownId], _claimed[2], _noSources());
+        _summon(ownId, _claimed[2]);
         assertTrue(court.isSummoned(ownId), "before judges");
     }
 
     function testFuzz_requireUnjudged_passes_forDirectWork(uint256 time) public {
         (uint64 batchId, IContributionLedger.Submission memory submission) = _submitDirectly();
         vm.warp(bound(time, _dueAt, _dueAt + APPEAL_TIME - 1));
-        court.summon(batches[batchId], submission, _noSources());
+        _summon(batchId, submission);
         assertTrue(court.isSummoned(batchId), "before judges");
     }
 
     function test_requireUnjudged_passes_forWithheldDirectWork() public {
         (uint64 batchId, IContributionLedger.Submission memory submission) = _submitDirectly();
         _withhold(batchId);
-        court.summon(batches[batchId], submission, _noSources());
+        _summon(batchId, submission);
         assertTrue(court.isSummoned(batchId), "at once");
     }
 
@@ -631,6 +685,11 @@ contract LedgerUnjudgedTest is UnjudgedTest {
         _passDeadline();
         _expectInvalidSubmission(alice, address(0));
         ledger.requireUnjudged(batches[_id], _claimed[2]);
+    }
+
+    function testFuzz_requireUnjudged_reverts_whenTheBatchSaysThatThereAreMore(uint256 count) public {
+        _id = _commitRoot(_submissionLeaf(_claimed[2]), bound(count, 2, 4096), 1000);
+        _expectNotTheOnly();
     }
 
     function testFuzz_requireUnjudged_reverts_forAnotherSubmission(uint256 field, uint32 change) public {
@@ -677,8 +736,7 @@ contract LedgerUnjudgedTest is UnjudgedTest {
         committed = bound(committed, 1000, 1_000_000);
         _id = _commitRoot(_submissionLeaf(_claimed[2]), 1, committed);
         _passDeadline();
-        vm.prank(alice);
-        court.summon(batches[_id], _claimed[2], _noSources());
+        _summon(_id, _claimed[2]);
         assertTrue(court.isSummoned(_id), "before judges");
     }
 
@@ -800,9 +858,10 @@ contract LedgerUnjudgedTest is UnjudgedTest {
 
     /// @dev A ruling of jurors that saw the work.
     function _seenRuling(uint16 ruling) private pure returns (uint16) {
+        uint16 verdict = uint16(bound(ruling >> 8, ACCEPTED, FRAUD));
         uint16 reason = ruling & 0xff;
-        if (reason == UNAVAILABLE) reason = 21;
-        return uint16(bound(ruling >> 8, ACCEPTED, FRAUD)) << 8 | reason;
+        bool seen = reason != UNAVAILABLE || verdict == ACCEPTED || verdict == FRAUD;
+        return verdict << 8 | (seen ? reason : 21);
     }
 
     function test_judge_namesNoSigners_whenAQuorumWithheldTheBatch() public {
@@ -821,7 +880,7 @@ contract LedgerUnjudgedTest is UnjudgedTest {
     }
 
     function testFuzz_judge_isNotReached_whenJudgesSawNothing(uint8 verdict, bool nothing) public {
-        uint16 ruling = nothing ? UNSEEN : uint16(bound(verdict, ACCEPTED, FRAUD)) << 8 | UNAVAILABLE;
+        uint16 ruling = nothing ? UNSEEN : uint16(bound(verdict, INCOMPLETE, REJECTED)) << 8 | UNAVAILABLE;
         _passDeadline();
         uint64 ownId = _split(2);
         _voteSummoned(ownId, _claimed[2], ruling);
@@ -835,7 +894,7 @@ contract LedgerUnjudgedTest is UnjudgedTest {
     function test_judge_isNotReached_whenJudgesAreOfNoOneMind() public {
         _passDeadline();
         uint64 ownId = _split(2);
-        court.summon(batches[ownId], _claimed[2], _noSources());
+        _summon(ownId, _claimed[2]);
         bytes32 caseId = court.summonsOf(ownId);
         _draw(caseId);
         _voteAll(caseId, ACCEPT, REJECT, EXACT);
@@ -916,25 +975,15 @@ contract LedgerUnjudgedTest is UnjudgedTest {
     function test_judge_fraudHasNoReporter() public {
         _passDeadline();
         uint64 ownId = _split(2);
-        vm.startPrank(challenger);
-        _settleSummonedAs(ownId);
+        _settleSummoned(ownId, _claimed[2], EXACT);
         IContributionLedger.OutcomeProof memory outcome = _prove(ownId, _one(_recordOf(_claimed[2], EXACT)), 0);
-        ledger.executeFraud(outcome, _claimed[2], _signSubmission(_claimed[2], aliceNodeKey));
+        uint256 amount = ledger.executeFraud(outcome, _claimed[2], _signSubmission(_claimed[2], aliceNodeKey));
         _passChallengeWindow();
-        uint256 before = token.balanceOf(challenger);
+        uint256 supply = token.totalSupply();
         ledger.finaliseFraud(outcome);
-        assertEq(token.balanceOf(challenger), before, "calling judges is not reporting");
-        assertEq(token.balanceOf(insurance), 500 ether * INSURANCE_PPM / PPM, "released");
-    }
-
-    function _settleSummonedAs(uint64 ownId) private {
-        court.summon(batches[ownId], _claimed[2], _noSources());
-        vm.stopPrank();
-        bytes32 caseId = court.summonsOf(ownId);
-        _draw(caseId);
-        _voteAll(caseId, EXACT, EXACT, EXACT);
-        court.settleSummoned(batches[ownId], _claimed[2]);
-        _rememberPosted(ownId, _one(_recordOf(_claimed[2], EXACT)), 0);
+        uint256 insured = amount * INSURANCE_PPM / PPM;
+        assertEq(token.balanceOf(insurance), insured, "insured");
+        assertEq(supply - token.totalSupply(), amount - insured, "nobody is rewarded: the rest is burned");
     }
 
     function test_judge_itsVerdictCanBeChallenged() public {

@@ -128,7 +128,7 @@ contract RunChangeTest is BaseTest {
 
     /// @dev Twice the highest price is more than a price can be, and no obstacle.
     function testFuzz_proposeChange_works_atTheHighestPrices(uint88 before, uint88 next) public {
-        before = uint88(bound(before, type(uint88).max / 2, type(uint88).max));
+        before = uint88(bound(before, type(uint88).max / 2 + 1, type(uint88).max));
         IRunRegistry.RunConfig memory config = _createAtPrice(before);
         config.terms.pricePerUnit = uint88(bound(next, before / 2, type(uint88).max));
         _change(config.terms);
