@@ -12,7 +12,7 @@ from muster.protocol.ids import Address, PolicyVersion, RunId
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A worker as it stood when a block began."""
+    """A worker as it stood in a run when a block began."""
 
     worker_id: int
     """Its number in outcome records."""
@@ -37,22 +37,24 @@ class HistoryView(ChainView):
 
     def _reset(self) -> None:
         super()._reset()
-        self._activations: dict[Address, list[tuple[int, int]]] = {}
+        self._activations: dict[tuple[RunId, Address], list[tuple[int, int]]] = {}
 
     def _take_in(self, event: Event) -> None:
         super()._take_in(event)
-        if event.name in ("WorkerRegistered", "WorkerUnjailed"):
+        if event.name in ("WorkerJoined", "WorkerReturned"):
             change = (event.block_number, event.args["active_from"])
-            self._activations.setdefault(event.args["worker"], []).append(change)
+            holder = (event.args["run_id"], event.args["worker"])
+            self._activations.setdefault(holder, []).append(change)
 
-    def standing(self, worker: Address, *, before: int) -> Standing | None:
-        """Return how a worker stood when block `before` began, or None when it was no worker."""
-        account = self.workers.get(worker)
-        node = account.node_at(before - 1) if account else None
-        if account is None or node is None:
+    def standing(self, run_id: RunId, worker: Address, *, before: int) -> Standing | None:
+        """Return how a worker stood in a run when block `before` began; None before it joined."""
+        member = self.member(run_id, worker)
+        node = member.node_at(before - 1) if member else None
+        changes = self._activations.get((run_id, worker), [])
+        activations = [active for block, active in changes if block < before]
+        if member is None or node is None or not activations:
             return None
-        activations = [active for block, active in self._activations[worker] if block < before]
-        return Standing(account.worker_id, node, account.status_at(before - 1), activations[-1])
+        return Standing(member.worker_id, node, member.status_at(before - 1), activations[-1])
 
 
 def ticket_terms(

@@ -79,7 +79,7 @@ def claim_at(
     """
     entry = entries[position]
     submission = entry.submission
-    standing = view.standing(submission.worker, before=batch.block_number)
+    standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
     slots = slots or slots_of(view, batch.run_id)
     worker_id = standing.worker_id if standing else 0
     slot = (worker_id, submission.step, submission.index)

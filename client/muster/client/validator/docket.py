@@ -71,7 +71,7 @@ class Docket:
     def claim(self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]) -> Claim:
         """Return a submission as it is to be judged; `earlier` are slots of its own batch."""
         submission = entry.submission
-        standing = self.view.standing(submission.worker, before=batch.block_number)
+        standing = self.view.standing(batch.run_id, submission.worker, before=batch.block_number)
         slot = self.slot(batch, submission)
         holder = (submission.worker, standing.active_from if standing else 0)
         is_active = standing is not None and standing.is_active(batch.block_number)
@@ -96,7 +96,7 @@ class Docket:
 
     def slot(self, batch: BatchView, submission: Submission) -> SlotOfWorker:
         """Return the slot that a submission of a batch fills."""
-        standing = self.view.standing(submission.worker, before=batch.block_number)
+        standing = self.view.standing(batch.run_id, submission.worker, before=batch.block_number)
         return (standing.worker_id if standing else 0, submission.step, submission.index)
 
     async def _known_batches(self, *, before: int) -> list[KnownBatch]:
