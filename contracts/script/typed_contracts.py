@@ -26,7 +26,7 @@ CALLED = {
     " requiredStake rotateNode workerById workerOf workerOfNode",
     "RunRegistry": "applyChange cancelChange changeDelay checkpointOf closeRun configOf createRun"
     " dismiss invite isInvited isValidator latestVersion leaveSeat ownerOf pauseSlashing"
-    " proposeChange publishCheckpoint requiredValidatorStake rotateOrchestrator rotateTrainer"
+    " proposeChange proposedChange publishCheckpoint requiredValidatorStake rotateOrchestrator rotateTrainer"
     " runCount setSubmissionsPaused slashCooldown slashPause takeSeat termsOf",
     "ContributionLedger": "appealTime batchCount challengeWindow commitBatch executeFraud"
     " finaliseFraud judgementTime outcomeDeadline postOutcomes showOutcomes splitOff stakePerUnit"

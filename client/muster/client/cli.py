@@ -25,7 +25,6 @@ from muster.client.options import (
     key_options,
     node_options,
     open_keystore,
-    orchestrator_option,
     yes_option,
 )
 from muster.client.printing import print_facts, print_json
@@ -88,10 +87,10 @@ def _print_address(address: str, file: Path, as_json: bool) -> None:
 
 @click.command()
 @key_options
-@click.option("--node", type=FILE, help="Keystore of the node: registers the account as a worker.")
+@click.option("--run", type=click.IntRange(min=1), required=True, help="The run to stake for.")
+@click.option("--node", type=FILE, help="Keystore of the node that signs for the worker.")
 @click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
-@click.option("--amount", metavar="TOKENS", help="How much to stake. [default: what is required]")
-@click.option("--run", type=click.IntRange(min=1), help="Say what this run slashes.")
+@click.option("--amount", metavar="TOKENS", help="How much. [default: what is required there]")
 @click.option("--faucet", is_flag=True, help="Take tokens and gas money: development chains.")
 @yes_option
 @json_option
@@ -103,15 +102,15 @@ def stake(
     node_password_file: Path | None,
     **options: Any,
 ) -> None:
-    """Stake, and register a worker with its node, in one transaction.
+    """Stake for a run, and become its worker, in one transaction; or add stake there.
 
-    With --node the account becomes a worker whose node signs for it. Without, the amount is added
-    to the account's stake, as validators need it. Prints the transaction's hash.
+    A new worker signs the number of the run's terms; --node names its hot key, the first time. Who
+    is in the run already only adds the amount. Prints the transaction's hash.
 
     \b
     Examples:
-      muster stake --keystore ~/.muster/worker.json --node ~/.muster/node.json --run 1
-      muster stake --keystore validator.json --amount 500
+      muster stake --run 1 --keystore ~/.muster/worker.json --node ~/.muster/node.json
+      muster stake --run 1 --keystore ~/.muster/worker.json --amount 50
     """
     import asyncio
 
@@ -126,13 +125,14 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
     from muster.client.quantities import format_tokens, parse_tokens
     from muster.client.stake import (
         add_stake,
-        register_worker,
+        join_run,
         stake_offer,
         take_from_faucet,
         take_gas_money,
         what_next,
     )
 
+    run_id = RunId(options["run"])
     amount = parse_tokens(options["amount"]) if options["amount"] else None
     async with await Chain.connect(*endpoint(options), key=owner.key) as chain:
         await require_cold(chain, owner.address)
@@ -140,12 +140,7 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
             await take_gas_money(chain, owner.address)
         await require_gas(chain, owner.address, "stake")
         make_offer = partial(
-            stake_offer,
-            chain,
-            owner.address,
-            amount,
-            registers=node is not None,
-            run_id=options["run"],
+            stake_offer, chain, owner.address, run_id, amount, with_node=node is not None
         )
         offer = await make_offer()
         missing = offer.amount_wei - offer.balance_wei
@@ -153,16 +148,21 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
             await take_from_faucet(chain, owner.address, missing)
             offer = await make_offer()
         offer.require_funds()
+        offer.require_something(with_node=node is not None)
         click.echo(f"account {owner.address}\n{offer.describe()}", err=True)
         if not options["yes"]:
             click.confirm("Stake?", abort=True, err=True)
-        if node is None:
-            receipt = await add_stake(chain, owner, offer.amount_wei)
+        if offer.joins:
+            receipt = await join_run(chain, owner, node, run_id, offer.amount_wei)
         else:
-            receipt = await register_worker(chain, owner, node, offer.amount_wei)
-        next_step = await what_next(chain, owner.address, options["run"])
+            receipt = await add_stake(chain, run_id, owner.address, offer.amount_wei)
+        next_step = await what_next(chain, owner.address, run_id)
     if options["as_json"]:
-        staked = {"account": owner.address, "amount_tokens": format_tokens(offer.amount_wei)}
+        staked = {
+            "account": owner.address,
+            "run": run_id,
+            "amount_tokens": format_tokens(offer.amount_wei),
+        }
         print_json({**staked, "transaction": receipt.tx_hash})
     else:
         click.echo(receipt.tx_hash)
@@ -172,7 +172,6 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
 @click.command()
 @click.argument("action", type=click.Choice(["show", "claim"]), default="show")
 @click.option("--run", type=int, required=True, help="The run that pays.")
-@orchestrator_option
 @click.option("--worker", metavar="ADDRESS", help="Whose rewards. [default: the keystore's]")
 @click.option("--keystore", type=FILE, help="Sends the claims and pays their gas; any account.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
@@ -180,8 +179,6 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
 @chain_options
 def rewards(action: str, keystore: Path | None, password_file: Path | None, **options: Any) -> None:
     """Show or claim what a worker has earned. Rewards are always paid to the worker.
-
-    Work that nobody judged in time is paid as claimed; the orchestrator must show it.
 
     \b
     Examples:
@@ -213,26 +210,13 @@ async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) 
         view = await read_view(chain, ChainView())
         find_run(view, options["run"])
         account = find_worker(view, worker).address
-        earnings = await find_earnings(
-            chain,
-            view,
-            RunId(options["run"]),
-            account,
-            orchestrator=options["orchestrator"],
-        )
+        earnings = await find_earnings(chain, view, RunId(options["run"]), account)
         transactions = await claim(chain, earnings) if sender else []
     report = describe_earnings(earnings, account, transactions)
     if options["as_json"]:
         print_json(report)
     else:
         print_facts(facts_of(report))
-    if earnings.unseen:
-        batches = ", ".join(map(str, earnings.unseen))
-        click.echo(
-            f"Nobody judged batch {batches} in time: what of it is this worker's stands as "
-            "claimed. --orchestrator URL shows and claims it.",
-            err=True,
-        )
 
 
 @click.group()

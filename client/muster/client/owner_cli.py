@@ -203,84 +203,59 @@ def change(
 @click.command()
 @click.option("--trainer", metavar="ADDR", help="The account that publishes from now on.")
 @click.option("--orchestrator", metavar="ADDR", help="The account that commits from now on.")
-@click.option("--validator", nargs=2, metavar="OLD NEW", help="A validator, and its successor.")
 @owner_options
-def rotate(
-    trainer: str | None,
-    orchestrator: str | None,
-    validator: tuple[str, str] | None,
-    **options: Any,
-) -> None:
-    """Replace the run's trainer, its orchestrator or a validator, at once. The owner only.
+def rotate(trainer: str | None, orchestrator: str | None, **options: Any) -> None:
+    """Replace the run's trainer or its orchestrator, at once. The owner only.
 
     \b
-    Examples:
+    Example:
       muster run rotate 1 --keystore owner.json --trainer 0x…
-      muster run rotate 1 --keystore owner.json --validator 0x… 0x…
     """
     from muster.client import owning
 
-    if sum(map(bool, (trainer, orchestrator, validator))) != 1:
-        raise click.UsageError("one of --trainer, --orchestrator and --validator is needed")
+    if (trainer is None) == (orchestrator is None):
+        raise click.UsageError("one of --trainer and --orchestrator is needed")
     if trainer:
         fresh = _address(trainer)
         _act("rotate trainer", options, lambda subject: owning.rotate_trainer(subject, fresh))
     elif orchestrator:
         fresh = _address(orchestrator)
         _act("rotate orchestrator", options, lambda s: owning.rotate_orchestrator(s, fresh))
-    elif validator:
-        old, new = map(_address, validator)
-        _act("rotate validator", options, lambda s: owning.rotate_validator(s, old, new))
 
 
 @click.command()
 @owner_options
 @click.argument("validator", metavar="ADDR")
-def seat(validator: str, **options: Any) -> None:
-    """Give a run one validator more, which must be staked. The owner only.
+@click.option("--cancel", "cancels", is_flag=True, help="Take the invitation back.")
+def invite(validator: str, cancels: bool, **options: Any) -> None:
+    """Invite an account to validate; it takes its seat itself. The owner only.
+
+    The account's own command is `muster validator join`.
 
     \b
     Example:
-      muster run seat 1 0x… --keystore owner.json
+      muster run invite 1 0x… --keystore owner.json
     """
     from muster.client import owning
 
     account = _address(validator)
-    _act("seat", options, lambda subject: owning.seat(subject, account))
+    _act("invite", options, lambda subject: owning.invite(subject, account, not cancels))
 
 
 @click.command()
 @owner_options
 @click.argument("validator", metavar="ADDR")
-def unseat(validator: str, **options: Any) -> None:
-    """Take the seat of a validator whose stake is too low. Anyone may.
+def dismiss(validator: str, **options: Any) -> None:
+    """Take a validator's seat. Its stake stays its own, to unbond when it likes. The owner only.
 
     \b
     Example:
-      muster run unseat 1 0x… --keystore owner.json
+      muster run dismiss 1 0x… --keystore owner.json
     """
     from muster.client import owning
 
     account = _address(validator)
-    _act("unseat", options, lambda subject: owning.unseat(subject, account))
-
-
-@click.command()
-@click.option("--version", type=click.IntRange(min=0), help="Policy. [default: the newest]")
-@owner_options
-def beacon(version: int | None, **options: Any) -> None:
-    """Store a policy's beacon in the contract, within 256 blocks of its publication. Anyone may.
-
-    The beacon is the hash of the block that published the policy. Muster's commands read it from
-    that block; only a contract of somebody else needs it stored.
-
-    \b
-    Example:
-      muster run beacon 1 --version 3 --keystore owner.json
-    """
-    from muster.client import owning
-
-    _act("beacon", options, lambda subject: owning.record_beacon(subject, version))
+    _act("dismiss", options, lambda subject: owning.dismiss(subject, account))
 
 
 def _address(text: str) -> Address:

@@ -18,7 +18,7 @@ from muster.client.quantities import (
     format_tokens,
 )
 from muster.protocol.errors import ConfigError, ContractRevert, NotYet
-from muster.protocol.ids import Address, Hash32, PolicyVersion
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Verdict
 
 STEP_BYTES = 600
@@ -456,128 +456,57 @@ def _require_other(what: str, old: Address, fresh: Address) -> None:
         raise ConfigError(f"{fresh} is the run's {what} already", hint="name another account")
 
 
-async def rotate_validator(subject: Subject, old: Address, fresh: Address) -> Act:
-    """Return the change of one validator for another."""
-    subject.require_owner()
-    run_id = subject.run.run_id
-    _require_seated(subject.run, old)
-    await _require_seatable(subject, fresh)
-    return Act(
-        {
-            "validator": f"{old} becomes {fresh}",
-            "stays": f"the stake of {old}, which can be unbonded now",
-        },
-        (
-            Step(
-                "RunRegistry.rotateValidator",
-                lambda chain: chain.runs.rotate_validator(run_id, old, fresh),
-            ),
-        ),
-        values={"old": old, "new": fresh},
-    )
-
-
-async def seat(subject: Subject, validator: Address) -> Act:
-    """Return a further validator's seat."""
+async def invite(subject: Subject, validator: Address, invited: bool) -> Act:
+    """Return an invitation to validate, or its end."""
     subject.require_owner()
     run = subject.run
-    await _require_seatable(subject, validator)
-    quorum, seats = run.config.terms.quorum, len(run.validators)
-    return Act(
-        {
-            "seated": f"{validator}",
-            "quorum": f"{quorum} of {seats + 1}, was {quorum} of {seats}",
-        },
-        (
-            Step(
-                "RunRegistry.seatValidator",
-                lambda chain: chain.runs.seat_validator(run.run_id, validator),
-            ),
-        ),
-        values={"new": validator},
-    )
-
-
-async def unseat(subject: Subject, validator: Address) -> Act:
-    """Return the end of the seat of a validator whose stake is too low; anyone's."""
-    run = subject.run
-    _require_seated(run, validator)
-    held = await subject.chain.vault.active_stake(validator)
-    needed = await subject.chain.runs.required_validator_stake()
-    if held >= needed:
+    if validator in run.validators:
         raise ConfigError(
-            f"{validator} stakes {format_tokens(held)} tokens, as a validator must: it keeps its "
-            "seat",
-            hint="an owner replaces it: muster run rotate --validator OLD NEW",
+            f"{validator} has a seat in run {run.run_id}",
+            hint=f"muster run dismiss {run.run_id} takes it back",
+        )
+    if (validator in run.invited) == invited:
+        is_now = "invited already" if invited else "not invited"
+        raise ConfigError(f"{validator} is {is_now}", hint="see muster run show")
+    needed = await subject.chain.runs.required_validator_stake()
+    takes = (
+        f"its seat, with {format_tokens(needed)} tokens at least: muster validator join --run "
+        f"{run.run_id}"
+    )
+    return Act(
+        {"invites" if invited else "no longer": f"{validator}"}
+        | ({"it takes": takes} if invited else {}),
+        (
+            Step(
+                "RunRegistry.invite",
+                lambda chain: chain.runs.invite(run.run_id, validator, invited),
+            ),
+        ),
+        values={"validator": validator, "invited": invited},
+    )
+
+
+async def dismiss(subject: Subject, validator: Address) -> Act:
+    """Return the end of a validator's seat."""
+    subject.require_owner()
+    run = subject.run
+    if validator not in run.validators:
+        raise ConfigError(
+            f"{validator} is no validator of run {run.run_id}",
+            hint="they are: " + (", ".join(run.validators) or "none"),
         )
     quorum, seats = run.config.terms.quorum, len(run.validators) - 1
     return Act(
         {
-            "unseated": f"{validator}, which stakes {format_tokens(held)} of "
-            f"{format_tokens(needed)} tokens",
+            "dismisses": f"{validator}; its stake stays its own",
             "quorum": f"{quorum} of {seats}"
-            + (": nothing can be judged until one is seated" if quorum > seats else ""),
+            + (": nothing can be judged until another sits" if quorum > seats else ""),
         },
         (
             Step(
-                "RunRegistry.unseatValidator",
-                lambda chain: chain.runs.unseat_validator(run.run_id, validator),
+                "RunRegistry.dismiss",
+                lambda chain: chain.runs.dismiss(run.run_id, validator),
             ),
         ),
-        values={"old": validator},
-    )
-
-
-def _require_seated(run: RunView, validator: Address) -> None:
-    if validator not in run.validators:
-        raise ConfigError(
-            f"{validator} is no validator of run {run.run_id}",
-            hint="they are: " + ", ".join(run.validators),
-        )
-
-
-async def _require_seatable(subject: Subject, validator: Address) -> None:
-    if validator in subject.run.validators:
-        raise ConfigError(f"{validator} has a seat already", hint="name another account")
-    held = await subject.chain.vault.active_stake(validator)
-    needed = await subject.chain.runs.required_validator_stake()
-    if held < needed:
-        raise ConfigError(
-            f"{validator} stakes {format_tokens(held)} tokens, a validator must stake "
-            f"{format_tokens(needed)}",
-            hint=f"its owner does: muster stake --amount {format_tokens(needed - held)}",
-        )
-
-
-# Beacon
-
-
-async def record_beacon(subject: Subject, version: int | None) -> Act:
-    """Return the storing of a policy's beacon in the contract; anyone's, within 256 blocks."""
-    run, latest = subject.run, subject.run.latest_version
-    chosen = latest if version is None else PolicyVersion(version)
-    if chosen is None or chosen not in run.checkpoints:
-        raise ConfigError(
-            f"run {run.run_id} has no policy" + ("" if chosen is None else f" of version {chosen}"),
-            hint="none is published" if latest is None else f"the newest is version {latest}",
-        )
-    beacon = "0x" + run.checkpoints[chosen].beacon.hex()
-    stored = await subject.chain.runs.checkpoint_of(run.run_id, chosen)
-    if any(stored.beacon):
-        raise ConfigError(
-            f"the beacon of version {chosen} is stored already: {beacon}", hint="nothing is to do"
-        )
-    return Act(
-        {
-            "stores": f"the hash of block {stored.block_number}, which published version {chosen}",
-            "beacon": beacon,
-            "why": "contracts cannot read it after 256 blocks; no command needs it stored",
-        },
-        (
-            Step(
-                "RunRegistry.recordBeacon",
-                lambda chain: chain.runs.record_beacon(run.run_id, chosen),
-            ),
-        ),
-        values={"version": int(chosen), "beacon": beacon},
+        values={"validator": validator},
     )

@@ -7,7 +7,15 @@ from typing import Any
 
 from eth_abi.abi import encode
 
-from muster.chain import ZERO_ADDRESS, Chain, ChainView, RunView, WorkerAccount, WorkerStatus
+from muster.chain import (
+    ZERO_ADDRESS,
+    Chain,
+    ChainView,
+    Member,
+    RunView,
+    WorkerAccount,
+    WorkerStatus,
+)
 from muster.chain.quantities import from_hex
 from muster.client.quantities import format_coins
 from muster.protocol.encoding import hex0x, keccak
@@ -15,7 +23,9 @@ from muster.protocol.errors import ConfigError, RpcError
 from muster.protocol.ids import Address, RunId
 
 GAS = {
-    "stake": 300_000,
+    "stake": 320_000,
+    "validator join": 400_000,
+    "juror join": 300_000,
     "unstake": 200_000,
     "rejoin": 150_000,
     "rotate": 200_000,
@@ -24,7 +34,9 @@ GAS = {
 }
 """What each command may use: measured with room to spare (`make bench-gas`)."""
 DATA_BYTES = {
-    "stake": 600,
+    "stake": 900,
+    "validator join": 600,
+    "juror join": 500,
     "unstake": 400,
     "rejoin": 200,
     "rotate": 600,
@@ -144,15 +156,27 @@ async def require_cold(chain: Chain, account: Address) -> None:
 
 
 async def require_worker(chain: Chain, account: Address) -> WorkerAccount:
-    """Return a worker's record; raises ConfigError when the account is none."""
+    """Return a worker's number and node; raises ConfigError when the account is no worker."""
     await require_cold(chain, account)
-    record = await chain.workers.worker_of(account)
-    if record.status is WorkerStatus.NONE:
+    number, node = await chain.workers.worker_of(account)
+    if number == 0:
         raise ConfigError(
-            f"{account} is not registered as a worker",
-            hint="register it: muster stake --keystore FILE --node FILE",
+            f"{account} is no worker of any run",
+            hint="join one: muster stake --run N --keystore FILE --node FILE",
         )
-    return record
+    return WorkerAccount(number, node)
+
+
+async def require_member(chain: Chain, account: Address, run_id: RunId) -> Member:
+    """Return how a worker stands in a run; raises ConfigError when it never joined it."""
+    await require_worker(chain, account)
+    member = await chain.workers.member_of(run_id, account)
+    if member.status is WorkerStatus.NONE:
+        raise ConfigError(
+            f"{account} never joined run {run_id}",
+            hint=f"join it: muster stake --run {run_id} --keystore FILE",
+        )
+    return member
 
 
 def find_run(view: ChainView, run: int) -> RunView:

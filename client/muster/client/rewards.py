@@ -1,7 +1,6 @@
 """What a worker has earned: final accepted outcomes that are not paid, their proofs, the claims.
 
-Everything comes from the chain alone, but for the submissions of overdue batches, which stand as
-claimed: the orchestrator shows those.
+Everything comes from the chain alone. What nobody judged is not paid: see `muster explain`.
 """
 
 from __future__ import annotations
@@ -19,17 +18,12 @@ from muster.chain import (
     Claim,
     OutcomeProof,
 )
-from muster.client.case_proofs import as_claimed
-from muster.client.overdue import Shown, overdue_batches, read_overdue
 from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
-from muster.protocol.merkle import merkle_multi_proof, merkle_proof
-from muster.protocol.messages import OutcomeRecord, Submission, Verdict
+from muster.protocol.messages import OutcomeRecord, Verdict
 
 CLAIM_SIZE = 100
 """Outcomes claimed in one transaction: about 1 million gas."""
-NOTHING_SHOWN: Shown = {}
-"""No overdue batch is known."""
 PARALLEL_CALLS = 16
 """Questions asked of the RPC endpoint at once."""
 
@@ -45,16 +39,11 @@ class Earning:
     position: int
     """Its place there."""
     record: OutcomeRecord
-    """The outcome; as claimed, when nobody judged it in time."""
-    submissions: tuple[Submission, ...] = ()
-    """All of the batch, when it is overdue."""
+    """The outcome."""
 
     def proof(self) -> OutcomeProof:
         """Return the outcome with its Merkle proof, as contracts take it."""
-        if not self.submissions:
-            return self.batch.prove(self.position)
-        proof = merkle_proof([each.leaf() for each in self.submissions], self.position)
-        return OutcomeProof(self.batch.header(), self.position, self.record.to_bytes(), proof)
+        return self.batch.prove(self.position)
 
     @property
     def amount_wei(self) -> int:
@@ -74,38 +63,28 @@ class Earnings:
     """Still open to a challenge."""
     paid: tuple[Earning, ...]
     """Claimed before."""
-    unseen: tuple[int, ...] = ()
-    """Overdue batches whose submissions nobody showed: some may be the worker's."""
 
     def amount_wei(self, earnings: Sequence[Earning]) -> int:
         """Return what some of them are worth."""
         return sum(earning.amount_wei for earning in earnings)
 
 
-def candidate_outcomes(
-    view: ChainView, run_id: RunId, worker: Address, shown: Shown = NOTHING_SHOWN
-) -> list[Earning]:
+def candidate_outcomes(view: ChainView, run_id: RunId, worker: Address) -> list[Earning]:
     """Return the worker's outcomes in a run that may be worth something, oldest first: recorded as
-    accepted, disputed, or overdue. A slot is paid once, so its first acceptance counts.
+    accepted, or disputed. A slot is paid once, so its first acceptance counts.
     """
     account = view.workers.get(worker)
     found: dict[tuple[int, int], Earning] = {}
     for batch in sorted(view.batches.values(), key=lambda b: b.batch_id):
         if batch.run_id != run_id or account is None:
             continue
-        submissions = tuple(shown.get(batch.batch_id, ()))
-        mine = (
-            _posted(view, batch, account.worker_id)
-            if batch.records is not None
-            else (_overdue(submissions, worker, account.worker_id))
-        )
-        for position, record in mine:
-            earning = Earning(run_id, batch, position, record, submissions)
+        for position, record in _worth_something(view, batch, account.worker_id):
+            earning = Earning(run_id, batch, position, record)
             found.setdefault((record.step, record.index), earning)
     return list(found.values())
 
 
-def _posted(
+def _worth_something(
     view: ChainView, batch: BatchView, worker_id: int
 ) -> Iterator[tuple[int, OutcomeRecord]]:
     for position, record in enumerate(batch.records or ()):
@@ -115,29 +94,8 @@ def _posted(
                 yield position, record
 
 
-def _overdue(
-    submissions: Sequence[Submission], worker: Address, worker_id: int
-) -> Iterator[tuple[int, OutcomeRecord]]:
-    for position, submission in enumerate(submissions):
-        if submission.worker == worker:
-            record = as_claimed(submission, worker_id)
-            # What does not fit a record has no proof that the ledger would take.
-            if (record.rollouts, record.units) == (submission.rollouts, submission.units):
-                yield position, record
-
-
-async def find_earnings(
-    chain: Chain,
-    view: ChainView,
-    run_id: RunId,
-    worker: Address,
-    *,
-    orchestrator: str | None = None,
-) -> Earnings:
-    """Return what the worker earned in a run, and what of it can be claimed now.
-
-    With an orchestrator to ask, also of batches that nobody judged in time.
-    """
+async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Address) -> Earnings:
+    """Return what the worker earned in a run, and what of it can be claimed now."""
     asking = asyncio.Semaphore(PARALLEL_CALLS)
 
     async def standing(earning: Earning) -> str:
@@ -150,9 +108,7 @@ async def find_earnings(
                 return "overturned"
             return "claimable" if standing.is_final else "pending"
 
-    overdue = await _find_overdue(chain, view, run_id)
-    shown = await read_overdue(overdue, orchestrator)
-    outcomes = candidate_outcomes(view, run_id, worker, shown)
+    outcomes = candidate_outcomes(view, run_id, worker)
     standings = await asyncio.gather(*(standing(outcome) for outcome in outcomes))
 
     def those(wanted: str) -> tuple[Earning, ...]:
@@ -163,16 +119,7 @@ async def find_earnings(
         claimable=those("claimable"),
         pending=those("pending"),
         paid=those("paid"),
-        unseen=tuple(batch.batch_id for batch in overdue if batch.batch_id not in shown),
     )
-
-
-async def _find_overdue(chain: Chain, view: ChainView, run_id: RunId) -> list[BatchView]:
-    if not any(batch.records is None for batch in view.batches.values()):
-        return []
-    deadline_s = await chain.ledger.outcome_deadline()
-    now = await chain.now()
-    return overdue_batches(view, run_id, now=now, outcome_deadline_s=deadline_s)
 
 
 async def claim(chain: Chain, earnings: Earnings, *, size: int = CLAIM_SIZE) -> list[str]:
@@ -190,20 +137,7 @@ def _claims(earnings: Sequence[Earning]) -> Iterator[Claim]:
     for earning in earnings:
         by_batch[earning.batch.batch_id].append(earning)
     for group in by_batch.values():
-        yield _claim(sorted(group, key=lambda earning: earning.position))
-
-
-def _claim(group: Sequence[Earning]) -> Claim:
-    batch, positions = group[0].batch, [earning.position for earning in group]
-    if not group[0].submissions:
-        return batch.claim(positions)
-    leaves = [submission.leaf() for submission in group[0].submissions]
-    return Claim(
-        batch=batch.header(),
-        positions=positions,
-        records=b"".join(earning.record.to_bytes() for earning in group),
-        siblings=merkle_multi_proof(leaves, positions),
-    )
+        yield group[0].batch.claim(sorted(earning.position for earning in group))
 
 
 def describe_earnings(
@@ -223,8 +157,6 @@ def describe_earnings(
         part: tuple[Earning, ...] = getattr(earnings, name)
         report[f"{name}_slots"] = len(part)
         report[f"{name}_tokens"] = format_tokens(earnings.amount_wei(part))
-    if earnings.unseen:
-        report["overdue_batches_unseen"] = list(earnings.unseen)
     if transactions:
         report["transactions"] = list(transactions)
     return report

@@ -33,19 +33,14 @@ async def require_rotatable(chain: Chain, worker: Address) -> Address:
     """Return the worker's node; raises ConfigError when it may not have another."""
     from muster.client.preflight import require_gas, require_worker
 
-    record = await require_worker(chain, worker)
-    if record.status not in ("Active", "Jailed"):
-        raise ConfigError(
-            f"worker {worker} is {record.status.lower()}: its node stays",
-            hint="who is leaving comes back with muster worker rejoin",
-        )
+    account = await require_worker(chain, worker)
     await require_gas(chain, worker, "rotate")
-    return record.node
+    return account.node
 
 
 async def rotate_node(chain: Chain, worker: Address, node: Wallet) -> Receipt:
     """Replace the worker's node and return the receipt; raises ConfigError for a used key."""
-    from muster.client.stake import CONSENT_S, sign_consent
+    from muster.client.stake import CONSENT_S, consent_of
 
     if node.address == worker:
         raise ConfigError(
@@ -53,8 +48,7 @@ async def rotate_node(chain: Chain, worker: Address, node: Wallet) -> Receipt:
             hint="name a file that does not exist: it becomes a fresh node's keystore",
         )
     deadline = await chain.now() + CONSENT_S
-    consent = await sign_consent(chain, worker, node, deadline)
-    return await chain.workers.rotate_node(node.address, deadline, consent)
+    return await chain.workers.rotate_node(await consent_of(chain, worker, node, deadline))
 
 
 @click.group()
@@ -78,7 +72,7 @@ def rotate(
     light: bool,
     **options: Any,
 ) -> None:
-    """Give a worker another node, whose keystore is created when it is missing.
+    """Give a worker another node in all its runs; a keystore is created when it is missing.
 
     --keystore is the worker's. The old node may sign no more from then on; a key that ever was a
     node is never one again. Prints the new node.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.client.ending import is_over
+from muster.client.exposure import eligible_jurors, exposure_of
 from muster.client.options import FOLDER, chain_options, endpoint, json_option
 from muster.client.printing import print_facts, print_json, print_table
 from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
@@ -65,9 +66,13 @@ def describe_run(view: ChainView, run: RunView, now: int, steps: int = 0) -> dic
         else {"terms": _terms(run.proposed[0]), "effective_at": run.proposed[1]},
         "trainer": run.config.trainer,
         "orchestrator": run.config.orchestrator,
+        "terms_number": run.terms_number,
         "validators": [
-            {"address": v, "stake_wei": str(_stake_wei(view, v))} for v in run.validators
+            {"address": v, "stake_wei": str(view.stake(run.run_id, v).active_wei)}
+            for v in run.validators
         ],
+        "invited": sorted(run.invited - set(run.validators)),
+        "jurors": len(eligible_jurors(view, run)),
         "policy": None
         if latest is None
         else {
@@ -84,6 +89,7 @@ def describe_run(view: ChainView, run: RunView, now: int, steps: int = 0) -> dic
             "paid_wei": str(run.paid_wei),
             "units": units_funded(run),
         },
+        "exposure": exposure_of(run.run_id, run.config.terms),
         "documents": {
             "base_model": "0x" + run.config.base_model_hash.hex(),
             "task_set": "0x" + run.config.task_set_hash.hex(),
@@ -102,13 +108,8 @@ def _terms(terms: RunTerms) -> dict[str, Any]:
     }
 
 
-def _stake_wei(view: ChainView, owner: Any) -> int:
-    stake = view.stakes.get(owner)
-    return stake.active_wei if stake else 0
-
-
 def _workers(view: ChainView, run: RunView, now: int) -> dict[str, int]:
-    """Return how many workers ever had an outcome in the run, and how many of late."""
+    """Return how many workers joined a run, ever had an outcome in it, and had one of late."""
     ever: set[int] = set()
     recent: set[int] = set()
     for batch in view.batches.values():
@@ -116,16 +117,16 @@ def _workers(view: ChainView, run: RunView, now: int) -> dict[str, int]:
             ids = {record.worker_id for record in batch.records or ()}
             ever |= ids
             recent |= ids if batch.committed_at >= now - RECENT_S else set()
-    return {"ever": len(ever), "last_hour": len(recent)}
+    return {"joined": len(run.members), "ever": len(ever), "last_hour": len(recent)}
 
 
 def _submissions(view: ChainView, run: RunView) -> dict[str, int]:
-    counts = {"accepted": 0, "incomplete": 0, "rejected": 0, "fraud": 0, "unjudged": 0}
+    counts = {"accepted": 0, "incomplete": 0, "rejected": 0, "fraud": 0, "unjudged": 0, "void": 0}
     for batch in view.batches.values():
         if batch.run_id != run.run_id:
             continue
         if batch.records is None:
-            counts["unjudged"] += batch.count
+            counts["void" if batch.is_void else "unjudged"] += batch.count
         for record in batch.records or ():
             counts[record.verdict.name.lower()] += 1
     return counts
@@ -162,6 +163,7 @@ def facts_of(run: dict[str, Any]) -> dict[str, Any]:
         + (f", for {funds['units']:,} units" if funds["units"] is not None else "")
         + f"; {format_tokens(int(funds['paid_wei']))} paid, "
         f"{format_tokens(int(funds['reserved_wei']))} set aside",
+        "terms": f"number {run['terms_number']}: whoever joins signs this number",
         "slashes": _slashes(terms)
         if run["slashing_paused_until"] is None
         else f"nothing until {format_time(run['slashing_paused_until'])}; then {_slashes(terms)}",
@@ -169,7 +171,10 @@ def facts_of(run: dict[str, Any]) -> dict[str, Any]:
         if change is None
         else f"from {format_time(change['effective_at'])}: {_price(change['terms'])} per unit, "
         f"quorum {change['terms']['quorum']}, slashes {_slashes(change['terms'])}",
-        "quorum": f"{terms['quorum']} of {len(run['validators'])} validators must agree",
+        "quorum": f"{terms['quorum']} of {len(run['validators'])} validators must agree"
+        + ("" if terms["quorum"] <= len(run["validators"]) else ": nothing can be judged yet"),
+        "invited": [f"{v}  muster validator join --run {run['run']}" for v in run["invited"]],
+        "jurors": f"{run['jurors']} of the network's bench could judge a dispute",
         "validators": [
             f"{v['address']}  {format_tokens(int(v['stake_wei']))} tokens at stake"
             for v in run["validators"]
@@ -178,7 +183,9 @@ def facts_of(run: dict[str, Any]) -> dict[str, Any]:
         if policy is None
         else f"version {policy['version']}{_of_steps(run)}, "
         f"{format_duration(policy['age_s'])} old, root {policy['root']}",
-        "workers": f"{run['workers']['last_hour']} in the last hour, {run['workers']['ever']} ever",
+        "workers": f"{run['workers']['joined']} joined, {run['workers']['ever']} had outcomes, "
+        f"{run['workers']['last_hour']} in the last hour",
+        "can lose": run["exposure"],
         "submissions": ", ".join(f"{count} {name}" for name, count in done.items() if count),
         "trainer": run["trainer"],
         "orchestrator": run["orchestrator"],

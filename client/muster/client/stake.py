@@ -1,15 +1,18 @@
-"""Onboarding: stake and register a worker with its node in one transaction, or add stake.
+"""Stake of an account for a run, and how it becomes a worker, a validator or a juror.
 
-The worker's key signs an ERC-2612 permit, the node's key its consent (`NodeRegistration`); both
-travel in `WorkerRegistry.registerWithPermit`.
+A worker joins a run in one transaction: its key signs an ERC-2612 permit, its node's key a consent
+(`NodeRegistration`); both travel in `WorkerRegistry.join`. Stake is kept by run: no other can cost
+it. Jurors stake for the network's bench, which is run 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.chain import Chain, Receipt, RunTerms
-from muster.client.quantities import format_duration, format_slashes, format_tokens
+from muster.chain import Chain, NodeConsent, Permit, Receipt, RunTerms, WorkerStatus
+from muster.chain.structs import ZERO_ADDRESS
+from muster.client.exposure import of_worker
+from muster.client.quantities import format_duration, format_tokens
 from muster.protocol.eip712 import digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.errors import ConfigError
@@ -31,18 +34,24 @@ _PERMIT_TYPE = "Permit(address owner,address spender,uint256 value,uint256 nonce
 class StakeOffer:
     """What a stake would do, for people to read before they agree."""
 
+    run_id: RunId
+    """The run that it is for."""
+    terms: RunTerms
+    """What the run pays and punishes."""
+    terms_number: int
+    """The number of these terms, which a new worker signs."""
     amount_wei: int
     """What is taken from the wallet and locked."""
     balance_wei: int
     """What the wallet holds."""
+    active_wei: int
+    """What the account staked for the run before."""
     required_wei: int
-    """Active stake a worker must hold."""
+    """Active stake a worker must hold in each of its runs."""
     unbonding_s: int
     """Seconds between asking for the stake back and having it."""
-    is_registered: bool
-    """Whether the account is a worker already; then the amount is only added."""
-    run: tuple[RunId, RunTerms] | None = None
-    """The run whose slashes are of interest, if one is, with its terms."""
+    joins: bool
+    """Whether the account becomes a worker of the run; else the amount is only added."""
 
     def require_funds(self) -> None:
         """Raise ConfigError when the wallet holds less than is to be locked."""
@@ -53,81 +62,113 @@ class StakeOffer:
                 hint="on a development chain, --faucet gets them",
             )
 
-    def describe(self) -> str:
-        """Return what is locked, for how long, and what can be slashed."""
-        return (
-            f"locks   {format_tokens(self.amount_wei)} of {format_tokens(self.balance_wei)} tokens "
-            f"(a worker must hold {format_tokens(self.required_wei)})\n"
-            f"back    {format_duration(self.unbonding_s)} after muster unstake asks for it\n"
-            "slashed for fraud only: wrong problems, seeds, rewards or units, or rollouts that "
-            f"another policy or no policy generated; {self._slashes()}"
-        )
+    def require_something(self, *, with_node: bool) -> None:
+        """Raise ConfigError when there is nothing to do, or a node is named that is not bound."""
+        if self.joins:
+            return
+        if with_node:
+            raise ConfigError(
+                f"the account is in run {self.run_id} already, and keeps its node",
+                hint="leave out --node to add stake; muster node rotate names another node",
+            )
+        if self.amount_wei == 0:
+            raise ConfigError(
+                f"{format_tokens(self.active_wei)} tokens are staked for run {self.run_id} already,"
+                f" {format_tokens(self.required_wei)} are required",
+                hint="--amount TOKENS adds more: it covers more units in flight",
+            )
 
-    def _slashes(self) -> str:
-        if self.run is None:
-            return "each run states its share, up to all of it (see it with --run)"
-        run_id, terms = self.run
-        slashes = format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)
-        return f"run {run_id} takes {slashes}"
+    def describe(self) -> str:
+        """Return what is locked, for how long, what it is signed for and what can be lost."""
+        staked = self.active_wei + self.amount_wei
+        does = f"join run {self.run_id} under its terms {self.terms_number}"
+        lines = [
+            f"locks   {format_tokens(self.amount_wei)} of {format_tokens(self.balance_wei)} tokens "
+            f"(a worker must hold {format_tokens(self.required_wei)} in each of its runs)",
+            f"back    {format_duration(self.unbonding_s)} after muster unstake asks for it",
+            f"signs   {does if self.joins else f'more stake for run {self.run_id}'}",
+            *(f"risk    {line}" for line in of_worker(self.run_id, self.terms, staked)),
+        ]
+        return "\n".join(lines)
 
 
 async def stake_offer(
-    chain: Chain,
-    account: Address,
-    amount_wei: int | None,
-    *,
-    registers: bool,
-    run_id: RunId | None = None,
+    chain: Chain, account: Address, run_id: RunId, amount_wei: int | None, *, with_node: bool
 ) -> StakeOffer:
-    """Return what staking would do; without an amount, what a new worker is required to hold.
+    """Return what staking for a run would do; without an amount, what is missing there.
 
-    Raises ConfigError for an account or a run that it cannot be done for.
+    Raises ConfigError for a run or an account that it cannot be done for.
     """
+    terms, number = await terms_of_run(chain, run_id)
     required = await chain.workers.required_stake()
-    worker = await chain.workers.worker_of(account)
-    is_registered = worker.worker_id != 0
-    if registers and is_registered:
-        raise ConfigError(
-            f"{account} is a worker already",
-            hint="leave out --node to add stake to it",
-        )
+    active = await chain.vault.active_stake(run_id, account)
+    member = await chain.workers.member_of(run_id, account)
+    joins = member.status is WorkerStatus.NONE and not await chain.runs.is_validator(
+        run_id, account
+    )
+    if joins:
+        await _require_node(chain, account, with_node=with_node)
+        await require_steady(chain, run_id)
     return StakeOffer(
-        amount_wei=required if amount_wei is None else amount_wei,
+        run_id=run_id,
+        terms=terms,
+        terms_number=number,
+        amount_wei=max(required - active, 0) if amount_wei is None else amount_wei,
         balance_wei=await chain.token.balance_of(account),
+        active_wei=active,
         required_wei=required,
         unbonding_s=await chain.vault.unbonding_period(),
-        is_registered=is_registered,
-        run=None if run_id is None else (run_id, await _terms(chain, run_id)),
+        joins=joins,
     )
 
 
-async def what_next(chain: Chain, account: Address, run: int | None) -> str:
-    """Return what an account has now and does next, for people who have just staked."""
-    active_wei = await chain.vault.active_stake(account)
-    worker = await chain.workers.worker_of(account)
-    held = f"staked  {format_tokens(active_wei)} tokens are {account}'s active stake now"
-    if worker.worker_id == 0:
-        return (
-            f"{held}\nnext    a run's owner seats this address, then: muster validator run\n"
-            "        or work: muster stake --node NODE.json registers a worker's node"
+async def _require_node(chain: Chain, account: Address, *, with_node: bool) -> None:
+    _, node = await chain.workers.worker_of(account)
+    if node == ZERO_ADDRESS and not with_node:
+        raise ConfigError(
+            f"{account} has no node yet: nothing could sign its work",
+            hint="--node FILE names its keystore; muster init makes one",
         )
-    blocks = worker.active_from - await chain.block_number()
-    wait = f"active in {blocks} blocks" if blocks > 0 else "active now"
-    number = "RUN" if run is None else run
-    return (
-        f"{held}; worker {worker.worker_id}, {wait}\n"
-        f"next    muster worker run --run {number} --keystore NODE.json --orchestrator URL \\\n"
-        f"          --worker {account} --state-dir ~/.muster/run-{number}\n"
-        f"then    muster worker status --run {number} --worker {account}"
-    )
 
 
-async def _terms(chain: Chain, run_id: RunId) -> RunTerms:
+async def require_steady(chain: Chain, run_id: RunId) -> None:
+    """Raise ConfigError while a run's terms are about to change: nobody can agree to them."""
+    proposed, effective_at = await chain.runs.proposed_change(run_id)
+    if effective_at:
+        raise ConfigError(
+            f"the terms of run {run_id} are about to change (from {effective_at}: "
+            f"{format_tokens(proposed.price_per_unit)} tokens per unit)",
+            hint="nobody joins meanwhile: muster run show has both; come back once they hold",
+        )
+
+
+async def terms_of_run(chain: Chain, run_id: RunId) -> tuple[RunTerms, int]:
+    """Return a run's present terms and their number; raises ConfigError for no run."""
     if run_id > (count := await chain.runs.run_count()):
         raise ConfigError(
             f"there is no run {run_id}, there are {count}", hint="see muster run list"
         )
     return await chain.runs.terms_of(run_id)
+
+
+async def what_next(chain: Chain, account: Address, run_id: RunId) -> str:
+    """Return what an account has now and does next, for people who have just staked."""
+    active_wei = await chain.vault.active_stake(run_id, account)
+    held = f"staked  {format_tokens(active_wei)} tokens for run {run_id} are {account}'s now"
+    member = await chain.workers.member_of(run_id, account)
+    if member.status is WorkerStatus.NONE:
+        return f"{held}\nnext    muster validator join --run {run_id} takes a seat"
+    number, _ = await chain.workers.worker_of(account)
+    blocks = member.active_from - await chain.block_number()
+    wait = f"active in {blocks} blocks" if blocks > 0 else "active now"
+    if member.status is not WorkerStatus.ACTIVE:
+        wait = f"{member.status.lower()}: muster worker rejoin --run {run_id} makes it active"
+    return (
+        f"{held}; worker {number}, {wait}\n"
+        f"next    muster worker run --run {run_id} --keystore NODE.json --orchestrator URL \\\n"
+        f"          --worker {account} --state-dir ~/.muster/run-{run_id}\n"
+        f"then    muster worker status --run {run_id} --worker {account}"
+    )
 
 
 async def take_gas_money(chain: Chain, account: Address) -> None:
@@ -150,44 +191,70 @@ def _require_faucet(chain: Chain) -> None:
         )
 
 
-async def register_worker(chain: Chain, worker: Wallet, node: Wallet, amount_wei: int) -> Receipt:
-    """Stake and register in one transaction and return its receipt; `chain` sends as the worker."""
+async def join_run(
+    chain: Chain, worker: Wallet, node: Wallet | None, run_id: RunId, stake_wei: int
+) -> Receipt:
+    """Make an account a worker of a run in one transaction, which `chain` sends as the worker.
+
+    It agrees to the run's present terms. Without a node it keeps the one that it has.
+    """
+    _, terms = await chain.runs.terms_of(run_id)
     deadline = await chain.now() + CONSENT_S
-    v, r, s = await sign_permit(chain, worker, amount_wei, deadline)
-    return await chain.workers.register_with_permit(
-        amount_wei,
-        node.address,
-        deadline,
-        await sign_consent(chain, worker.address, node, deadline),
-        deadline,
-        v,
-        r,
-        s,
+    return await chain.workers.join(
+        run_id,
+        terms,
+        stake_wei,
+        await consent_of(chain, worker.address, node, deadline),
+        await sign_permit(chain, worker, stake_wei, deadline),
     )
 
 
-async def sign_consent(chain: Chain, worker: Address, node: Wallet, deadline: int) -> bytes:
-    """Return the node's signature that it works for the worker, good until the deadline."""
+async def take_seat(chain: Chain, run_id: RunId, terms: int, stake_wei: int) -> Receipt:
+    """Take the seat of a validator that the sender is invited to, with so much stake more."""
+    await _allow(chain, stake_wei)
+    return await chain.runs.take_seat(run_id, terms, stake_wei)
+
+
+async def join_bench(chain: Chain, stake_wei: int) -> Receipt:
+    """Offer the sender as a juror of the network, with so much stake more."""
+    await _allow(chain, stake_wei)
+    return await chain.jurors.join(stake_wei)
+
+
+async def add_stake(chain: Chain, run_id: RunId, owner: Address, stake_wei: int) -> Receipt:
+    """Add the sender's tokens to an account's active stake in a run."""
+    await _allow(chain, stake_wei)
+    return await chain.vault.deposit(run_id, owner, stake_wei)
+
+
+async def _allow(chain: Chain, wei: int) -> None:
+    """Let StakeVault take so much of the sender's tokens."""
+    vault = chain.deployment.contracts["StakeVault"]
+    assert chain.account is not None  # connected with a key
+    if wei and await chain.token.allowance(chain.account, vault) < wei:
+        await chain.token.approve(vault, wei)
+
+
+async def consent_of(
+    chain: Chain, worker: Address, node: Wallet | None, deadline: int
+) -> NodeConsent:
+    """Return the node's signature that it works for the worker, good until the deadline; that of
+    no node keeps the one that the worker has.
+    """
+    if node is None:
+        return NodeConsent(ZERO_ADDRESS, 0, b"")
     consent = NodeRegistration(
         worker=worker,
         node=node.address,
         nonce=await chain.workers.nonces(worker),
         deadline=deadline,
     )
-    return sign(digest(chain.domain("WorkerRegistry"), consent.struct_hash()), node.key)
+    signature = sign(digest(chain.domain("WorkerRegistry"), consent.struct_hash()), node.key)
+    return NodeConsent(node.address, deadline, signature)
 
 
-async def add_stake(chain: Chain, owner: Wallet, amount_wei: int) -> Receipt:
-    """Add to the owner's active stake in one transaction and return its receipt."""
-    deadline = await chain.now() + CONSENT_S
-    v, r, s = await sign_permit(chain, owner, amount_wei, deadline)
-    return await chain.vault.deposit_with_permit(amount_wei, deadline, v, r, s)
-
-
-async def sign_permit(
-    chain: Chain, owner: Wallet, amount_wei: int, deadline: int
-) -> tuple[int, Hash32, Hash32]:
-    """Return v, r, s of the owner's ERC-2612 permit for StakeVault."""
+async def sign_permit(chain: Chain, owner: Wallet, amount_wei: int, deadline: int) -> Permit:
+    """Return the owner's ERC-2612 permit for StakeVault."""
     permit = struct_hash(
         _PERMIT_TYPE,
         address_bytes(owner.address),
@@ -199,4 +266,4 @@ async def sign_permit(
     # The token has an EIP-712 domain of its own.
     separator = await chain.token.domain_separator()
     signature = sign(keccak(b"\x19\x01" + separator + permit), owner.key)
-    return signature[64], Hash32(signature[:32]), Hash32(signature[32:64])
+    return Permit(deadline, signature[64], Hash32(signature[:32]), Hash32(signature[32:64]))

@@ -27,7 +27,7 @@ from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Address, RunId
 
 if TYPE_CHECKING:
-    from muster.chain import Chain, ChainView, RunView, WorkerView
+    from muster.chain import Chain, ChainView, MemberView, RunView, WorkerView
     from muster.client.rewards import Earnings
 
 SILENT_S = 60
@@ -44,6 +44,8 @@ class Facts:
     """The run."""
     worker: WorkerView
     """The worker."""
+    member: MemberView
+    """What it is in the run."""
     earnings: Earnings
     """What it earned there."""
     unit_cap: int
@@ -51,7 +53,7 @@ class Facts:
     required_wei: int
     """Active stake a worker must hold."""
     in_flight: int
-    """Units with outcomes that are not final, in all runs."""
+    """Units with outcomes that are not final, in this run."""
     block: int
     """The chain's height."""
     now: int
@@ -74,10 +76,11 @@ async def gather_facts(
     return Facts(
         run=run,
         worker=worker,
+        member=require_member(run, worker),
         earnings=await find_earnings(chain, view, run.run_id, worker.address),
-        unit_cap=await chain.ledger.unit_cap_of(worker.address),
+        unit_cap=await chain.ledger.unit_cap_of(run.run_id, worker.address),
         required_wei=await chain.workers.required_stake(),
-        in_flight=_in_flight(view, worker, now, window_s),
+        in_flight=_in_flight(view, run.run_id, worker, now, window_s),
         block=await chain.block_number(),
         now=now,
         beat=beat,
@@ -101,11 +104,24 @@ async def _ask_status(
     return mine[0] if mine else None, status.phase[:100]
 
 
-def _in_flight(view: ChainView, worker: WorkerView, now: int, window_s: int) -> int:
+def require_member(run: RunView, worker: WorkerView) -> MemberView:
+    """Return a worker as it stands in a run; raises ConfigError when it never joined it."""
+    member = run.members.get(worker.address)
+    if member is None:
+        joined = ", ".join(map(str, worker.memberships)) or "none"
+        raise ConfigError(
+            f"{worker.address} never joined run {run.run_id}; its runs: {joined}",
+            hint=f"muster stake --run {run.run_id} joins it",
+        )
+    return member
+
+
+def _in_flight(view: ChainView, run_id: RunId, worker: WorkerView, now: int, window_s: int) -> int:
     return sum(
         record.units
         for batch in view.batches.values()
-        if batch.posted_at is not None and now < batch.posted_at + window_s
+        if batch.run_id == run_id and batch.records is not None
+        if now < (batch.posted_at or 0) + window_s
         for record in batch.records or ()
         if record.worker_id == worker.worker_id
     )
@@ -115,7 +131,7 @@ def why_no_work(facts: Facts) -> Iterator[str]:
     """Yield every reason why the worker gets no ticket now, with what to do; none: it may."""
     yield from _reasons_of_worker(facts)
     yield from _reasons_of_run(facts)
-    is_active = facts.worker.status.lower() == "active"
+    is_active = facts.member.status == "Active"
     if is_active and facts.in_flight >= facts.unit_cap:
         yield (
             f"{facts.in_flight:,} units are in flight and the stake covers {facts.unit_cap:,}: "
@@ -130,15 +146,15 @@ def why_no_work(facts: Facts) -> Iterator[str]:
 
 
 def _reasons_of_worker(facts: Facts) -> Iterator[str]:
-    worker = facts.worker
-    status = worker.status.lower()
+    worker = facts.member
+    status, run = worker.status.lower(), facts.run.run_id
     if status == "jailed":
         lacking = facts.required_wei - worker.active_wei
         first = f"add {format_tokens(lacking)} tokens of stake, then " if lacking > 0 else ""
         until = format_time(worker.jailed_until)
-        yield f"it is jailed until {until} at least: {first}muster worker rejoin"
+        yield f"it is jailed until {until} at least: {first}muster worker rejoin --run {run}"
     elif status == "exiting":
-        yield "it is leaving: muster worker rejoin brings it back"
+        yield f"it is leaving: muster worker rejoin --run {run} brings it back"
     elif status == "banned":
         yield "it is banned for fraud: only a jury that overturns the verdict ends that"
     elif facts.block < worker.active_from:
@@ -152,7 +168,7 @@ def _reasons_of_run(facts: Facts) -> Iterator[str]:
     state = state_of(run)
     if state not in ("open", "unfunded"):
         yield f"the run is {state}" if state != "no policy yet" else "the run has no policy yet"
-    elif version is not None and run.checkpoints[version].block_number < facts.worker.active_from:
+    elif version is not None and run.checkpoints[version].block_number < facts.member.active_from:
         yield (
             f"policy {version} is older than the worker, whose seeds could have been chosen: "
             "it gets tickets from the next version on"
@@ -167,8 +183,8 @@ def describe(facts: Facts, view: ChainView) -> dict[str, Any]:
     """Return how a worker stands, as JSON values; amounts in wei as text."""
     from muster.chain import loss_of
 
-    worker, earnings = facts.worker, facts.earnings
-    loss = loss_of(view, worker.address)
+    worker, earnings = facts.member, facts.earnings
+    loss = loss_of(view, facts.run.run_id, worker.address)
     counts, refused = _outcomes(facts, view)
     return {
         "worker": worker.address,
@@ -195,7 +211,11 @@ def describe(facts: Facts, view: ChainView) -> dict[str, Any]:
         "claimable_wei": str(earnings.amount_wei(earnings.claimable)),
         "pending_wei": str(earnings.amount_wei(earnings.pending)),
         "paid_wei": str(earnings.amount_wei(earnings.paid)),
-        "overdue_batches_unseen": list(earnings.unseen),
+        "other_runs": {
+            str(run_id): other.status.lower()
+            for run_id, other in facts.worker.memberships.items()
+            if run_id != facts.run.run_id
+        },
         "heartbeat": None
         if facts.beat is None
         else {name: facts.beat.get(name) for name in ("seen_at", "state", "policy_version")},
@@ -229,7 +249,7 @@ def facts_of(found: dict[str, Any]) -> dict[str, Any]:
     stake, units, beat = found["stake"], found["units"], found["heartbeat"]
     unbonding = int(stake["unbonding_wei"])
     return {
-        "worker": f"{found['worker']}, {found['status']}",
+        "worker": f"{found['worker']}, {found['status']} in run {found['run']}",
         "node": found["node"],
         "stake": f"{format_tokens(int(stake['active_wei']))} tokens, "
         f"{format_tokens(int(stake['required_wei']))} required"
@@ -245,6 +265,7 @@ def facts_of(found: dict[str, Any]) -> dict[str, Any]:
         f"{format_tokens(int(found['paid_wei']))} paid, "
         f"{format_tokens(int(found['claimable_wei']))} claimable, "
         f"{format_tokens(int(found['pending_wei']))} not final yet",
+        "other runs": ", ".join(f"{run} {how}" for run, how in found["other_runs"].items()) or None,
         "heartbeat": _heartbeat(beat) if beat else None,
         "work": found["no_work_because"] or "nothing known stands in the way",
     }

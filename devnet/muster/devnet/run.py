@@ -13,15 +13,14 @@ COMMANDS = {
     "create": Lazy("muster.devnet.run_create:create", "Create, fund and publish a run."),
     "fund": Lazy("muster.client.owner_cli:fund", "Pay tokens into a run."),
     "change": Lazy("muster.client.owner_cli:change", "Announce, apply or drop other terms."),
-    "rotate": Lazy("muster.client.owner_cli:rotate", "Replace trainer, orchestrator, validator."),
-    "seat": Lazy("muster.client.owner_cli:seat", "Give a run one validator more."),
-    "unseat": Lazy("muster.client.owner_cli:unseat", "Take the seat of who has no stake."),
+    "rotate": Lazy("muster.client.owner_cli:rotate", "Replace trainer or orchestrator."),
+    "invite": Lazy("muster.client.owner_cli:invite", "Let an account take a validator's seat."),
+    "dismiss": Lazy("muster.client.owner_cli:dismiss", "Take a validator's seat."),
     "pause": Lazy("muster.client.owner_cli:pause", "Stop submissions, or slashing."),
     "resume": Lazy("muster.client.owner_cli:resume", "Take submissions again."),
     "recover": Lazy("muster.client.owner_cli:recover", "Free what nobody earned."),
     "close": Lazy("muster.client.owner_cli:close", "End a run, for good."),
     "reclaim": Lazy("muster.client.owner_cli:reclaim", "Pay out what is left of a closed run."),
-    "beacon": Lazy("muster.client.owner_cli:beacon", "Store a policy's beacon in the contract."),
 }
 
 

@@ -287,6 +287,10 @@ class RunRegistry(Contract):
         """Announces other terms, which anyone can apply `changeDelay` later. Only the owner."""
         return await self._write("proposeChange", run_id, terms)
 
+    async def proposed_change(self, run_id: RunId) -> tuple[RunTerms, int]:
+        """Returns the announced terms and when they take effect; zero when none are."""
+        return await self._pair(RunTerms, int, "proposedChange", run_id)
+
     async def publish_checkpoint(
         self, run_id: RunId, version: PolicyVersion, manifest_root: Hash32
     ) -> Receipt:

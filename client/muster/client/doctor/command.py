@@ -149,9 +149,9 @@ async def _examine_chain(
     for line in examine_run(run):
         yield line
     if asked.worker is None:
-        yield skipped("worker", "account", "--worker ADDRESS asks about stake and registration")
+        yield skipped("worker", "account", "--worker ADDRESS asks about its stake in the run")
     else:
-        async for line in examine_worker(chain, asked.worker):
+        async for line in examine_worker(chain, run.run_id, asked.worker):
             yield line
     if asked.keystore is not None:
         yield await examine_node(chain, asked.keystore, asked.worker)

@@ -17,7 +17,7 @@ from muster.client.quantities import (
     format_tokens,
 )
 from muster.client.runs import state_of, units_funded
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, RunId
 
 OLD_HEAD_S = 120
 """A head older than this is not the chain's, or the chain stands still."""
@@ -62,35 +62,36 @@ def examine_run(run: RunView) -> list[Line]:
     return [*lines, Line("run", "slashes", State.OK, slashes)]
 
 
-async def examine_worker(chain: Chain, worker: Address) -> AsyncIterator[Line]:
-    """Yield the lines about a worker's money, stake and registration."""
-    record = await chain.workers.worker_of(worker)
-    stake = await chain.vault.account_of(worker)
+async def examine_worker(chain: Chain, run_id: RunId, worker: Address) -> AsyncIterator[Line]:
+    """Yield the lines about a worker's money, its stake in a run and what it is there."""
+    member = await chain.workers.member_of(run_id, worker)
+    active_wei = await chain.vault.active_stake(run_id, worker)
     required = await chain.workers.required_stake()
-    registered = record.status is not WorkerStatus.NONE
+    joined = member.status is not WorkerStatus.NONE
     yield await _gas(chain, worker)
-    yield await _tokens(chain, worker, 0 if registered else required)
-    lacking = required - stake.active_wei
-    figure = f"{format_tokens(stake.active_wei)} of {format_tokens(required)} tokens"
-    if not registered:
-        advice = "when you are ready: muster stake --keystore FILE --node FILE"
-        yield Line("worker", "registration", State.WARN, "not registered", advice)
+    yield await _tokens(chain, worker, 0 if joined else required)
+    lacking = required - active_wei
+    figure = f"{format_tokens(active_wei)} of {format_tokens(required)} tokens in run {run_id}"
+    if not joined:
+        advice = f"when you are ready: muster stake --run {run_id} --keystore FILE --node FILE"
+        yield Line("worker", "membership", State.WARN, f"not in run {run_id}", advice)
         return
     if lacking > 0:
-        advice = f"muster stake --keystore FILE --amount {format_tokens(lacking)}"
+        missing = format_tokens(lacking)
+        advice = f"muster stake --run {run_id} --keystore FILE --amount {missing}"
         yield Line("worker", "stake", State.FAIL, figure, advice)
     else:
-        cap = await chain.ledger.unit_cap_of(worker)
+        cap = await chain.ledger.unit_cap_of(run_id, worker)
         yield Line("worker", "stake", State.OK, f"{figure}, covers {cap:,} units in flight")
-    if record.status is WorkerStatus.ACTIVE:
+    if member.status is WorkerStatus.ACTIVE:
         block = await chain.block_number()
-        waits = f", gets tickets from block {record.active_from}"
-        figure = "active" + (waits if block < record.active_from else "")
-        yield Line("worker", "registration", State.OK, figure)
+        waits = f", gets tickets from block {member.active_from}"
+        figure = "active" + (waits if block < member.active_from else "")
+        yield Line("worker", "membership", State.OK, figure)
         return
-    until = f" until {format_time(record.jailed_until)}" if record.jailed_until else ""
-    advice = "muster worker rejoin, once its time is over"
-    yield Line("worker", "registration", State.FAIL, f"{record.status.lower()}{until}", advice)
+    until = f" until {format_time(member.jailed_until)}" if member.jailed_until else ""
+    advice = f"muster worker rejoin --run {run_id}, once its time is over"
+    yield Line("worker", "membership", State.FAIL, f"{member.status.lower()}{until}", advice)
 
 
 async def _gas(chain: Chain, worker: Address) -> Line:
@@ -121,7 +122,7 @@ async def examine_node(chain: Chain, keystore: Path, worker: Address | None) -> 
         advice = "that is the cold key: keep it off this machine, name node.json"
         return Line("worker", "node", State.FAIL, f"{node} is the worker itself", advice)
     if serves == ZERO_ADDRESS:
-        advice = "muster stake --node names it, or muster node rotate does"
+        advice = "muster stake --run N --node names it, or muster node rotate does"
         return Line("worker", "node", State.WARN, f"{node} serves no worker", advice)
     if worker is not None and serves != worker:
         return Line("worker", "node", State.FAIL, f"{node} serves {serves}", "check --worker")

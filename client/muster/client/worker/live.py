@@ -106,7 +106,7 @@ def _ticket(loop: WorkerLoop, now: int) -> str:
     if ticket is None:
         return "none"
     left = ticket.deadline - now
-    due = f"due in {format_duration(left)}" if left > 0 else "overdue"
+    due = f"due in {format_duration(left)}" if left > 0 else "late"
     return f"step {ticket.step}, index {ticket.index}, {due}"
 
 
@@ -124,8 +124,8 @@ def _money(loop: WorkerLoop, final_before: int) -> str:
 
 
 def _stake(loop: WorkerLoop) -> str:
-    account = loop.place.view.workers.get(loop.place.worker)
-    return f"{format_tokens(account.active_wei)} tokens" if account else "-"
+    stake = loop.place.view.stake(loop.place.run_id, loop.place.worker)
+    return f"{format_tokens(stake.active_wei)} tokens"
 
 
 def draw(picture: Picture) -> Group:

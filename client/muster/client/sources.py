@@ -1,0 +1,329 @@
+"""Sources: whoever shows a submission's file, its ticket, or what a run pins on chain.
+
+A source is the base URL of an orchestrator, of a relay's file room or of any server with the same
+paths. Most are named by strangers, on chain: nothing that one says is believed, and none costs
+more than a bounded time and a bounded number of bytes. A source that hangs delays the next by a
+few seconds only. Redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from muster.api import BatchContents, BatchEntry, OrchestratorApi, RunInfo
+from muster.api.limits import MAX_ANSWER_BYTES, MAX_FILE_BYTES, MAX_SMALL_ANSWER_BYTES
+from muster.api.network import is_private, url_fault
+from muster.api.signing import sign_request
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import file_hash, hex0x, keccak
+from muster.protocol.errors import ApiError, MusterError, ProtocolError
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.merkle import merkle_root
+from muster.tasks.document import document_root
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_NAMED = 16
+"""Sources that a claim or a submission may name on chain."""
+MAX_URL_CHARS = 128
+"""Longest of them."""
+MAX_SOURCES = 64
+"""Sources that are asked about one thing, whoever named them."""
+LANES = 4
+"""Sources that are asked at the same time at most."""
+_REFUSED = (401, 403)
+_FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, MusterError)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long sources are waited for."""
+
+    connect_s: float = 5.0
+    """Longest wait for a connection, and for each piece of an answer."""
+    source_s: float = 60.0
+    """Longest time for one answer of one source: 64 MiB at 1.1 MB/s."""
+    hedge_s: float = 3.0
+    """After this time without an answer the next source is asked beside the first."""
+    document_s: float = 600.0
+    """Longest time in which one source may hand over a task set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Whose signature goes to a source that answers nobody else, as orchestrators do."""
+
+    key: bytes
+    """The account that asks."""
+    domain: Domain
+    """Of the ContributionLedger."""
+    audience: Address
+    """The run's orchestrator."""
+
+
+class Sources:
+    """A list of sources, asked in its order until one shows what is meant."""
+
+    def __init__(
+        self,
+        urls: Sequence[str] = (),
+        *,
+        named: Iterable[str] = (),
+        allows_private: bool = False,
+        signer: Signer | None = None,
+        patience: Patience | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`urls` are our own; `named` are strangers', of which malformed ones are passed over, and
+        those that lead to this machine or its network unless `allows_private`.
+        """
+        theirs = [url for url in named if _is_askable(url, allows_private=allows_private)]
+        self.urls = list(dict.fromkeys(url.rstrip("/") for url in [*urls, *theirs]))[:MAX_SOURCES]
+        self._signer = signer
+        self._patience = patience or Patience()
+        self._transport = transport
+        self._http = httpx.AsyncClient(
+            transport=transport,
+            timeout=self._patience.connect_s,
+            trust_env=False,
+            follow_redirects=False,
+            # What is packed small may unpack to anything.
+            headers={"accept-encoding": "identity"},
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    # What they show
+
+    async def file(self, submission_file_hash: Hash32) -> bytes:
+        """Return a submission's file; raises ApiError when no source has it."""
+        path = f"/v1/files/{hex0x(submission_file_hash)}"
+
+        async def ask(url: str) -> bytes:
+            data = await self._get(url + path, MAX_FILE_BYTES)
+            if file_hash(data) != submission_file_hash:
+                raise _lied("its file has another hash")
+            return data
+
+        return await self._first(f"the file {hex0x(submission_file_hash)}", ask)
+
+    async def work(
+        self, leaf: Hash32, accepts: Callable[[BatchEntry], bool] = lambda _: True
+    ) -> BatchEntry:
+        """Return a submission with its signatures and ticket, by its leaf.
+
+        The leaf covers the submission alone: `accepts` says whether the signatures and the ticket
+        are those that it needs. Raises ApiError when no source shows such.
+        """
+
+        async def ask(url: str) -> BatchEntry:
+            data = await self._get(f"{url}/v1/work/{hex0x(leaf)}", MAX_SMALL_ANSWER_BYTES)
+            entry = BatchEntry.model_validate_json(data)
+            if entry.submission.leaf() != leaf:
+                raise _lied("it shows another submission")
+            if not accepts(entry):
+                raise _lied("its signatures or its ticket do not hold")
+            return entry
+
+        return await self._first(f"the work {hex0x(leaf)}", ask)
+
+    async def batch(self, batch_id: int, root: Hash32, count: int) -> list[BatchEntry]:
+        """Return all submissions of a batch that has this root; raises ApiError otherwise."""
+
+        async def ask(url: str) -> list[BatchEntry]:
+            data = await self._get(f"{url}/v1/batches/{batch_id}", MAX_ANSWER_BYTES)
+            contents = await asyncio.to_thread(BatchContents.model_validate_json, data)
+            leaves = [entry.submission.leaf() for entry in contents.submissions]
+            if len(leaves) != count or merkle_root(leaves) != root:
+                raise _lied("it shows other submissions than those of the batch")
+            return contents.submissions
+
+        return await self._first(f"the submissions of batch {batch_id}", ask)
+
+    async def document(self, document_hash: Hash32) -> bytes:
+        """Return a document by its Keccak-256; raises ApiError when no source has it."""
+
+        async def ask(url: str) -> bytes:
+            data = await self._get(f"{url}/v1/documents/{hex0x(document_hash)}", MAX_ANSWER_BYTES)
+            if keccak(data) != document_hash:
+                raise _lied("its document has another hash")
+            return data
+
+        return await self._first(f"the document {hex0x(document_hash)}", ask)
+
+    async def download(self, document_hash: Hash32, path: Path, *, max_bytes: int) -> None:
+        """Write a task set to a file; raises ApiError when no source has it."""
+
+        async def ask(url: str) -> None:
+            path.unlink(missing_ok=True)
+            async with OrchestratorApi(url, transport=self._transport) as api:
+                await api.download(document_hash, path, max_bytes=max_bytes)
+            if await asyncio.to_thread(document_root, path) != document_hash:
+                raise _lied("its task set has another root")
+
+        what = f"the task set {hex0x(document_hash)}"
+        await self._first(what, ask, lanes=1, source_s=self._patience.document_s)
+
+    async def run_info(self, run_id: RunId, url: str) -> RunInfo | None:
+        """Return what a source says about a run when it is an orchestrator, else None."""
+        try:
+            async with asyncio.timeout(self._patience.source_s):
+                data = await self._get(f"{url}/v1/runs/{run_id}", MAX_SMALL_ANSWER_BYTES)
+            return RunInfo.model_validate_json(data)
+        except (*_FAILURES, ValidationError):
+            return None
+
+    # What they are given
+
+    async def deposit(self, data: bytes, entry: BatchEntry) -> dict[str, str]:
+        """Put a file and the proofs of its submission into every source's room.
+
+        Returns by URL why one did not take them. A room takes only work that the chain names with
+        a bond behind it, so this comes after the transaction.
+        """
+        file = f"/v1/files/{hex0x(entry.submission.file_hash)}"
+        work = f"/v1/work/{hex0x(entry.submission.leaf())}"
+        refused: dict[str, str] = {}
+
+        async def give(url: str) -> None:
+            try:
+                async with asyncio.timeout(self._patience.source_s):
+                    await self._put(url + work, entry.model_dump_json().encode())
+                    await self._put(url + file, data)
+            except _FAILURES as error:
+                refused[url] = _words(error)
+
+        async with asyncio.TaskGroup() as group:
+            for url in self.urls:
+                group.create_task(give(url))
+        return refused
+
+    # One question
+
+    async def _first(
+        self,
+        what: str,
+        ask: Callable[[str], Awaitable[T]],
+        *,
+        lanes: int = LANES,
+        source_s: float | None = None,
+    ) -> T:
+        """Return the first answer that passes; each lane goes on with the next source not asked."""
+        if not self.urls:
+            raise _nobody(what, {})
+        found: list[T] = []
+        refused: dict[str, str] = {}
+        waiting = iter(self.urls)
+
+        async def serve(lane: int) -> None:
+            await asyncio.sleep(lane * self._patience.hedge_s)
+            for url in waiting:
+                try:
+                    async with asyncio.timeout(source_s or self._patience.source_s):
+                        found.append(await ask(url))
+                except (*_FAILURES, ValidationError) as error:
+                    refused[url] = _words(error)
+                    logger.debug("not shown", extra={"what": what, "why": refused[url]})
+                    continue
+                raise _Found
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for lane in range(min(lanes, len(self.urls))):
+                    group.create_task(serve(lane))
+        except* _Found:
+            pass
+        if not found:
+            raise _nobody(what, refused)
+        return found[0]
+
+    async def _get(self, url: str, max_bytes: int) -> bytes:
+        """Return an answer's body; a source that wants to know who asks is told."""
+        status, body = await self._once(url, max_bytes, {})
+        if status in _REFUSED and self._signer is not None:
+            status, body = await self._once(url, max_bytes, self._signed(url, self._signer))
+        if status != 200:
+            raise _lied(f"answered {status}", status=status)
+        return body
+
+    async def _once(
+        self, url: str, max_bytes: int, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        parts: list[bytes] = []
+        size = 0
+        async with self._http.stream("GET", url, headers=dict(headers)) as response:
+            if response.status_code != 200:
+                return response.status_code, b""
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise _lied("the answer is packed, which nobody asked for")
+            async for part in response.aiter_raw():
+                size += len(part)
+                if size > max_bytes:
+                    raise _lied(f"the answer exceeds {max_bytes} bytes")
+                parts.append(part)
+        return 200, b"".join(parts)
+
+    async def _put(self, url: str, body: bytes) -> None:
+        async with self._http.stream("PUT", url, content=body) as response:
+            if not 200 <= response.status_code < 300:
+                raise _lied(f"answered {response.status_code}", status=response.status_code)
+
+    def _signed(self, url: str, signer: Signer) -> dict[str, str]:
+        return sign_request(
+            signer.key,
+            signer.domain,
+            signer.audience,
+            "GET",
+            httpx.URL(url).raw_path.decode("ascii"),
+            nonce=Hash32(secrets.token_bytes(32)),
+            issued_at=int(time.time()),
+        )
+
+
+class _Found(Exception):
+    """Ends the search."""
+
+
+def _is_askable(url: str, *, allows_private: bool) -> bool:
+    if len(url) > MAX_URL_CHARS or url_fault(url):
+        return False
+    return allows_private or not is_private(url)
+
+
+def _words(error: Exception) -> str:
+    """Return why a source failed in a few words; what it wrote itself is left out."""
+    if isinstance(error, (ApiError, ProtocolError)):
+        return str(error)[:200]
+    if isinstance(error, ValidationError):
+        return "answered something else"
+    return "timed out" if isinstance(error, TimeoutError) else type(error).__name__
+
+
+def _lied(message: str, *, status: int = 502) -> ApiError:
+    return ApiError(message, status=status, code="bad_source")
+
+
+def _nobody(what: str, refused: Mapping[str, str]) -> ApiError:
+    said = "; ".join(f"{url}: {why}" for url, why in list(refused.items())[:4])
+    return ApiError(
+        f"no source shows {what}" + (f" ({said})" if said else ""),
+        status=503,
+        code="no_source",
+        hint="name more sources with --source URL: the run's orchestrator, or its relays",
+    )

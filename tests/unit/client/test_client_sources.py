@@ -1,0 +1,256 @@
+"""Sources are strangers: one that lies, hangs or talks without end costs a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from muster.api import BatchEntry
+from muster.client.sources import MAX_SOURCES, Patience, Signer, Sources
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import file_hash, hex0x, keccak
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step, to_address
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import Submission
+
+FILE = b"PAR1 some rollouts PAR1"
+WORKER = to_address("0x" + "11" * 20)
+SUBMISSION = Submission(
+    run_id=RunId(1),
+    worker=WORKER,
+    step=Step(3),
+    index=0,
+    policy_version=PolicyVersion(2),
+    file_hash=file_hash(FILE),
+    rollouts=2,
+    units=20,
+)
+ENTRY = BatchEntry(
+    submission=SUBMISSION,
+    signature=bytes(65),
+    ticket=None,
+    ticket_signature=None,
+    received_at=5,
+)
+QUICK = Patience(connect_s=5, source_s=0.2, hedge_s=0.01, document_s=5)
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+class Internet(httpx.AsyncBaseTransport):
+    """Hosts by name; whoever is not there refuses the connection."""
+
+    def __init__(self, **hosts: Answer) -> None:
+        self.hosts = hosts
+        self.asked: list[str] = []
+        self.requests: list[httpx.Request] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.host)
+        await request.aread()
+        self.requests.append(request)
+        answer = self.hosts.get(request.url.host.split(".")[0])
+        if answer is None:
+            raise httpx.ConnectError("refused", request=request)
+        response = answer(request)
+        if response.headers.get("x-hangs"):
+            await asyncio.Event().wait()
+        return response
+
+
+def says(body: bytes, status: int = 200, **headers: str) -> Answer:
+    return lambda _: httpx.Response(status, content=body, headers=headers)
+
+
+def hangs(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, headers={"x-hangs": "yes"})
+
+
+def url(*names: str) -> list[str]:
+    return [f"http://{name}.example" for name in names]
+
+
+async def test_a_file_is_had_from_the_first_that_shows_it() -> None:
+    internet = Internet(one=says(FILE), two=says(FILE))
+
+    async with Sources(url("one", "two"), transport=internet, patience=QUICK) as sources:
+        assert await sources.file(file_hash(FILE)) == FILE
+
+    assert internet.asked == ["one.example"]
+    assert internet.requests[0].url.path == f"/v1/files/{hex0x(file_hash(FILE))}"
+
+
+@pytest.mark.parametrize(
+    "liar",
+    [
+        says(FILE + b"!"),
+        says(b""),
+        says(FILE, 404),
+        says(FILE, 302, location="http://two.example/"),
+        says(FILE, **{"content-encoding": "gzip"}),
+        hangs,
+    ],
+    ids=["other", "empty", "missing", "redirect", "packed", "hangs"],
+)
+async def test_a_file_is_had_from_another_when_one_lies(liar: Answer) -> None:
+    internet = Internet(one=liar, two=says(FILE))
+
+    async with Sources(url("none", "one", "two"), transport=internet, patience=QUICK) as sources:
+        assert await sources.file(file_hash(FILE)) == FILE
+
+
+@pytest.mark.parametrize("liar", [says(FILE + b"!"), hangs], ids=["other", "hangs"])
+async def test_nobody_shows_a_file(liar: Answer) -> None:
+    async with Sources(url("one", "two"), transport=Internet(one=liar), patience=QUICK) as sources:
+        with pytest.raises(ApiError, match="no source shows the file") as caught:
+            await sources.file(file_hash(FILE))
+
+    assert caught.value.code == "no_source"
+    assert "two.example: ConnectError" in str(caught.value)
+
+
+async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.client.sources.MAX_FILE_BYTES", len(FILE) - 1)
+
+    async with Sources(url("one"), transport=Internet(one=says(FILE)), patience=QUICK) as sources:
+        with pytest.raises(ApiError, match=f"exceeds {len(FILE) - 1} bytes"):
+            await sources.file(file_hash(FILE))
+
+
+async def test_without_sources_nothing_is_shown() -> None:
+    async with Sources() as sources:
+        with pytest.raises(ApiError, match="no source shows") as caught:
+            await sources.document(keccak(b"a"))
+
+    assert caught.value.hint is not None and "--source" in caught.value.hint
+
+
+def test_strangers_do_not_lead_us_into_our_own_network() -> None:
+    named = [
+        "http://127.0.0.1:8545",
+        "http://10.0.0.1",
+        "http://router",
+        "file:///etc/passwd",
+        "http://me:secret@host.example",
+        "http://long.example/" + "a" * 128,
+        "https://room.example/",
+    ]
+
+    theirs = Sources(url("mine"), named=named)
+    at_home = Sources(["http://127.0.0.1:8600"], named=named[:1], allows_private=True)
+
+    assert theirs.urls == ["http://mine.example", "https://room.example"]
+    assert at_home.urls == ["http://127.0.0.1:8600", "http://127.0.0.1:8545"]
+
+
+def test_no_list_of_sources_is_endless() -> None:
+    assert len(Sources(named=url(*map("h{}".format, range(500)))).urls) == MAX_SOURCES
+
+
+async def test_who_asks_is_said_to_a_source_that_wants_to_know() -> None:
+    def for_the_signed(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if "x-muster-address" in request.headers else 401, content=FILE)
+
+    internet = Internet(one=for_the_signed)
+    signer = Signer(b"\1" * 32, Domain(1, WORKER), WORKER)
+    async with Sources(url("one"), transport=internet, signer=signer) as sources:
+        assert await sources.file(file_hash(FILE)) == FILE
+    async with Sources(url("one"), transport=internet) as unsigned:
+        with pytest.raises(ApiError, match="answered 401"):
+            await unsigned.file(file_hash(FILE))
+
+    assert ["x-muster-address" in each.headers for each in internet.requests] == [
+        False,
+        True,
+        False,
+    ]
+
+
+async def test_work_is_the_submission_that_was_asked_for() -> None:
+    other = ENTRY.model_copy(update={"submission": replace(SUBMISSION, index=1)})
+    internet = Internet(
+        one=says(other.model_dump_json().encode()), two=says(ENTRY.model_dump_json().encode())
+    )
+
+    async with Sources(url("one", "two"), transport=internet, patience=QUICK) as sources:
+        assert await sources.work(SUBMISSION.leaf()) == ENTRY
+    async with Sources(url("one"), transport=internet, patience=QUICK) as liar:
+        with pytest.raises(ApiError, match="it shows another submission"):
+            await liar.work(SUBMISSION.leaf())
+
+
+async def test_work_with_other_signatures_is_passed_over() -> None:
+    forged = ENTRY.model_copy(update={"signature": b"\1" * 65})
+    internet = Internet(
+        one=says(forged.model_dump_json().encode()), two=says(ENTRY.model_dump_json().encode())
+    )
+
+    async with Sources(url("one", "two"), transport=internet, patience=QUICK) as sources:
+        shown = await sources.work(SUBMISSION.leaf(), lambda entry: entry.signature == bytes(65))
+
+    assert shown == ENTRY
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{" * 100_000, b"\xff"])
+async def test_work_that_does_not_parse_is_passed_over(body: bytes) -> None:
+    async with Sources(url("one"), transport=Internet(one=says(body)), patience=QUICK) as sources:
+        with pytest.raises(ApiError, match="no source shows the work"):
+            await sources.work(SUBMISSION.leaf())
+
+
+async def test_a_batch_is_had_with_all_its_submissions() -> None:
+    contents = {
+        "batch_id": 7,
+        "root": hex0x(merkle_root([SUBMISSION.leaf()])),
+        "count": 1,
+        "submissions": [ENTRY.model_dump(mode="json")],
+    }
+    answer = httpx.Response(200, json=contents).content
+    root = merkle_root([SUBMISSION.leaf()])
+
+    async with Sources(url("one"), transport=Internet(one=says(answer)), patience=QUICK) as sources:
+        assert await sources.batch(7, root, 1) == [ENTRY]
+        with pytest.raises(ApiError, match="other submissions"):
+            await sources.batch(7, Hash32(bytes(32)), 1)
+        with pytest.raises(ApiError, match="other submissions"):
+            await sources.batch(7, root, 2)
+
+
+async def test_a_document_is_checked_against_its_hash() -> None:
+    internet = Internet(one=says(b"b"), two=says(b"a"))
+
+    async with Sources(url("one", "two"), transport=internet, patience=QUICK) as sources:
+        assert await sources.document(keccak(b"a")) == b"a"
+
+
+async def test_a_task_set_of_a_liar_is_had_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.sources.document_root", lambda p: keccak(p.read_bytes()))
+    internet = Internet(one=says(b"longer than it"), two=says(b"the tasks"))
+
+    async with Sources(url("one", "two"), transport=internet, patience=QUICK) as sources:
+        await sources.download(keccak(b"the tasks"), tmp_path / "set", max_bytes=100)
+        with pytest.raises(ApiError, match="no source shows the task set"):
+            await sources.download(keccak(b"others"), tmp_path / "set", max_bytes=100)
+
+
+async def test_a_room_is_given_the_proofs_and_then_the_file() -> None:
+    internet = Internet(one=says(b"", 201), two=says(b"", 403))
+
+    async with Sources(url("one", "two"), transport=internet, patience=QUICK) as rooms:
+        refused = await rooms.deposit(FILE, ENTRY)
+
+    assert refused == {"http://two.example": "answered 403"}
+    ours = [each for each in internet.requests if each.url.host == "one.example"]
+    assert [(each.method, each.url.path) for each in ours] == [
+        ("PUT", f"/v1/work/{hex0x(SUBMISSION.leaf())}"),
+        ("PUT", f"/v1/files/{hex0x(file_hash(FILE))}"),
+    ]
+    assert BatchEntry.model_validate_json(ours[0].content) == ENTRY
+    assert ours[1].content == FILE
