@@ -5,31 +5,44 @@ Pure. `muster.client.dispute` opens and settles cases, `muster explain` shows th
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from muster.chain.structs import Offence
 from muster.client.quantities import format_time, format_tokens
-from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
-from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import Verdict
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, RunId
+from muster.protocol.jury import Ruling
+from muster.protocol.messages import Reason, Verdict
 
 if TYPE_CHECKING:
-    from muster.chain import CaseView, ChainView, CourtTerms, Fault
+    from muster.chain import CaseView, ChainView, CourtTerms
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """A punishment that a closed case allows, and that nobody has asked for yet."""
+    """A fine that a closed case allows, and that nobody has asked for yet."""
 
-    fault: Fault
-    """What the validator did."""
-    validator: Address
-    """Who did it."""
+    offence: Offence
+    """A wrong verdict, or a vote that was not cast."""
+    account: Address
+    """Whose."""
 
 
 def name_of(verdict: Verdict) -> str:
     """Return a verdict as commands write it."""
     return verdict.name.lower()
+
+
+def ruling_words(number: int) -> str:
+    """Return a ruling, as recorded, claimed or voted, in words."""
+    try:
+        ruling = Ruling.of(number)
+    except EncodingError:
+        return f"ruling {number}"
+    return "not seen" if ruling is None else str(ruling)
 
 
 # Where a case stands
@@ -42,37 +55,51 @@ def phase_of(case: CaseView, terms: CourtTerms, now: float) -> tuple[str, int | 
     if case.closed:
         return ("overturned" if case.overturned else "upheld"), None
     if now >= ends_at or 0 < len(case.jurors) == len(case.votes):
-        return "to close", None
+        return "to settle", None
     if not case.jurors:
-        return ("drawing", commit_ends_at) if now < commit_ends_at else ("no jury", ends_at)
+        draw_ends_at = case.opened_at + terms.commit_time // 2
+        return ("drawing", draw_ends_at) if now < draw_ends_at else ("no jury", ends_at)
     if now >= commit_ends_at or len(case.commitments) == len(case.jurors):
         return "revealing", ends_at
     return "committing", commit_ends_at
 
 
 def penalties_of(view: ChainView, case: CaseView) -> list[Penalty]:
-    """Return whom a closed case lets anybody punish, without those who were punished already.
+    """Return whom a closed case lets anybody fine, without those who were fined already.
 
-    Signers of an overturned outcome, and jurors that did not reveal a vote.
+    Signers of an overturned outcome, unless they said that the file could not be had, and jurors
+    that did not reveal a vote.
     """
-    from muster.chain import Fault
-
     if not case.closed:
         return []
     batch = view.batches[case.batch_id]
-    seats = view.runs[batch.run_id].seats
-    signers = [who for who, bit in seats.items() if case.overturned and batch.signers & bit]
-    absent = [juror for juror in case.jurors if juror not in case.votes]
-    due = [Penalty(Fault.WRONG_VERDICT, who) for who in signers]
-    due += [Penalty(Fault.ABSENT_JUROR, who) for who in absent]
-    punished = {slash.offence for slash in view.slashes}
-    return [each for each in due if offence_of(each, case.leaf) not in punished]
+    seats = view.runs[case.run_id].seats
+    is_wrong = case.overturned and not case.is_summons and not _is_unavailable(case.recorded)
+    signers = [who for who, bit in seats.items() if is_wrong and batch.signers & bit]
+    fined = {(slash.offence, slash.owner, slash.tag) for slash in view.slashes}
+    due = [
+        Penalty(Offence.WRONG_VERDICT, who)
+        for who in signers
+        if (Offence.WRONG_VERDICT, who, case.batch_id) not in fined
+    ]
+    return due + [
+        Penalty(Offence.ABSENT_JUROR, who)
+        for who in case.jurors
+        if who not in case.votes and (Offence.ABSENT_JUROR, who, case.number) not in fined
+    ]
 
 
-def offence_of(penalty: Penalty, leaf: Hash32) -> Hash32:
-    """Return what FaultCourt files a punishment under."""
-    number = list(type(penalty.fault)).index(penalty.fault)
-    return keccak(abi_words(number, leaf, address_bytes(penalty.validator)))
+def _is_unavailable(ruling: int) -> bool:
+    return ruling & 0xFF == Reason.FILE_UNAVAILABLE
+
+
+def fees_due(case: CaseView) -> list[Address]:
+    """Return the jurors that can collect a fee of a closed case, and have not."""
+    leading = Counter(case.votes.values()).most_common(1)
+    if not case.closed or not case.fee_wei or not leading:
+        return []
+    right = (juror for juror, vote in case.votes.items() if vote == leading[0][0])
+    return [juror for juror in right if juror not in case.collected]
 
 
 # What happens next
@@ -85,13 +112,13 @@ def next_of(case: CaseView, terms: CourtTerms, now: float, *, remaining: int = 0
     if phase in ("overturned", "upheld"):
         if not remaining:
             return "nothing: the case is over"
-        return f"{count(remaining, 'validator')} can be slashed for it, by anybody: {settle}"
-    if phase == "to close":
-        return f"the jury is done: validators close the case, or you do: {settle}"
+        return f"{count(remaining, 'account')} can be fined for it, by anybody: {settle}"
+    if phase == "to settle":
+        return f"the jury is done: jurors settle the case, or you do: {settle}"
     who = {
-        "drawing": "a block decides who sits on the jury",
-        "no jury": "nobody was drawn: the verdict stands, and the bond goes back",
-        "committing": f"{_left(case, len(case.commitments))} to check the work again and commit",
+        "drawing": "a block decides who of the network's bench sits",
+        "no jury": "nobody was drawn: what is recorded stands, and bonds go back",
+        "committing": f"{_left(case, len(case.commitments))} to check the work and commit",
         "revealing": f"{_left(case, len(case.votes))} to reveal what they voted",
     }[phase]
     return f"{who}, until {format_time(deadline or 0)} at the latest"
@@ -106,18 +133,28 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def votes_of(case: CaseView) -> str:
+    """Return what jurors voted, the most frequent ruling first."""
+    counted = Counter(ruling_words(vote) for vote in case.votes.values()).most_common()
+    return ", ".join(f"{number} {words}" for words, number in counted) or "no votes"
+
+
 def ending_of(case: CaseView) -> str:
-    """Return how a closed case ended, and what became of the bond."""
-    overturn = sum(case.votes.values())
-    votes = f"{overturn} to overturn, {len(case.votes) - overturn} to uphold"
-    verdict = name_of(Verdict(case.verdict or case.recorded_verdict))
-    bond = (
-        f"the bond of {format_tokens(case.bond_returned_wei)} tokens went back to the challenger"
-        if case.bond_returned_wei
-        else "the challenger's bond was burned"
-    )
+    """Return how a closed case ended, and what became of the bonds."""
     word = "overturned" if case.overturned else "upheld"
-    return f"{word} ({votes}): the verdict is {verdict}, and {bond}"
+    if case.is_summons:
+        stands = ruling_words(case.ruling) if case.overturned else "unjudged, and void"
+        return f"judges of the network ({votes_of(case)}): the work is {stands}"
+    return f"{word} ({votes_of(case)}): the outcome is {ruling_words(case.ruling)}; {_bonds(case)}"
+
+
+def _bonds(case: CaseView) -> str:
+    lines = []
+    for place, claim in enumerate(case.claims):
+        back = case.returned_wei.get(place, 0)
+        fate = f"{format_tokens(back)} tokens back" if back else "its bond lost"
+        lines.append(f"{claim.claimant} claimed {ruling_words(claim.ruling)}, {fate}")
+    return "; ".join(lines)
 
 
 # Listed
@@ -130,56 +167,52 @@ def describe_cases(
     return [
         describe_case(view, case, terms, now)
         for case in view.cases.values()
-        if run_id is None or view.batches[case.batch_id].run_id == run_id
+        if run_id is None or case.run_id == run_id
     ]
 
 
 def describe_case(view: ChainView, case: CaseView, terms: CourtTerms, now: float) -> dict[str, Any]:
     """Return a case as JSON values; its deadline is when its phase ends at the latest."""
     phase, deadline = phase_of(case, terms, now)
-    overturn = sum(case.votes.values())
     penalties = penalties_of(view, case)
     return {
-        "case": hex0x(case.leaf),
+        "case": hex0x(case.case_id),
+        "run": case.run_id,
         "batch": case.batch_id,
         "position": case.position,
-        "challenger": case.challenger,
-        "recorded": name_of(Verdict(case.recorded_verdict)),
-        "claimed": name_of(Verdict(case.claimed_verdict)),
+        "summons": case.is_summons,
+        "recorded": None if case.is_summons else ruling_words(case.recorded),
+        "claims": [
+            {"claimant": claim.claimant, "ruling": ruling_words(claim.ruling)}
+            for claim in case.claims
+            if not case.is_summons
+        ],
         "phase": phase,
+        "bench": case.places,
         "jurors": list(case.jurors),
         "committed": len(case.commitments),
-        "votes_to_overturn": overturn,
-        "votes_to_uphold": len(case.votes) - overturn,
+        "votes": {juror: ruling_words(vote) for juror, vote in case.votes.items()},
         "deadline": deadline,
         "ending": ending_of(case) if case.closed else None,
         "next": next_of(case, terms, now, remaining=len(penalties)),
-        "to_slash": [each.validator for each in penalties],
+        "to_fine": [each.account for each in penalties],
+        "fees_due": fees_due(case),
     }
 
 
-CASE_COLUMNS = (
-    "submission",
-    "case",
-    "recorded",
-    "claimed",
-    "phase",
-    "jurors",
-    "for:against",
-    "deadline",
-)
+CASE_COLUMNS = ("submission", "case", "recorded", "claimed", "phase", "jurors", "deadline")
 """The columns of `muster dispute list`."""
 
 
 def make_row(case: dict[str, Any]) -> list[str]:
     """Return a described case as a row for people."""
+    claimed = ", ".join(dict.fromkeys(claim["ruling"] for claim in case["claims"]))
     return [
         f"{case['batch']}:{case['position']}",
         case["case"][:12],
-        case["recorded"],
-        case["claimed"],
+        case["recorded"] or "unjudged",
+        claimed or "summons",
         case["phase"],
-        f"{case['committed']}/{len(case['jurors'])}",
-        f"{case['votes_to_overturn']}:{case['votes_to_uphold']}",
+        f"{case['committed']}/{len(case['jurors'])} of {case['bench']}",
         format_time(case["deadline"]) if case["deadline"] else "-",
     ]

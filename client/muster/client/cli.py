@@ -1,4 +1,4 @@
-"""The commands of `muster.client`: wallet, stake, rewards, worker, validator, calibrate.
+"""The commands of `muster.client`: wallet, stake, rewards, worker, validator, juror, calibrate.
 
 Parses flags, asks, prints; what is printed to stdout is data. Everything heavy is imported by the
 command that needs it.
@@ -16,22 +16,33 @@ from muster.client.leaving import rejoin
 from muster.client.options import (
     FILE,
     FOLDER,
+    JUROR_VARIABLES,
     PASSWORD_HELP,
     VALIDATOR_VARIABLES,
     WORKER_VARIABLES,
     chain_options,
     endpoint,
+    engine_choice,
     json_option,
     key_options,
     node_options,
     open_keystore,
+    relay_option,
     yes_option,
 )
 from muster.client.printing import print_facts, print_json
+from muster.client.seating import (
+    juror_join,
+    juror_leave,
+    juror_status,
+    validator_join,
+    validator_leave,
+)
 from muster.client.trap_cli import trap
 from muster.client.worker_status import status
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
+from muster.settings.options import CONFIRMATIONS_HELP
 from muster.settings.presets import RECIPE
 
 if TYPE_CHECKING:
@@ -305,6 +316,52 @@ def validator_run(
 
 
 validator.add_command(trap)
+validator.add_command(validator_join, "join")
+validator.add_command(validator_leave, "leave")
+
+
+@click.group()
+def juror() -> None:
+    """Judge disputes of the whole network."""
+
+
+@juror.command("run")
+@engine_choice
+@key_options
+@chain_options
+@click.option("--config", type=FILE, help="TOML file with any of these settings.")
+@click.option("--state-dir", type=FOLDER, help="Where the process keeps its state.")
+@click.option("--source", multiple=True, metavar="URL", help="Shows work and files; repeatable.")
+@relay_option
+@click.option("--poll-s", type=float, help="Seconds between looks at the chain.")
+@click.option("--confirmations", metavar="N|safe|finalized", help=CONFIRMATIONS_HELP)
+def juror_run(
+    config: Path | None, keystore: Path, password_file: Path | None, **flags: Any
+) -> None:
+    """Sit in the cases that draw this account, until stopped; --keystore is the juror's.
+
+    Cases name sources that show their work; --source adds orchestrators that are asked first.
+
+    \b
+    Example:
+      muster juror run --keystore juror.json --state-dir juror --source http://orchestrator:8600
+    """
+    from muster.client.settings import JurorSettings
+    from muster.lifecycle import run_until_stopped
+    from muster.settings import load_settings
+    from muster.telemetry import setup_logging
+
+    settings = load_settings(JurorSettings, file=config, flags=flags, env_prefix=JUROR_VARIABLES)
+    account = open_keystore(keystore, password_file, "juror")
+    setup_logging("juror")
+    from muster.client.juror.process import run_juror
+
+    run_until_stopped(lambda: run_juror(settings, account))
+
+
+juror.add_command(juror_join, "join")
+juror.add_command(juror_leave, "leave")
+juror.add_command(juror_status, "status")
 
 
 @click.command()

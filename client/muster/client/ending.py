@@ -31,12 +31,10 @@ def settled_at(
     for batch in view.batches.values():
         if batch.run_id != run_id:
             continue
-        if batch.posted_at is None:
+        if batch.records is None:
+            # Its workers may bring it before judges of the network for as long again.
             ends.append(batch.committed_at + outcome_deadline_s + challenge_window_s)
         else:
-            ends.append(run.fraud_closes_at(batch.posted_at, challenge_window_s))
-    is_disputed = any(
-        not case.closed and view.batches[case.batch_id].run_id == run_id
-        for case in view.cases.values()
-    )
+            ends.append(run.fraud_closes_at(batch.posted_at or 0, challenge_window_s))
+    is_disputed = any(not c.closed and c.run_id == run_id for c in view.cases.values())
     return None if is_disputed else max(ends)

@@ -34,37 +34,41 @@ class Money:
     due_at: int
     """When outcomes of its batch were, or are, due."""
     terms: CourtTerms
-    """What a challenge takes."""
+    """What a dispute takes."""
     gas_wei: int
-    """What the gas of a challenge costs at most now, in the chain's coin."""
+    """What the gas of a dispute costs at most now, in the chain's coin."""
+    jurors: int
+    """How many of the network's bench could sit on a case about it."""
+    appeal_ends_at: int
+    """Until when its worker may bring it before judges of the network, while nobody judged it."""
 
 
 # What became of it
 
 
-async def ask_money(
-    chain: Chain, view: ChainView, place: Place, entries: Sequence[BatchEntry]
-) -> Money:
+async def ask_money(chain: Chain, view: ChainView, place: Place) -> Money:
     """Return what the contracts say about an outcome and its slot."""
-    from muster.client.case_proofs import prove_outcome
+    from muster.client.exposure import eligible_jurors
     from muster.client.preflight import gas_money
 
     batch, now = place.batch, await chain.now()
-    due_at = batch.committed_at + await chain.ledger.outcome_deadline()
-    submissions = [entry.submission for entry in entries] or (
-        [batch.direct] if batch.direct is not None else []
-    )
-    standing = None
-    if batch.records is not None or (now >= due_at and submissions):
-        proof = prove_outcome(view, batch, place.position, submissions)
-        standing = await chain.ledger.standing_of(proof)
-    is_paid = False
-    if standing is not None:
+    due_at = batch.due_at(await chain.ledger.outcome_deadline())
+    standing, worker, is_paid = None, None, False
+    if batch.records is not None:
+        standing = await chain.ledger.standing_of(batch.prove(place.position))
         record = standing.outcome
         worker = await chain.workers.worker_by_id(record.worker_id)
         is_paid = await chain.escrow.is_paid(batch.run_id, worker, record.step, record.index)
-    gas_wei = (await gas_money(chain, "dispute")).wei
-    return Money(standing, is_paid, now, due_at, await chain.court.terms(), gas_wei)
+    return Money(
+        standing=standing,
+        is_paid=is_paid,
+        now=now,
+        due_at=due_at,
+        terms=await chain.court.terms(),
+        gas_wei=(await gas_money(chain, "dispute")).wei,
+        jurors=len(eligible_jurors(view, view.runs[batch.run_id], worker)),
+        appeal_ends_at=due_at + await chain.ledger.appeal_time(),
+    )
 
 
 def describe(
@@ -86,10 +90,38 @@ def describe(
             "by": "the worker itself" if batch.direct is not None else "the orchestrator",
         },
         "outcomes_due_at": money.due_at,
+        "split_from": batch.split_from,
     }
     if money.standing is None:
-        return found
+        return found | _describe_unjudged(view, place, money)
     return found | _describe_outcome(view, place, money)
+
+
+def _describe_unjudged(view: ChainView, place: Place, money: Money) -> dict[str, Any]:
+    """Return where a submission without an outcome stands, and what its worker can do."""
+    from muster.chain.structs import BatchStatus
+    from muster.client.cases import describe_case
+    from muster.protocol.jury import summons_of
+
+    batch, case = place.batch, view.cases.get(summons_of(place.batch.batch_id))
+    if batch.is_void:
+        state = "void"
+    elif batch.status is BatchStatus.WITHHELD:
+        state = "withheld"
+    else:
+        state = "due" if money.now >= money.due_at else "awaited"
+    name = f"{batch.batch_id}:{place.position}"
+    can_appeal = state in ("due", "withheld") and money.now < money.appeal_ends_at
+    return {
+        "unjudged": state,
+        "void_transaction": batch.voided_tx,
+        "appeal_ends_at": money.appeal_ends_at,
+        "appeal": f"muster worker submit-direct {name} --keystore node.json --state-dir STATE "
+        "--orchestrator URL"
+        if can_appeal and case is None
+        else None,
+        "case": None if case is None else describe_case(view, case, money.terms, money.now),
+    }
 
 
 def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, Any]:
@@ -98,7 +130,8 @@ def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, 
     record = standing.outcome
     worker = view.worker_by_id.get(record.worker_id)
     run = view.runs[batch.run_id]
-    slash = next((s for s in view.slashes if s.offence == standing.offence), None)
+    outcome = (batch.batch_id, place.position)
+    slash = next((s for s in view.slashes if (s.batch_id, s.position) == outcome), None)
     signers = [v for v, bit in run.seats.items() if batch.signers & bit]
     return {
         "worker": worker.address if worker else None,
@@ -108,10 +141,12 @@ def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, 
         "file_hash": "0x" + record.file_hash.hex(),
         "rollouts": record.rollouts,
         "units": record.units,
-        "is_overdue": batch.records is None,
-        "judged": None
-        if batch.records is None
-        else {"at": batch.posted_at, "transaction": batch.posted_tx, "by": signers},
+        "judged": {
+            "at": batch.posted_at,
+            "transaction": batch.posted_tx,
+            "by": signers,
+            "network": not signers,
+        },
         "recorded_verdict": record.verdict.name.lower(),
         "verdict": standing.verdict.name.lower(),
         "reason": record.reason.name,
@@ -131,7 +166,7 @@ def _describe_outcome(view: ChainView, place: Place, money: Money) -> dict[str, 
 def _in_all(view: ChainView, slash: SlashView) -> dict[str, Any]:
     from muster.chain import loss_of
 
-    loss = loss_of(view, slash.owner)
+    loss = loss_of(view, slash.run_id, slash.owner)
     assert loss is not None  # it was slashed
     return loss.to_json(format_tokens)
 
@@ -188,12 +223,29 @@ def facts_of(found: dict[str, Any]) -> dict[str, Any]:
         "committed": f"{format_time(committed['at'])} by {committed['by']}, block "
         f"{committed['block']}, {committed['transaction']}",
     }
-    if "verdict" not in found:
-        return facts | {
-            "judged": f"not yet: outcomes are due by {format_time(found['outcomes_due_at'])}; "
-            "without them it is paid as claimed"
-        }
-    return facts | _outcome_facts(found)
+    if found["split_from"] is not None:
+        facts["taken out"] = (
+            f"of batch {found['split_from']}, by its worker: nobody judged it there"
+        )
+    return facts | (_outcome_facts(found) if "verdict" in found else _unjudged_facts(found))
+
+
+def _unjudged_facts(found: dict[str, Any]) -> dict[str, Any]:
+    until, case = format_time(found["appeal_ends_at"]), found["case"]
+    words = {
+        "awaited": f"not yet: outcomes are due by {format_time(found['outcomes_due_at'])}",
+        "due": f"by nobody in time: its worker may call judges of the network until {until}; then "
+        "it is void",
+        "withheld": "by nobody: a quorum says that nothing of the batch can be had; its worker may "
+        f"call judges of the network until {until}",
+        "void": f"by nobody: void, pays nobody and costs nobody, {found['void_transaction']}",
+    }[found["unjudged"]]
+    return {
+        "judged": words,
+        "paid": "no: only accepted work is",
+        "to do": found["appeal"],
+        "judges": None if case is None else [case["ending"] or case["phase"], case["next"]],
+    }
 
 
 def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
@@ -207,11 +259,10 @@ def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
         "worker": f"{found['worker']}, step {found['step']}, index {found['index']}",
         "claims": f"{found['rollouts']} rollouts, {found['units']} units, policy "
         f"{found['policy_version']}, file {found['file_hash']}",
-        "judged": "by nobody in time: it stands as claimed"
-        if judged is None
-        else f"{format_time(judged['at'])} by {len(judged['by'])} validators, "
-        f"{judged['transaction']}",
-        "checks": None if judged is None else _checks(found, verdict),
+        "judged": f"{format_time(judged['at'])} by "
+        + ("judges of the network" if judged["network"] else f"{len(judged['by'])} validators")
+        + f", {judged['transaction']}",
+        "checks": _checks(found, verdict),
         "verdict": f"{found['verdict']}: {VERDICTS[Verdict[found['verdict'].upper()]]}"
         + (f" (a jury overturned {found['recorded_verdict']})" if overturned else ""),
         "reason": f"{found['reason']} ({found['reason_code']}): {reason.meaning if reason else ''}"
@@ -261,7 +312,7 @@ def _paid(payment: dict[str, Any], run: int) -> str:
 
 
 def rerun_facts(again: Recomputed, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what this machine recomputed, and what that says about a challenge, for people."""
+    """Return what this machine recomputed, and what that says about a dispute, for people."""
     record = again.record
     reason = f" {record.reason.name}: {again.detail}" if again.detail else ""
     return {

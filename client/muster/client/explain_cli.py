@@ -110,7 +110,7 @@ async def _explain(
             assert state is not None  # _find
             return {"state": state.state, "file_hash": _hex(submission)}, None
         entries = await _entries(place.batch, options["orchestrator"])
-        money = await ask_money(chain, view, place, entries)
+        money = await ask_money(chain, view, place)
         found = describe(view, place, money, entries)
         if log is not None:
             found["training"] = training_of(view, place, log)
@@ -155,16 +155,18 @@ async def _ask_where(
 
 
 async def _entries(batch: BatchView, orchestrator: str | None) -> list[BatchEntry]:
-    """Return a batch's submissions as the orchestrator shows them, checked; none without one."""
-    from muster.api import OrchestratorApi
-    from muster.client.overdue import require_committed
+    """Return a batch's submissions, from the chain where they are there, else as the orchestrator
+    shows them, checked; none without one.
+    """
+    from muster.client.facts import entry_of
+    from muster.client.sources import Sources
 
+    if batch.work is not None:
+        return [entry_of(batch.work, batch.committed_at)]
     if orchestrator is None:
         return []
-    async with OrchestratorApi(orchestrator) as api:
-        entries = (await api.batch(batch.batch_id)).submissions
-    require_committed(batch, [entry.submission for entry in entries], orchestrator)
-    return entries
+    async with Sources([orchestrator]) as sources:
+        return await sources.batch(batch.batch_id, batch.root, batch.count)
 
 
 async def _rerun(

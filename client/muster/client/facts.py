@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.chain import ChainView, Event, WorkerStatus
+from muster.api import BatchEntry
+from muster.chain import ChainView, Event, LeasedWork, WorkerStatus
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, PolicyVersion, RunId
@@ -55,6 +56,17 @@ class HistoryView(ChainView):
         if member is None or node is None or not activations:
             return None
         return Standing(member.worker_id, node, member.status_at(before - 1), activations[-1])
+
+
+def entry_of(work: LeasedWork, committed_at: int) -> BatchEntry:
+    """Return work that is on chain with its proofs as orchestrators show what they committed."""
+    return BatchEntry(
+        submission=work.submission,
+        signature=work.node_signature,
+        ticket=work.ticket,
+        ticket_signature=work.ticket_signature,
+        received_at=committed_at,
+    )
 
 
 def ticket_terms(

@@ -31,6 +31,7 @@ DTYPES = ("float32", "bfloat16")
 """Number formats that engines compute in."""
 
 WORKER_VARIABLES, VALIDATOR_VARIABLES = "MUSTER_WORKER_", "MUSTER_VALIDATOR_"
+JUROR_VARIABLES = "MUSTER_JUROR_"
 """What the environment variables of the processes' settings begin with."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")

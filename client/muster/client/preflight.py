@@ -30,6 +30,7 @@ GAS = {
     "rejoin": 150_000,
     "rotate": 200_000,
     "vote": 400_000,
+    "show": 400_000,
     "dispute": 500_000,
 }
 """What each command may use: measured with room to spare (`make bench-gas`)."""
@@ -41,6 +42,7 @@ DATA_BYTES = {
     "rejoin": 200,
     "rotate": 600,
     "vote": 600,
+    "show": 8000,
     "dispute": 3000,
 }
 """What each command may sign, in bytes with room to spare; tests hold those that are measured."""

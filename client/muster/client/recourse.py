@@ -1,4 +1,4 @@
-"""What can be done about an outcome: re-run it, challenge it, follow and settle its case.
+"""What can be done about an outcome: re-run it, dispute it, follow and settle its case.
 
 Pure. Every line names the exact command; `muster explain` shows them.
 """
@@ -43,18 +43,19 @@ def _evidence(place: Place, money: Money) -> list[str] | None:
 
 
 def _dispute(place: Place, money: Money, *, has_case: bool) -> dict[str, Any] | None:
-    """Return until when, how and at what price the outcome can be challenged, if it can be."""
+    """Return until when, how and at what price the outcome can be disputed, if it can be."""
     standing, terms = money.standing, money.terms
     assert standing is not None  # describe_recourse
     if has_case or money.now >= standing.closes_at:
         return None
-    shows = "" if place.batch.records is not None else " --orchestrator URL"
     return {
         "until": standing.closes_at,
-        "bond_wei": str(terms.challenge_bond),
+        "bond_wei": str(terms.bond),
+        "jurors": money.jurors,
         "gas_wei": str(money.gas_wei),
-        "takes_s": terms.commit_time + terms.reveal_time,
-        "command": f"muster dispute open {name_of_place(place)} --keystore FILE --wait{shows}",
+        "takes_s": terms.jury_time,
+        "command": f"muster dispute open {name_of_place(place)} --keystore FILE --orchestrator URL "
+        "--wait",
     }
 
 
@@ -74,8 +75,8 @@ def recourse_facts(found: dict[str, Any]) -> dict[str, Any]:
         return facts | {"dispute": _dispute_lines(dispute)}
     if case is None:
         return facts | {"dispute": "the window is closed"}
-    opened = f"{case['challenger']} claims {case['claimed']}"
-    return facts | {"dispute": [opened, case["ending"] or case["phase"]], "next": case["next"]}
+    claims = [f"{claim['claimant']} claims {claim['ruling']}" for claim in case["claims"]]
+    return facts | {"dispute": [*claims, case["ending"] or case["phase"]], "next": case["next"]}
 
 
 def _rerun_lines(commands: list[str] | None) -> list[str] | None:
@@ -86,11 +87,14 @@ def _rerun_lines(commands: list[str] | None) -> list[str] | None:
 
 def _dispute_lines(dispute: dict[str, Any]) -> list[str]:
     bond, gas = format_tokens(int(dispute["bond_wei"])), format_coins(int(dispute["gas_wei"]))
+    count = dispute["jurors"]
     return [
         f"possible until {format_time(dispute['until'])}:",
         dispute["command"],
-        f"takes a bond of {bond} tokens, burned if the jury upholds the verdict, else given back; "
-        f"gas of {gas} at most; the jury is done in {format_duration(dispute['takes_s'])}",
+        f"takes a bond of {bond} tokens, lost unless the jury finds the same; gas of {gas} at "
+        f"most; the jury is done in {format_duration(dispute['takes_s'])}",
+        f"{count} of the network's bench could sit on it"
+        + ("" if count else ": nobody would decide, and the record stands"),
     ]
 
 
@@ -98,10 +102,10 @@ def advice_on(again: Recomputed, found: dict[str, Any]) -> str:
     """Return what a recomputed verdict says about a challenge."""
     recorded, mine = found["recorded_verdict"], name_of(again.record.verdict)
     if mine == recorded:
-        return "this machine agrees with the verdict: a challenge would lose its bond"
+        return "this machine agrees with the verdict: a claim would lose its bond"
     if found["dispute"]:
         return (
             f"this machine finds {mine}, validators signed {recorded}: honest jurors will find "
-            "what this machine finds, so challenge it (see dispute)"
+            "what this machine finds, so dispute it (see dispute)"
         )
     return f"this machine finds {mine}, validators signed {recorded}: see dispute"

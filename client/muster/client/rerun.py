@@ -77,17 +77,40 @@ def claim_at(
 
     `slots` are those that the run's batches fill; computed unless given.
     """
-    entry = entries[position]
-    submission = entry.submission
-    standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
-    slots = slots or slots_of(view, batch.run_id)
-    worker_id = standing.worker_id if standing else 0
-    slot = (worker_id, submission.step, submission.index)
+    submission = entries[position].submission
     before = [e.submission for e in entries[:position]]
     is_repeated = any(
         (e.worker, e.step, e.index) == (submission.worker, submission.step, submission.index)
         for e in before
     )
+    return _claim(view, batch, entries[position], domain, slots, is_repeated=is_repeated)
+
+
+def claim_of(
+    view: HistoryView, batch: BatchView, entry: BatchEntry, position: int, domain: Domain
+) -> Claim:
+    """Return one submission of a batch as it stood there; what was before it is on chain."""
+    submission = entry.submission
+    standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
+    slot = (standing.worker_id if standing else 0, submission.step, submission.index)
+    before = slots_of_records((batch.records or ())[:position])
+    return _claim(view, batch, entry, domain, None, is_repeated=slot in before)
+
+
+def _claim(
+    view: HistoryView,
+    batch: BatchView,
+    entry: BatchEntry,
+    domain: Domain,
+    slots: SlotIndex | None,
+    *,
+    is_repeated: bool,
+) -> Claim:
+    submission = entry.submission
+    standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
+    slots = slots or slots_of(view, batch.run_id)
+    worker_id = standing.worker_id if standing else 0
+    slot = (worker_id, submission.step, submission.index)
     is_active = standing is not None and standing.is_active(batch.block_number)
     holder = (submission.worker, standing.active_from if standing else 0)
     return Claim(

@@ -13,7 +13,7 @@ from muster.api import OrchestratorApi
 from muster.chain import Chain, EventReader, RunView, find_run
 from muster.client.documents import await_orchestrator
 from muster.client.facts import HistoryView
-from muster.client.settings import NodeSettings
+from muster.client.settings import EngineSettings, NodeSettings
 from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
@@ -21,7 +21,7 @@ from muster.protocol.errors import ConfigError
 from muster.shardcast import Fetcher
 from muster.wallet import Wallet
 
-EngineFactory = Callable[[NodeSettings], InferenceEngine]
+EngineFactory = Callable[[EngineSettings], InferenceEngine]
 """Makes the engine; called off the event loop, because it imports torch."""
 
 TRANSACTIONS = "transactions.sqlite3"
@@ -91,19 +91,19 @@ async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[s
     return tuple(named.relays) or ((named.origin,) if named.origin else ())
 
 
-def make_engine(settings: NodeSettings) -> InferenceEngine:
+def make_engine(settings: EngineSettings) -> InferenceEngine:
     """Return the engine that settings name."""
     return vllm_engine(settings) if settings.engine == "vllm" else transformers_engine(settings)
 
 
-def vllm_engine(settings: NodeSettings) -> InferenceEngine:
+def vllm_engine(settings: EngineSettings) -> InferenceEngine:
     """Return the engine that runs vLLM in a process and an environment of its own."""
     from muster.inference.vllm.engine import VllmEngine
 
     return VllmEngine(settings.dtype, threads=settings.threads, device=settings.device)
 
 
-def transformers_engine(settings: NodeSettings) -> InferenceEngine:
+def transformers_engine(settings: EngineSettings) -> InferenceEngine:
     """Return the engine that runs any Hugging Face causal language model."""
     from muster.inference.transformers_engine import TransformersEngine
 
@@ -126,7 +126,7 @@ def require_device(device: str) -> None:
         ) from error
 
 
-async def load_engine(factory: EngineFactory, settings: NodeSettings) -> InferenceEngine:
+async def load_engine(factory: EngineFactory, settings: EngineSettings) -> InferenceEngine:
     """Return the engine; making it does not hold up a stop."""
     thread = ComputeThread()
     try:

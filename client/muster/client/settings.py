@@ -20,23 +20,15 @@ Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
 """URLs; separated by blanks or commas in the environment."""
 
 
-class NodeSettings(Settings):
-    """What workers and validators share."""
+class EngineSettings(Settings):
+    """What every process has that follows the chain and runs a model."""
 
-    of_network: ClassVar[frozenset[str]] = Settings.of_network | {"orchestrator", "relay"}
-
-    run: Annotated[RunId, Field(ge=1)]
-    """The run to take part in."""
-    orchestrator: str
-    """URL of the run's orchestrator."""
     rpc: str = DEFAULT_RPC
     """URL of an RPC endpoint of the chain; several, between commas, are compared."""
     deployments: Path = DEPLOYMENTS
     """Folder with the contracts' addresses, one file per chain id."""
     state_dir: Path
     """Where the process keeps what it must not forget; no other process may share it."""
-    relay: Urls = ()
-    """URLs of relays; empty for those the orchestrator names."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Seconds between looks at the chain."""
     confirmations: Confirmations = 0
@@ -50,8 +42,30 @@ class NodeSettings(Settings):
     """CPU threads of the model."""
     device: str = "cpu"
     """Where the model computes, as torch names it."""
+
+
+class NodeSettings(EngineSettings):
+    """What workers and validators share."""
+
+    of_network: ClassVar[frozenset[str]] = Settings.of_network | {"orchestrator", "relay"}
+
+    run: Annotated[RunId, Field(ge=1)]
+    """The run to take part in."""
+    orchestrator: str
+    """URL of the run's orchestrator."""
+    relay: Urls = ()
+    """URLs of relays; empty for those the orchestrator names."""
     keep_going: bool = False
     """Go on when the run is over: its owner may extend it, or others dispute."""
+
+
+class JurorSettings(EngineSettings):
+    """Settings of `muster juror run`; environment prefix MUSTER_JUROR_."""
+
+    source: Urls = ()
+    """URLs that show work, files and documents, beside those that a case names: orchestrators."""
+    relay: Urls = ()
+    """URLs of relays, beside those that orchestrators name."""
 
 
 class WorkerSettings(NodeSettings):

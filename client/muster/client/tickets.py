@@ -103,6 +103,14 @@ def lease_fault(
     return None
 
 
+def ticket_signer(ticket: Ticket, signature: bytes, domain: Domain) -> Address | None:
+    """Return who signed a ticket; None for a malformed signature."""
+    try:
+        return recover(digest(domain, ticket.struct_hash()), signature)
+    except EncodingError:
+        return None
+
+
 def _is_signed_by_orchestrator(ticket: Ticket, signature: bytes, terms: TicketTerms) -> bool:
     try:
         return recover(digest(terms.domain, ticket.struct_hash()), signature) == terms.orchestrator

@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from muster.api import OrchestratorApi
+from muster.chain.structs import BatchStatus
 from muster.client.validator.journal import OutcomeJournal
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, BatchName, RunId
@@ -99,7 +100,7 @@ class CallDuty:
 
     def _waiting(self) -> list[BatchView]:
         """Return the run's batches whose outcomes may be due, oldest first."""
-        return [b for b in self._recent() if b.records is None]
+        return [b for b in self._recent() if b.status is BatchStatus.COMMITTED]
 
     def _recent(self) -> list[BatchView]:
         """Return the run's batches about which there may be something to do, oldest first.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry, OrchestratorApi
-from muster.client.facts import HistoryView, ticket_terms
+from muster.client.facts import HistoryView, entry_of, ticket_terms
 from muster.client.validator.checks import Claim
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.slots import KnownBatch, SlotIndex, SlotOfWorker, slots_of_records
@@ -52,7 +52,12 @@ class Docket:
     """By batch and root, which say what a batch is made of: a run has many, each is read once."""
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
-        """Return the batch's submissions, which reproduce the root on chain."""
+        """Return the batch's submissions, which reproduce the root on chain.
+
+        What its worker committed, or took out of another batch, is on chain with all its proofs.
+        """
+        if batch.work is not None:
+            return [entry_of(batch.work, batch.committed_at)]
         entries = (await self.api.batch(batch.batch_id)).submissions
         leaves = [entry.submission.leaf() for entry in entries]
         if len(leaves) != batch.count or merkle_root(leaves) != batch.root:

@@ -3,7 +3,7 @@
  6. submit     workers upload, the orchestrator commits the root of a batch on chain
  7. validate   HERE  fetch the batch and its files, run the ordered checks, sign the outcomes
  8. record     HERE  hand the signature over; the orchestrator posts it with the others' on chain
-11. dispute    a drawn juror judges again, see muster.client.validator.jury
+11. dispute    jurors of the network judge again, see muster.client.juror
 
 Batches come from the chain, in order; the orchestrator only hands over what their roots commit to.
 Which of them are this validator's to judge is drawn, see muster.client.validator.calls.
@@ -123,7 +123,7 @@ def require_seat(run: RunView, validator: Address) -> None:
     if validator not in run.validators:
         raise ConfigError(
             f"{validator} is not a validator of run {run.run_id}",
-            hint="the run's owner appoints validators; is this the right keystore?",
+            hint=f"muster validator join --run {run.run_id} takes the seat of who is invited",
         )
 
 

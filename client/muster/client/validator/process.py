@@ -1,5 +1,5 @@
-"""A validator process: takes its seat, loads the run's documents and the engine, judges batches,
-proves that it did, and serves on juries.
+"""A validator process: loads the run's documents and the engine, judges batches, proves that it
+did, and sees to it that what it signed comes on chain.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Rules
-from muster.client.validator.jury import JuryDuty, JuryPlace
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace, require_seat
 from muster.client.validator.soundness import Soundness, pausing
-from muster.client.validator.votes import VoteJournal
 from muster.lifecycle import run_beside
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, RunId
 from muster.tasks import check_task_set, require_pinned
 from muster.wallet import Wallet
 
@@ -54,11 +52,11 @@ async def run_validator(
 ) -> None:
     """Judge until cancelled; raises MusterError when this validator cannot or may not judge."""
     # The first is held by one process at a time, and the folder with it.
-    with OutcomeJournal(settings.state_dir) as journal, VoteJournal(settings.state_dir) as votes:
+    with OutcomeJournal(settings.state_dir) as journal:
         async with take_seat(settings, account, sends=True) as seat, FileDecoder() as decoder:
             # Before the model, which may take minutes to load.
             require_seat(seat.run, account.address)
-            await warn_of_little(seat.chain, account.address)
+            await warn_of_little(seat.chain, settings.run, account.address)
             rules = await fetch_rules(seat, settings.state_dir / TASK_SETS)
             require_fit(rules.recipe, rules.calibration, settings)
             place = ValidatorPlace(
@@ -94,9 +92,8 @@ async def run_validator(
                 confirmations=settings.confirmations,
                 on_change=loop.on_change,
             )
-            duty = JuryDuty(await _jury_place(settings, account, seat, loop, votes))
             assert place.checking is not None  # just made
-            await run_beside(loop.run(), duty.run(), place.checking.run(), following)
+            await run_beside(loop.run(), place.checking.run(), following)
 
 
 def _checking(settings: ValidatorSettings, account: Wallet, seat: Seat) -> CheckingDuty:
@@ -122,42 +119,21 @@ async def read_windows(chain: Chain) -> Windows:
     )
 
 
-async def warn_of_little(chain: Chain, account: Address) -> None:
-    """Say what a validator will lack: gas to vote on juries, or the stake that its seat needs."""
-    held, needed = await coins_of(chain, account), await gas_money(chain, "vote")
+async def warn_of_little(chain: Chain, run_id: RunId, account: Address) -> None:
+    """Say what a validator will lack: gas to show what it signed, or its seat's stake."""
+    held, needed = await coins_of(chain, account), await gas_money(chain, "show")
     if held < needed.wei:
         logger.warning(
-            "too little gas money to vote on a jury, absent jurors are slashed",
-            extra={"holds": format_coins(held), "a_vote_takes": str(needed)},
+            "too little gas money to show outcomes on chain, should the orchestrator keep them",
+            extra={"holds": format_coins(held), "once_takes": str(needed)},
         )
-    staked = await chain.vault.active_stake(account)
+    staked = await chain.vault.active_stake(run_id, account)
     required = await chain.runs.required_validator_stake()
     if staked < required:
         logger.warning(
             "stake is below what a validator must hold, anybody may unseat it",
             extra={"holds": format_tokens(staked), "must_hold": format_tokens(required)},
         )
-
-
-async def _jury_place(
-    settings: ValidatorSettings,
-    account: Wallet,
-    seat: Seat,
-    loop: ValidatorLoop,
-    votes: VoteJournal,
-) -> JuryPlace:
-    return JuryPlace(
-        run_id=settings.run,
-        juror=account.address,
-        chain=seat.chain,
-        view=seat.view,
-        judge=loop,
-        journal=votes,
-        evidence=loop.place.evidence,
-        calibration=loop.place.rules.calibration,
-        terms=await seat.chain.court.terms(),
-        poll_s=settings.poll_s,
-    )
 
 
 async def fetch_rules(seat: Seat, folder: Path) -> Rules:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from muster.chain.structs import Fault
-from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
+from muster.chain.structs import Offence
+from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, Hash32, to_address
 from muster.protocol.messages import OutcomeRecord, Verdict
@@ -99,7 +99,6 @@ def _found(
     record = (batch.records or ())[position]
     seats = view.runs[batch.run_id].seats
     signers = tuple(sorted(who for who, bit in seats.items() if batch.signers & bit))
-    leaf = record.leaf(batch.batch_id, position)
     note = (laid or {}).get((record.step, record.index))
     is_honest = note is not None and note["kind"] is None
     return Found(
@@ -109,19 +108,19 @@ def _found(
         fate=Fate.HONEST if is_honest else _fate(view, batch, position),
         signers=signers,
         trap=trap,
-        slashed=_slashed(view, leaf, signers),
+        slashed=_slashed(view, batch, signers),
     )
 
 
-def _slashed(view: ChainView, leaf: Hash32, signers: Iterable[Address]) -> dict[Address, int]:
-    """Return which signers lost how much stake for a wrong verdict about an outcome."""
-    lost = {slash.offence: slash.amount_wei for slash in view.slashes}
-    return {who: lost[of] for who in signers if (of := wrong_verdict(leaf, who)) in lost}
-
-
-def wrong_verdict(leaf: Hash32, signer: Address) -> Hash32:
-    """Return the offence that signing an overturned outcome is filed under (FaultCourt)."""
-    return keccak(abi_words(Fault.WRONG_VERDICT.number, leaf, address_bytes(signer)))
+def _slashed(view: ChainView, batch: BatchView, signers: Iterable[Address]) -> dict[Address, int]:
+    """Return which signers lost how much stake for a wrong verdict in a batch."""
+    return {
+        slash.owner: slash.amount_wei
+        for slash in view.slashes
+        if slash.offence is Offence.WRONG_VERDICT
+        and (slash.run_id, slash.tag) == (batch.run_id, batch.batch_id)
+        and slash.owner in signers
+    }
 
 
 def _fate(view: ChainView, batch: BatchView, position: int) -> Fate:

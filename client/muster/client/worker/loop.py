@@ -230,7 +230,8 @@ class WorkerLoop:
 
     async def _fault(self, lease: Lease) -> TicketFault | None:
         place = self.place
-        holder = (place.worker, place.view.workers[place.worker].active_from)
+        member = place.view.runs[place.run_id].members[place.worker]
+        holder = (place.worker, member.active_from)
         orchestrator = place.view.runs[place.run_id].config.orchestrator
         terms = ticket_terms(
             place.view,
@@ -400,7 +401,8 @@ class WorkerLoop:
 
     def require_good_standing(self) -> None:
         """Raise MusterError when the chain says that this node may not work."""
-        require_good_standing(self.place.view, self.place.worker, self._node)
+        place = self.place
+        require_good_standing(place.view, place.run_id, place.worker, self._node)
 
     async def _heartbeat(self) -> None:
         place = self.place

@@ -43,7 +43,7 @@ async def run_worker(
     with SubmissionJournal(settings.state_dir) as journal:
         async with take_seat(settings, node) as seat:
             # Before the model, which may take minutes to load.
-            require_good_standing(seat.view, settings.worker, node.address)
+            require_good_standing(seat.view, settings.run, settings.worker, node.address)
             config = seat.run.config
             recipe = await fetch_recipe(seat.api, config.recipe_hash)
             calibration = await fetch_calibration(seat.api, config.calibration_hash)

@@ -13,32 +13,33 @@ from typing import Any
 from muster.client.journal import Journal
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, Hash32, to_address, to_hash32
-from muster.protocol.jury import vote_commitment
+from muster.protocol.jury import Ruling, vote_commitment
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
     """A juror's decision on a case, with what hides it until it is revealed."""
 
-    leaf: Hash32
+    case_id: Hash32
     """The case."""
+    number: int
+    """Its number: a reorganised chain may have another case of that name."""
     juror: Address
     """Who votes."""
-    claimed: int
-    """The verdict that the challenger claims: a reorganised chain may have another challenge."""
-    overturn: bool
-    """Whether the challenger is right."""
+    ruling: int
+    """What it found, as a number; 0 when nobody showed it the work."""
     result_hash: Hash32
     """Keccak-256 of the document about what was recomputed."""
     salt: Hash32
     """Keeps others from finding the vote by trying."""
 
     def __repr__(self) -> str:
-        return f"Vote(0x{self.leaf.hex()}, juror={self.juror})"
+        return f"Vote(0x{self.case_id.hex()}, juror={self.juror})"
 
     def commitment(self) -> Hash32:
         """Return what goes on chain before the vote does."""
-        return vote_commitment(self.leaf, self.juror, self.overturn, self.result_hash, self.salt)
+        ruling = Ruling.of(self.ruling)
+        return vote_commitment(self.case_id, self.juror, ruling, self.result_hash, self.salt)
 
 
 class VoteJournal(Journal):
@@ -51,32 +52,32 @@ class VoteJournal(Journal):
     def take_in(self, entry: dict[str, Any]) -> None:
         """Remember a vote."""
         vote = Vote(
-            leaf=to_hash32(entry["leaf"]),
+            case_id=to_hash32(entry["case"]),
+            number=int(entry["number"]),
             juror=to_address(entry["juror"]),
-            claimed=int(entry["claimed"]),
-            overturn=bool(entry["overturn"]),
+            ruling=int(entry["ruling"]),
             result_hash=to_hash32(entry["result_hash"]),
             salt=to_hash32(entry["salt"]),
         )
-        self._votes[vote.leaf, vote.juror, vote.claimed] = vote
+        self._votes[vote.case_id, vote.juror, vote.number] = vote
 
     def record(self, vote: Vote) -> Vote:
         """Return what may be voted: this, now durable, or what was recorded before."""
-        if earlier := self.find(vote.leaf, vote.juror, vote.claimed):
+        if earlier := self.find(vote.case_id, vote.juror, vote.number):
             return earlier
         self.append(
             {
-                "leaf": hex0x(vote.leaf),
+                "case": hex0x(vote.case_id),
+                "number": vote.number,
                 "juror": vote.juror,
-                "claimed": vote.claimed,
-                "overturn": vote.overturn,
+                "ruling": vote.ruling,
                 "result_hash": hex0x(vote.result_hash),
                 "salt": hex0x(vote.salt),
             }
         )
-        self._votes[vote.leaf, vote.juror, vote.claimed] = vote
+        self._votes[vote.case_id, vote.juror, vote.number] = vote
         return vote
 
-    def find(self, leaf: Hash32, juror: Address, claimed: int) -> Vote | None:
+    def find(self, case_id: Hash32, juror: Address, number: int) -> Vote | None:
         """Return the vote that was recorded for a case."""
-        return self._votes.get((leaf, juror, claimed))
+        return self._votes.get((case_id, juror, number))

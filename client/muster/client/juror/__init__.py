@@ -1,0 +1,1 @@
+"""The juror: judges cases of the whole network."""

@@ -1,0 +1,176 @@
+"""From a case to a ruling: what sources show of the work, recomputed with the run's own checks.
+
+Nothing that a source shows is believed: documents, files and policies have their hashes on chain,
+tickets and submissions their signatures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.api import BatchEntry
+from muster.chain import BatchView, CaseView, RunView
+from muster.client.documents import TASK_SETS, read_rules
+from muster.client.facts import HistoryView, entry_of
+from muster.client.rerun import Recomputed, claim_of, recompute
+from muster.client.sources import Signer, Sources
+from muster.client.tickets import ticket_signer
+from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.judging import Rules, within_declared
+from muster.inference import InferenceEngine
+from muster.protocol.encoding import hex0x
+from muster.protocol.eip712 import Domain
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.jury import Ruling
+from muster.protocol.messages import OutcomeRecord, Reason
+from muster.shardcast import Fetcher
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class CaseJudge:
+    """Judges one case after the other, of any run; its engine holds one policy."""
+
+    view: HistoryView
+    """The chain, kept current by someone else."""
+    key: bytes
+    """The juror's key: orchestrators show files to jurors that sign."""
+    domain: Domain
+    """Of the ContributionLedger."""
+    engine: InferenceEngine
+    """What prefills."""
+    decoder: FileDecoder
+    """What parses files."""
+    folder: Path
+    """Where documents and policies are kept."""
+    sources: Sequence[str] = ()
+    """Its own sources, asked before those that a case names."""
+    relays: Sequence[str] = ()
+    """Its own relays."""
+    allows_private: bool = False
+    """Whether strangers' sources may lead into this machine's network: on a devnet."""
+    _rules: dict[RunId, Rules] = field(default_factory=dict)
+    _loaded: tuple[RunId, PolicyVersion, Hash32] | None = None
+
+    async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
+        """Return the ruling on a case's work, and what was recomputed.
+
+        Raises MusterError while something is missing.
+        """
+        run, batch = self.view.runs[case.run_id], self.view.batches[case.batch_id]
+        named = [url for claim in case.claims for url in claim.sources]
+        signer = Signer(self.key, self.domain, run.config.orchestrator)
+        async with Sources(
+            self.sources,
+            named=[*batch.sources, *named],
+            allows_private=self.allows_private,
+            signer=signer,
+        ) as sources:
+            rules = await self._read_rules(run, sources)
+            records = batch.records
+            if records and records[case.position].reason is Reason.BATCH_MISDECLARED:
+                found, record = await self._among_all(run, batch, case.position, rules, sources)
+            else:
+                entry = await self._entry(batch, case, sources)
+                found = await self._recompute(run, batch, entry, case.position, rules, sources)
+                record = found.record
+        return Ruling(record.verdict, record.reason), _described(found, record)
+
+    async def _read_rules(self, run: RunView, sources: Sources) -> Rules:
+        if run.run_id not in self._rules:
+            folder = self.folder / TASK_SETS
+            self._rules[run.run_id] = await read_rules(sources, run.config, folder)
+        return self._rules[run.run_id]
+
+    async def _entry(self, batch: BatchView, case: CaseView, sources: Sources) -> BatchEntry:
+        """Return the work of a case with all its proofs."""
+        if batch.work is not None:
+            return entry_of(batch.work, batch.committed_at)
+        submission = case.claims[0].submission
+
+        def accepts(entry: BatchEntry) -> bool:
+            """Whoever shows another ticket, or none, does not make the work worse than it is."""
+            return (
+                entry.ticket is not None
+                and entry.ticket_signature is not None
+                and ticket_signer(entry.ticket, entry.ticket_signature, self.domain)
+                == batch.orchestrator
+            )
+
+        entry = await sources.work(submission.leaf(), accepts)
+        # The chain has seen the node's signature; of those that a source shows none is needed.
+        signed = next((c.node_signature for c in case.claims if c.node_signature), entry.signature)
+        return entry.model_copy(update={"signature": signed})
+
+    async def _recompute(
+        self,
+        run: RunView,
+        batch: BatchView,
+        entry: BatchEntry,
+        position: int,
+        rules: Rules,
+        sources: Sources,
+    ) -> Recomputed:
+        claim = claim_of(self.view, batch, entry, position, self.domain)
+        data = await sources.file(entry.submission.file_hash)
+        await self._load(run, entry.submission.policy_version, sources)
+        return await recompute(claim, data, rules, self.engine, self.decoder)
+
+    async def _among_all(
+        self,
+        run: RunView,
+        batch: BatchView,
+        position: int,
+        rules: Rules,
+        sources: Sources,
+    ) -> tuple[Recomputed, OutcomeRecord]:
+        """Return the outcome that follows from the whole batch: it was refused as a whole."""
+        entries = await sources.batch(batch.batch_id, batch.root, batch.count)
+        found = [
+            await self._recompute(run, batch, entry, place, rules, sources)
+            for place, entry in enumerate(entries)
+        ]
+        records = within_declared([each.record for each in found], batch.units)
+        return found[position], records[position]
+
+    async def _load(self, run: RunView, version: PolicyVersion, sources: Sources) -> None:
+        """Load the policy that the work claims, if it was ever published."""
+        checkpoint = run.checkpoints.get(version)
+        if checkpoint is None:
+            return
+        wanted = (run.run_id, version, checkpoint.manifest_root)
+        if self._loaded == wanted:
+            return
+        relays = await self._find_relays(run.run_id, sources)
+        async with Fetcher(relays, self.folder / "policies", attempts=3) as fetcher:
+            folder = await fetcher.fetch(*wanted)
+        # A load that fails leaves the engine without any policy.
+        self._loaded = None
+        await asyncio.to_thread(self.engine.load_policy, folder, version)
+        self._loaded = wanted
+
+    async def _find_relays(self, run_id: RunId, sources: Sources) -> list[str]:
+        """Return its own relays, those that orchestrators among the sources name, and the sources:
+        relays are sources, too.
+        """
+        asked = await asyncio.gather(*(sources.run_info(run_id, url) for url in sources.urls))
+        named = [url for info in asked if info for url in (*info.relays, info.origin)]
+        return list(dict.fromkeys([*self.relays, *named, *sources.urls]))
+
+
+def _described(found: Recomputed, record: OutcomeRecord) -> dict[str, Any]:
+    """Return what was recomputed as JSON values; no measurement that machines differ in."""
+    return {
+        "file_hash": hex0x(record.file_hash),
+        "verdict": record.verdict.name,
+        "reason": record.reason.name,
+        "detail": found.detail,
+        "units": record.units,
+        "record": hex0x(record.to_bytes()),
+    }
