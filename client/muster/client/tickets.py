@@ -107,7 +107,7 @@ def ticket_signer(ticket: Ticket, signature: bytes, domain: Domain) -> Address |
     """Return who signed a ticket; None for a malformed signature."""
     try:
         return recover(digest(domain, ticket.struct_hash()), signature)
-    except EncodingError:
+    except SignatureError:
         return None
 
 

@@ -21,10 +21,10 @@ from client_world import (
     make_submission,
     make_ticket,
 )
+from muster.client.case_proofs import as_claimed
 from test_client_jury import make_view_batch
 
 from muster.api.answers import BatchChecking, CheckingAnswer
-from muster.client.case_proofs import as_claimed
 from muster.client.validator.checking import (
     KEPT_BATCHES,
     Checked,

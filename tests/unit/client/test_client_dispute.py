@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from client_world import make_submission, make_ticket
+from muster.client.case_proofs import as_claimed, leaf_of, prove_outcome
+from muster.client.overdue import submissions_of
 from test_client_jury import (
     LEAF,
     ME,
@@ -20,7 +22,6 @@ from test_client_jury import (
 )
 
 from muster.chain import Fault, Standing
-from muster.client.case_proofs import as_claimed, leaf_of, prove_outcome
 from muster.client.cases import (
     Penalty,
     describe_cases,
@@ -32,7 +33,6 @@ from muster.client.cases import (
     phase_of,
 )
 from muster.client.dispute import Offer, opposite_of
-from muster.client.overdue import submissions_of
 from muster.client.settling import explained
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert

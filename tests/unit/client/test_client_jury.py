@@ -21,9 +21,6 @@ from client_world import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from test_client_validator_loop import Bench, honest, make_entry
-
-from muster.chain import BatchView, CaseView, CourtTerms
 from muster.client.case_proofs import as_claimed, position_in_batch, prove_outcome
 from muster.client.validator.jury import (
     PATIENCE,
@@ -34,6 +31,9 @@ from muster.client.validator.jury import (
     next_step,
 )
 from muster.client.validator.votes import Vote, VoteJournal
+from test_client_validator_loop import Bench, honest, make_entry
+
+from muster.chain import BatchView, CaseView, CourtTerms
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak, parse_canonical_json
 from muster.protocol.errors import ChainError, ChainUnreachable, ContractRevert

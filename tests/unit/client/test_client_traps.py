@@ -22,10 +22,10 @@ from client_world import (
     make_submission,
     make_ticket,
 )
+from muster.client.case_proofs import as_claimed
 from test_client_jury import ME, PEER, STRANGER, make_view_batch
 
 from muster.chain.structs import Fault
-from muster.client.case_proofs import as_claimed
 from muster.client.trap_cli import trap
 from muster.client.validator.judging import examine
 from muster.client.validator.traps import (

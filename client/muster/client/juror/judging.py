@@ -23,8 +23,8 @@ from muster.client.tickets import ticket_signer
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules, within_declared
 from muster.inference import InferenceEngine
-from muster.protocol.encoding import hex0x
 from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import OutcomeRecord, Reason

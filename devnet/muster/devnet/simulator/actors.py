@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from muster.client.validator.jury import JuryDuty, JuryPlace
+
 from muster.client.outage import Outage, Outages
 from muster.client.validator.checks import Claim, Finding
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.judging import Judgement
-from muster.client.validator.jury import JuryDuty, JuryPlace
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
 from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop

@@ -7,11 +7,12 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from muster.client.validator.jury import JuryPlace
+from muster.client.validator.votes import VoteJournal
+
 from muster.client.validator.calls import Windows
 from muster.client.validator.journal import OutcomeJournal
-from muster.client.validator.jury import JuryPlace
 from muster.client.validator.loop import ValidatorPlace
-from muster.client.validator.votes import VoteJournal
 from muster.client.worker.place import WorkerPlace
 from muster.devnet.simulator.actors import (
     Disk,
