@@ -134,8 +134,8 @@ class DemoOptions:
 def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """See the whole network learn and catch a cheater, in two minutes.
 
-    Starts a chain, the contracts, an orchestrator, two validators, a trainer, a relay, honest
-    workers, one that is killed and comes back, and one that cheats. Writes report.json and
+    Starts a chain, the contracts, an orchestrator, three validators, a juror, a trainer, a relay,
+    honest workers, one that is killed and comes back, and one that cheats. Writes report.json and
     reward.png. Exits with 1 when a promise is not kept.
 
     \b
@@ -282,6 +282,7 @@ async def start(network: Network, progress: Progress) -> RunId:
     progress.say("the base model is trained and calibrated")
     run_id = await network.create_run()
     progress.say(f"run {run_id} created and funded; policy 0 published")
+    await network.join(run_id)
     await network.start_services(run_id)
     for member in network.cast.members:
         await network.start_worker(run_id, member)
@@ -385,8 +386,9 @@ async def keep_open(network: Network, console: Console) -> None:
     await network.fund_owner()
     network.begin_another_run()
     run_id = await network.create_run(steps=0)
-    await network.start_services(run_id)
     first, *_ = network.cast.members
+    await network.join(run_id, [first])
+    await network.start_services(run_id)
     await network.start_worker(run_id, first)
     command = shlex.join(
         [

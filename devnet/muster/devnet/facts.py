@@ -37,6 +37,7 @@ async def gather_facts(
         stored=read_database(network.database),
         earned_wei=earned,
         audit=await network.audit(run_id),
+        staked_wei=dict(network.staked),
         rpc=network.rpc,
         chain_id=chain_id,
         deployments=str(deployment_path(network.options.deployments, chain_id)),

@@ -16,6 +16,7 @@ from muster.devnet.keys import PASSWORD
 from muster.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from muster.protocol.ids import RunId
     from muster.wallet import Wallet
 
 
@@ -51,7 +52,7 @@ def join(
     rpc, deployments = endpoint(options)
     folder = (home or HOME / "devnet").expanduser()
     worker, node = open_keys(folder)
-    ledger = asyncio.run(prepare(rpc, deployments, worker, node))
+    ledger = asyncio.run(prepare(rpc, deployments, worker, node, RunId(run)))
     setup_logging("worker")
     settings = WorkerSettings(
         run=RunId(run),
@@ -78,15 +79,15 @@ def open_keys(folder: Path) -> tuple[Wallet, Wallet]:
     return worker, node
 
 
-async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet) -> str:
-    """Have the worker registered, with test tokens, and return the ledger's address.
+async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet, run_id: RunId) -> str:
+    """Have the worker join a run, with test tokens, and return the ledger's address.
 
     Raises ConfigError on any chain but a development chain.
     """
     from muster.chain import Chain, WorkerStatus
     from muster.client.stake import (
         FAUCET_CHAIN_ID,
-        register_worker,
+        join_run,
         take_from_faucet,
         take_gas_money,
     )
@@ -97,11 +98,14 @@ async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet) -> 
                 f"chain {chain.chain_id} is no development chain",
                 hint="docs/guides/worker.md has the steps, each of which is a decision there",
             )
-        account = await chain.workers.worker_of(worker.address)
-        if account.status is WorkerStatus.NONE:
+        member = await chain.workers.member_of(run_id, worker.address)
+        if member.status is WorkerStatus.NONE:
             await take_gas_money(chain, worker.address)
             stake = await chain.workers.required_stake()
             await take_from_faucet(chain, worker.address, stake)
-            await register_worker(chain, worker, node, stake)
-            click.echo(f"{worker.address} is a worker, with {stake / 1e18:g} test tokens", err=True)
+            _, bound = await chain.workers.worker_of(worker.address)
+            await join_run(chain, worker, node if int(bound, 16) == 0 else None, run_id, stake)
+            click.echo(
+                f"{worker.address} joined run {run_id}, with {stake / 1e18:g} test tokens", err=True
+            )
         return chain.deployment.contracts["ContributionLedger"]

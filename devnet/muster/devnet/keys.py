@@ -83,6 +83,8 @@ class Cast:
     """Signs tickets, commits batches."""
     validators: tuple[Account, ...]
     """Sign outcomes."""
+    jurors: tuple[Account, ...]
+    """Judge disputes, of any run."""
     members: tuple[Member, ...]
     """Workers."""
 
@@ -90,7 +92,8 @@ class Cast:
     def accounts(self) -> list[Account]:
         """All accounts that send transactions."""
         wallets = [member.wallet for member in self.members]
-        return [self.owner, self.trainer, self.orchestrator, *self.validators, *wallets]
+        run = [self.owner, self.trainer, self.orchestrator]
+        return [*run, *self.validators, *self.jurors, *wallets]
 
 
 def account(seed: int, name: str) -> Account:
@@ -98,7 +101,9 @@ def account(seed: int, name: str) -> Account:
     return Account(name, keccak(f"muster devnet {seed} {name}".encode()))
 
 
-def cast(seed: int, *, honest: int, cheats: tuple[str, ...], validators: int = 2) -> Cast:
+def cast(
+    seed: int, *, honest: int, cheats: tuple[str, ...], validators: int = 3, jurors: int = 1
+) -> Cast:
     """Return the cast: `honest` honest workers, one restarted worker, one cheater per kind."""
     roles: list[tuple[str, Role, str | None]]
     roles = [(f"honest-{i + 1}", Role.HONEST, None) for i in range(honest)]
@@ -109,6 +114,7 @@ def cast(seed: int, *, honest: int, cheats: tuple[str, ...], validators: int = 2
         trainer=account(seed, "trainer"),
         orchestrator=account(seed, "orchestrator"),
         validators=tuple(account(seed, f"validator-{i + 1}") for i in range(validators)),
+        jurors=tuple(account(seed, f"juror-{i + 1}") for i in range(jurors)),
         members=tuple(
             Member(account(seed, name), account(seed, f"{name} node"), role, kind)
             for name, role, kind in roles

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from muster.chain import Chain, save_deployment
+from muster.chain.structs import ZERO_ADDRESS
 from muster.client.stake import (
     FAUCET_CHAIN_ID,
-    add_stake,
-    register_worker,
+    join_bench,
+    join_run,
     take_from_faucet,
+    take_seat,
+    terms_of_run,
 )
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
@@ -34,7 +37,8 @@ from muster.devnet.rpc_faults import Faults, PublicEndpoint, play
 from muster.devnet.rpc_proxy import RpcProxy
 from muster.lifecycle.ports import free_port
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import RunId
+from muster.protocol.ids import Address, RunId
+from muster.protocol.jury import BENCH
 from muster.settings.network import Devnet, Profile, Served
 from muster.wallet import Wallet, save_wallet
 
@@ -42,6 +46,9 @@ ETHER = 10**18
 GAS_MONEY = 100 * ETHER
 WORKER_STAKE = 1_000 * ETHER
 VALIDATOR_STAKE = 5_000 * ETHER
+JUROR_STAKE = 5_000 * ETHER
+QUORUM = 2
+"""Validators of a run that must agree, fewer where it has fewer."""
 RUN_FUNDS = 100_000 * ETHER
 PRICE_PER_UNIT = ETHER // 1_000
 FRAUD_PPM = 500_000
@@ -57,14 +64,15 @@ ADVERSARY = "muster.devnet.adversary"
 PARAMETERS = DeployParameters(
     required_worker_stake=WORKER_STAKE,
     required_validator_stake=VALIDATOR_STAKE,
+    required_juror_stake=JUROR_STAKE,
     activation_delay_blocks=1,
     outcome_deadline_s=60,
     challenge_window_s=3,
     vote_commit_s=20,
     vote_reveal_s=10,
     slash_pause_s=20,
-    unbonding_s=120,
-    change_delay_s=120,
+    unbonding_s=180,
+    change_delay_s=180,
 )
 """Windows of seconds, where a real network has days."""
 
@@ -135,6 +143,8 @@ class Network:
         self.known: Devnet | None = None
         """Where the network tells other commands of this machine about itself, if it does."""
         self._served: dict[str, Served] = {}
+        self.staked: dict[tuple[RunId, Address], int] = {}
+        """What each account staked for each run; 0 is the jurors' bench."""
 
     async def __aenter__(self) -> Self:
         await self._anvil.__aenter__()
@@ -190,7 +200,7 @@ class Network:
     # ------------------------------------------------------------------- chain
 
     async def start_chain(self) -> None:
-        """Deploy the contracts, write keystores, hand out gas and tokens, stake everybody."""
+        """Deploy the contracts, write keystores, hand out gas and tokens, seat the jurors."""
         for account in self.cast.accounts:
             await self._anvil.set_balance(account.address, GAS_MONEY)
         deployment = await deploy_contracts(self.rpc, self.cast.owner.key, PARAMETERS)
@@ -198,10 +208,8 @@ class Network:
         self._tell()
         self._write_keystores()
         async with asyncio.TaskGroup() as group:
-            for member in self.cast.members:
-                group.create_task(self._register(member))
-            for validator in self.cast.validators:
-                group.create_task(self._bond(validator))
+            for juror in self.cast.jurors:
+                group.create_task(self._sit(juror))
             group.create_task(self.fund_owner())
 
     def _write_keystores(self) -> None:
@@ -218,15 +226,34 @@ class Network:
         key = account.key if account else None
         return await Chain.connect(self.rpc, self.options.deployments, key=key)
 
-    async def _register(self, member: Member) -> None:
-        async with await self.connect(member.wallet) as chain:
-            await take_from_faucet(chain, member.wallet.address, WORKER_STAKE)
-            await register_worker(chain, _wallet(member.wallet), _wallet(member.node), WORKER_STAKE)
+    async def _sit(self, juror: Account) -> None:
+        async with await self.connect(juror) as chain:
+            await take_from_faucet(chain, juror.address, JUROR_STAKE)
+            await join_bench(chain, JUROR_STAKE)
+        self.staked[RunId(BENCH), juror.address] = JUROR_STAKE
 
-    async def _bond(self, validator: Account) -> None:
+    async def join(self, run_id: RunId, members: Sequence[Member] | None = None) -> None:
+        """Let the run's validators take their seats and workers, by default all, join it."""
+        async with asyncio.TaskGroup() as group:
+            for validator in self.cast.validators:
+                group.create_task(self._take_seat(run_id, validator))
+            for member in self.cast.members if members is None else members:
+                group.create_task(self._join(run_id, member))
+
+    async def _take_seat(self, run_id: RunId, validator: Account) -> None:
         async with await self.connect(validator) as chain:
             await take_from_faucet(chain, validator.address, VALIDATOR_STAKE)
-            await add_stake(chain, _wallet(validator), VALIDATOR_STAKE)
+            _, terms = await terms_of_run(chain, run_id)
+            await take_seat(chain, run_id, terms, VALIDATOR_STAKE)
+        self.staked[run_id, validator.address] = VALIDATOR_STAKE
+
+    async def _join(self, run_id: RunId, member: Member) -> None:
+        async with await self.connect(member.wallet) as chain:
+            await take_from_faucet(chain, member.wallet.address, WORKER_STAKE)
+            _, bound = await chain.workers.worker_of(member.wallet.address)
+            node = _wallet(member.node) if bound == ZERO_ADDRESS else None
+            await join_run(chain, _wallet(member.wallet), node, run_id, WORKER_STAKE)
+        self.staked[run_id, member.wallet.address] = WORKER_STAKE
 
     async def fund_owner(self) -> None:
         """Give the owner what a run costs."""
@@ -272,7 +299,7 @@ class Network:
             self._key_flags(people.owner),
             ["--trainer-keystore", str(self.keystore(people.trainer))],
             ["--orchestrator", people.orchestrator.address],
-            [*validators, "--quorum", str(len(validators))],
+            [*validators, "--quorum", str(min(QUORUM, len(validators)))],
             ["--model", str(self.folder / "model"), "--recipe", str(self.options.recipe)],
             ["--task-set", str(self.folder / "tasks.jsonl"), "--steps", str(steps)],
             ["--calibration", str(self.folder / "calibration.json")],
@@ -305,7 +332,7 @@ class Network:
     # ----------------------------------------------------------- its processes
 
     async def start_services(self, run_id: RunId) -> None:
-        """Start trainer, relay, orchestrator and validators, in that order."""
+        """Start trainer, relay, orchestrator, validators and jurors, in that order."""
         await self.start_trainer(run_id)
         await self._start(
             "relay",
@@ -320,6 +347,18 @@ class Network:
                 self._key_flags(validator),
                 with_model=True,
             )
+
+        for juror in self.cast.jurors:
+            await self.start_juror(juror)
+
+    async def start_juror(self, juror: Account) -> Child:
+        """Start a juror of the network, once: it serves all runs."""
+        if juror.name in self.processes.children:
+            return self.processes.children[juror.name]
+        state = self.folder / "state" / juror.name
+        command = ["juror", "run", *self._chain_flags(), *self._key_flags(juror)]
+        flags = ["--state-dir", str(state), *self._pace_flags()]
+        return await self.processes.start_warm(juror.name, [MUSTER, *command, *flags])
 
     async def start_trainer(self, run_id: RunId) -> Child:
         """Start the trainer, which also is the origin."""

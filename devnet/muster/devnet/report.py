@@ -12,6 +12,7 @@ from typing import Any
 
 from muster.chain import ChainView, SlashView, reason_of
 from muster.devnet.keys import Cast, Role
+from muster.protocol.economics import PPM
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 
@@ -73,6 +74,8 @@ class DemoFacts:
     """Token balance of each wallet less what it had after staking."""
     audit: dict[str, Any]
     """`muster audit --json`."""
+    staked_wei: dict[tuple[RunId, Address], int]
+    """What each account staked for each run; 0 is the jurors' bench."""
     rpc: str
     """The chain's endpoint."""
     chain_id: int
@@ -152,7 +155,7 @@ def worker_reports(facts: DemoFacts) -> list[WorkerReport]:
 def _worker_report(
     facts: DemoFacts, address: Address, role: Role, records: Sequence[OutcomeRecord]
 ) -> WorkerReport:
-    worker = facts.view.workers[address]
+    worker = facts.view.runs[facts.run_id].members[address]
     own = [record for record in records if record.worker_id == worker.worker_id]
     verdicts = Counter(record.verdict for record in own)
     return WorkerReport(
@@ -193,6 +196,7 @@ def run_checks(facts: DemoFacts, workers: Sequence[WorkerReport]) -> list[Check]
         Check("every training step was made", len(facts.trained) == facts.steps),
         Check("every cheater was slashed and shut out", _cheaters_punished(facts, workers)),
         Check("no honest worker was slashed", _honest_unharmed(facts, workers)),
+        Check("nobody lost what it had not signed for", _signed_for(facts)),
         Check("every honest worker was paid what the ledger says", _paid_exactly(facts, workers)),
         Check("no accepted file was trained twice or lost", _trained_once(facts)),
         Check("chain and database agree", _database_agrees(facts)),
@@ -221,6 +225,30 @@ def _honest_unharmed(facts: DemoFacts, workers: Sequence[WorkerReport]) -> bool:
     slashed = {slash.owner for slash in facts.view.slashes}
     honest = [w for w in workers if w.role != Role.CHEATER]
     return all(w.status == "active" and w.address not in slashed for w in honest)
+
+
+def _signed_for(facts: DemoFacts) -> bool:
+    """Whether what everybody staked is still there, less slashes of that very stake that follow
+    from the terms which its owner signed.
+    """
+    return all(
+        stake.active_wei + stake.unbonding_wei + stake.slashed_wei == facts.staked_wei.get(key)
+        and stake.slashed_wei <= _most(facts, key)
+        for key, stake in facts.view.stakes.items()
+    )
+
+
+def _most(facts: DemoFacts, key: tuple[RunId, Address]) -> int:
+    """Return the most that slashes may take of a stake: a share of a worker's for each fraud."""
+    frauds = [slash for slash in facts.view.slashes if (slash.run_id, slash.owner) == key]
+    if not frauds:
+        return 0
+    left, signed = facts.staked_wei[key], facts.view.runs[facts.run_id].terms
+    kept = PPM - max(max(terms.fraud_ppm, terms.exact_fraud_ppm) for terms in signed)
+    for slash in frauds:
+        # A second statistical fraud costs twice the share.
+        left = 0 if slash.priors else left * kept // PPM
+    return facts.staked_wei[key] - left
 
 
 def _steps_after_return(facts: DemoFacts) -> int:

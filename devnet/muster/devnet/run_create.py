@@ -170,7 +170,6 @@ def _parts(plan: RunPlan, found: Evaluation | None) -> dict[str, str]:
 
     measured = read_calibration(plan.calibration).model
     size = largest_file(plan.recipe, measured.hidden_size)
-    jurors = len(plan.validators) - plan.quorum
     steps = plan.recipe.training.steps
     return {
         "recipe": f"{plan.recipe.name}; {f'{steps} steps' if steps else 'no last step'}",
@@ -179,11 +178,8 @@ def _parts(plan: RunPlan, found: Evaluation | None) -> dict[str, str]:
         "base model": "not tried" if found is None else _pass_rate(found),
         "engines": f"{measured.engine}, as the calibration has it",
         "files": f"at most {format_size(size)} of {format_size(MAX_FILE_BYTES)}",
-        "judges": f"{plan.quorum} of {len(plan.validators)} validators must agree",
-        "jurors": f"{jurors} at least, for disputes"
-        if jurors
-        else "NONE when all signed: nobody could overturn a verdict. More validators, or a lower "
-        "quorum, leave some",
+        "judges": f"{plan.quorum} of {len(plan.validators)} validators must agree; each is "
+        "invited, and takes its seat with muster validator join",
     }
 
 

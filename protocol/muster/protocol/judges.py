@@ -23,8 +23,8 @@ class Bench:
     """Active stake of each."""
     wrong_verdict_ppm: int
     """Millionths of a signer's stake that an overturned verdict costs."""
-    challenge_bond: int
-    """Burned when a challenge is lost."""
+    bond: int
+    """Lost with a claim that jurors do not follow."""
     reporter_ppm: int
     """Millionths of a slash that go to whoever reported the fraud."""
     reporter_cap: int
@@ -103,7 +103,7 @@ def accuser_profit(terms: Terms, bench: Bench, stake: int) -> float:
     A dishonest jury gives the accuser its share of the slash; an honest one burns the bond.
     """
     won = dishonest_majority(bench.colluding, bench.jury_size)
-    return won * reporter_share(terms, bench, stake) - (1 - won) * bench.challenge_bond
+    return won * reporter_share(terms, bench, stake) - (1 - won) * bench.bond
 
 
 def minimal_bond(terms: Terms, bench: Bench, stake: int) -> int | None:

@@ -52,7 +52,7 @@ class RunPlan:
     orchestrator: Address
     """Signs tickets, commits batches."""
     validators: Sequence[Address]
-    """Sign outcomes."""
+    """Are invited to sign outcomes."""
     quorum: int
     """How many of them must agree."""
     price_wei: int
@@ -116,8 +116,8 @@ async def create_run(
     """Create and fund the run; returns its id and the hashes it pins.
 
     Version 0 is published when the trainer's key is given; otherwise the trainer does it when it
-    starts. Raises ConfigError when the parts do not fit, a validator lacks stake, the owner lacks
-    tokens or cheating would pay: before anything is written or sent.
+    starts. Raises ConfigError when the parts do not fit, the owner lacks tokens or cheating
+    would pay: before anything is written or sent.
     """
     files = model_files(plan.model)
     if trainer is not None and address_of(trainer) != plan.trainer:
@@ -136,7 +136,6 @@ async def create_run(
     )
     async with await Chain.connect(rpc, deployments, key=owner) as chain:
         await _require_safe_economics(plan, config.terms, chain)
-        await _require_staked(plan, chain)
         await _require_tokens(plan, chain, address_of(owner))
         if agree is not None:
             await agree(chain, config)
@@ -165,18 +164,6 @@ async def _require_safe_economics(plan: RunPlan, run: RunTerms, chain: Chain) ->
         if not plan.accepts_unsafe_economics:
             raise
         logger.warning("economics accepted against reason", extra={"reason": str(refused)})
-
-
-async def _require_staked(plan: RunPlan, chain: Chain) -> None:
-    """Raise ConfigError when a validator may not have a seat."""
-    needed = await chain.runs.required_validator_stake()
-    for validator in plan.validators:
-        held = await chain.vault.active_stake(validator)
-        if held < needed:
-            raise ConfigError(
-                f"validator {validator} stakes {held} token wei, {needed} are needed for a seat",
-                hint="its owner adds the rest: muster stake --keystore FILE --amount TOKENS",
-            )
 
 
 async def _require_tokens(plan: RunPlan, chain: Chain, owner: Address) -> None:

@@ -45,8 +45,8 @@ class Fixed:
     """Active stake that a validator must hold."""
     wrong_verdict_ppm: int
     """Millionths of a signer's stake that an overturned verdict costs."""
-    challenge_bond: int
-    """What a challenger puts up."""
+    bond: int
+    """What a claimant puts up."""
     reporter_ppm: int
     """Reporter's share of a slash."""
     reporter_cap: int
@@ -62,7 +62,7 @@ def fixed_by(parameters: DeployParameters) -> Fixed:
         stake_per_unit=parameters.stake_per_unit,
         validator_stake=parameters.required_validator_stake,
         wrong_verdict_ppm=parameters.wrong_verdict_ppm,
-        challenge_bond=parameters.challenge_bond,
+        bond=parameters.bond,
         reporter_ppm=parameters.reporter_ppm,
         reporter_cap=parameters.reporter_cap,
         jury_size=parameters.jury_size,
@@ -76,8 +76,8 @@ async def read_fixed(chain: Chain) -> Fixed:
         required_stake=await chain.workers.required_stake(),
         stake_per_unit=await chain.ledger.stake_per_unit(),
         validator_stake=await chain.runs.required_validator_stake(),
-        wrong_verdict_ppm=await chain.faults.wrong_verdict_ppm(),
-        challenge_bond=court.challenge_bond,
+        wrong_verdict_ppm=court.wrong_verdict_ppm,
+        bond=court.bond,
         reporter_ppm=await chain.vault.reporter_ppm(),
         reporter_cap=await chain.vault.reporter_cap(),
         jury_size=court.jury_size,
@@ -108,7 +108,7 @@ def bench_of(run: RunTerms, fixed: Fixed) -> Bench:
         quorum=run.quorum,
         validator_stake=fixed.validator_stake,
         wrong_verdict_ppm=fixed.wrong_verdict_ppm,
-        challenge_bond=fixed.challenge_bond,
+        bond=fixed.bond,
         reporter_ppm=fixed.reporter_ppm,
         reporter_cap=fixed.reporter_cap,
         jury_size=fixed.jury_size,

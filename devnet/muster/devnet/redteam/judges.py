@@ -151,7 +151,7 @@ def lazy_profit(stage: Stage) -> float:
         quorum=QUORUM,
         validator_stake=VALIDATOR_STAKE,
         wrong_verdict_ppm=PARAMETERS.wrong_verdict_ppm,
-        challenge_bond=PARAMETERS.challenge_bond,
+        bond=PARAMETERS.bond,
         reporter_ppm=PARAMETERS.reporter_ppm,
         reporter_cap=PARAMETERS.reporter_cap,
         jury_size=PARAMETERS.jury_size,

@@ -1,4 +1,4 @@
-"""What the contracts should do, told in plain Python: `network.Network` is all eight of them.
+"""What the contracts should do, told in plain Python: `network.Network` is all nine of them.
 
 Written from the natspec of `contracts/src/interfaces` and docs/protocol.md, never from the code:
 `tests/integration/test_contracts_differential.py` gives every call to both and compares them. Each
@@ -8,9 +8,9 @@ with the error's name and arguments.
 
     words     parties and their terms
     stakes    MusterToken, StakeVault
-    parties   WorkerRegistry, RunRegistry
+    parties   WorkerRegistry, RunRegistry, JuryPool
     work      submissions, records, batches, proofs, cases
     ledger    ContributionLedger
-    court     DisputeCourt, and what RewardEscrow sets aside
-    network   FaultCourt, RewardEscrow
+    court     DisputeCourt, FaultCourt
+    network   RewardEscrow
 """

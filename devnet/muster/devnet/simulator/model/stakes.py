@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from muster.devnet.simulator.model.words import (
+    BENCH,
     HELD,
+    MAX_LATER,
     NOBODY,
     PPM,
     RELEASED,
@@ -33,8 +35,10 @@ class Stakes:
         self.balances: dict[str, int] = defaultdict(int)
         self.allowances: dict[tuple[str, str], int] = defaultdict(int)
         self.burned = 0
-        self.stakes: dict[str, Stake] = defaultdict(Stake)
+        self.stakes: dict[tuple[int, str], Stake] = defaultdict(Stake)
+        """By run and owner."""
         self.escrows: dict[Name, Escrow] = {}
+        """By ("escrow", run, owner, offence, tag)."""
 
     @contextmanager
     def transaction(self, now: int, block: int) -> Iterator[list[tuple[str, dict[str, Any]]]]:
@@ -73,116 +77,165 @@ class Stakes:
 
     # --------------------------------------------------------------------- stake
 
-    def deposit(self, caller: str, owner: str, amount: int) -> None:
+    def deposit(self, caller: str, run: int, owner: str, amount: int) -> None:
         need(amount > 0, "VaultZeroAmount")
-        account = self.stakes[owner]
+        account = self.stakes[run, owner]
         account.active += amount
-        self.emit("Deposited", owner=owner, amount=amount, active=account.active)
+        self.emit("Deposited", run_id=run, owner=owner, amount=amount, active=account.active)
         self._pull("StakeVault", caller, amount)
 
-    def deposit_with_permit(self, caller: str, amount: int, *, signed: bool) -> None:
-        if signed:
-            self.allowances[caller, "StakeVault"] = amount
-        self.deposit(caller, caller, amount)
-
-    def request_unbond(self, caller: str, amount: int) -> None:
+    def request_unbond(self, caller: str, run: int, amount: int) -> None:
         need(amount > 0, "VaultZeroAmount")
-        active = self.stakes[caller].active
-        need(amount <= active, "VaultInsufficientStake", caller, amount, active)
-        self._unbond(caller, amount)
-        self._jail_for_low_stake(caller)
+        self._unbond(run, caller, amount)
+        self._stake_fell(run, caller)
 
-    def _unbond(self, owner: str, amount: int) -> None:
-        account = self.stakes[owner]
+    def _unbond(self, run: int, owner: str, amount: int) -> None:
+        account = self.stakes[run, owner]
+        active = account.active
+        need(amount <= active, "VaultInsufficientStake", run, owner, amount, active)
         account.active -= amount
         account.unbonding += amount
         account.withdrawable_at = self.now + self.fixed.unbonding
         self.emit(
             "UnbondRequested",
+            run_id=run,
             owner=owner,
             amount=amount,
             unbonding=account.unbonding,
             withdrawable_at=account.withdrawable_at,
         )
 
-    def withdraw(self, caller: str) -> None:
-        account = self.stakes[caller]
+    def _unbond_all(self, run: int, owner: str) -> None:
+        if self.stakes[run, owner].active:
+            self._unbond(run, owner, self.stakes[run, owner].active)
+
+    def withdraw(self, caller: str, run: int) -> None:
+        account = self.stakes[run, caller]
         amount, due = account.unbonding, account.withdrawable_at
-        need(amount > 0 and self.now >= due, "VaultNotWithdrawable", caller, amount, due)
-        held = account.open_cases > 0 or self.now < account.held_until
-        outlasted = self.now >= due + self.fixed.unbonding
-        need(
-            outlasted or not held,
-            "VaultStakeHeld",
-            caller,
-            account.open_cases,
-            account.held_until,
-        )
+        ready = amount > 0 and self.now >= due
+        need(ready, "VaultNotWithdrawable", run, caller, amount, due)
         account.unbonding = account.withdrawable_at = 0
-        self.emit("Withdrawn", owner=caller, amount=amount)
+        self.emit("Withdrawn", run_id=run, owner=caller, amount=amount)
         self._move("StakeVault", caller, amount)
 
-    def _hold(self, owner: str, until: int) -> None:
-        account = self.stakes[owner]
-        if until > account.held_until:
-            account.held_until = until
-            self._emit_held(owner)
+    # --------------------------------------------------------------------- slash
 
-    def _count_case(self, owner: str, change: int) -> None:
-        self.stakes[owner].open_cases += change
-        self._emit_held(owner)
+    def _hold(self, name: Name, ppm: int, batch: int, position: int) -> int:
+        """Take stake for the fraud that an outcome is, until the outcome is final."""
+        amount = self._take(name, ppm, batch, position)
+        self.jail_for_low_stake(int(name[1]), str(name[2]))
+        return amount
 
-    def _emit_held(self, owner: str) -> None:
-        account = self.stakes[owner]
-        held = {"held_until": account.held_until, "open_cases": account.open_cases}
-        self.emit("StakeHeld", owner=owner, **held)
+    def _slash(self, name: Name, ppm: int, reporter: str = NOBODY) -> int:
+        """Take stake for an offence that is proven, for good."""
+        amount = self._take(name, ppm, 0, 0)
+        self.escrows[name].status = RELEASED
+        self._split(name, amount, reporter)
+        self._stake_fell(int(name[1]), str(name[2]))
+        return amount
 
-    def _slash(self, owner: str, ppm: int, offence: Name, reporter: str) -> int:
-        need(offence not in self.escrows, "VaultOffenceSettled", offence)
-        account = self.stakes[owner]
+    def _take(self, name: Name, ppm: int, batch: int, position: int) -> int:
+        need(name not in self.escrows, "VaultOffenceSettled", name)
+        _, run, owner, *_ = name
+        account = self.stakes[run, owner]
         # Rounded up.
         active = -(-account.active * ppm // PPM)
         unbonding = -(-account.unbonding * ppm // PPM)
         account.active -= active
         account.unbonding -= unbonding
-        self.escrows[offence] = Escrow(owner, reporter, active + unbonding)
+        account.escrows.append(name)
+        self.escrows[name] = Escrow(active + unbonding, ppm, batch, position)
         self.emit(
             "Slashed",
+            run_id=run,
             owner=owner,
-            offence=offence,
+            escrow_id=name,
+            verdict=("verdict", *name[1:], batch, position),
             from_active=active,
             from_unbonding=unbonding,
-            reporter=reporter,
         )
-        self._jail_for_low_stake(owner)
         return active + unbonding
 
-    def _release(self, offence: Name) -> None:
-        escrow = self.escrows.get(offence)
-        need(escrow is not None and escrow.status == HELD, "VaultOffenceSettled", offence)
+    def _release(self, name: Name, batch: int, position: int, reporter: str) -> None:
+        escrow = self.escrows.get(name)
+        need(escrow is not None and escrow.status == HELD, "VaultOffenceSettled", name)
         assert escrow is not None
+        own = (escrow.batch, escrow.position) == (batch, position)
+        need(own, "VaultWrongLeaf", name, batch, position)
         escrow.status = RELEASED
-        insured = escrow.amount * self.fixed.insurance_ppm // PPM
-        rewarded = 0
-        if escrow.reporter != NOBODY:
-            share = escrow.amount * self.fixed.reporter_ppm // PPM
-            rewarded = min(share, self.fixed.reporter_cap)
-        burned = escrow.amount - insured - rewarded
+        self._split(name, escrow.amount, reporter)
+
+    def _restore(self, name: Name, batch: int, position: int) -> bool:
+        """Give back what an outcome took, unless it took nothing; return whether it did."""
+        escrow = self.escrows.get(name)
+        if escrow is None or escrow.status != HELD:
+            return False
+        if (escrow.batch, escrow.position) != (batch, position):
+            return False
+        escrow.status = RESTORED
+        _, run, owner, *_ = name
+        account = self.stakes[run, owner]
+        returned = self._pay_later(account, name, escrow.amount)
+        account.active += returned
         self.emit(
-            "SlashReleased", offence=offence, burned=burned, insured=insured, rewarded=rewarded
+            "SlashRestored",
+            run_id=run,
+            owner=owner,
+            escrow_id=name,
+            returned=returned,
+            followed=escrow.amount - returned,
+        )
+        return True
+
+    def _pay_later(self, account: Stake, name: Name, amount: int) -> int:
+        """Let later offences take what they would have taken had it been there."""
+        later = account.escrows[account.escrows.index(name) + 1 :]
+        for follower in later[:MAX_LATER]:
+            escrow = self.escrows[follower]
+            if amount == 0 or escrow.status == RESTORED:
+                continue
+            share = -(-amount * escrow.ppm // PPM)
+            amount -= share
+            escrow.amount += share
+            self.emit("SlashFollowed", escrow_id=follower, from_escrow_id=name, amount=share)
+            if escrow.status == RELEASED:
+                self._split(follower, share, NOBODY)
+        return amount
+
+    def _split(self, name: Name, amount: int, reporter: str) -> None:
+        insured = amount * self.fixed.insurance_ppm // PPM
+        rewarded = 0
+        if reporter != NOBODY:
+            rewarded = min(amount * self.fixed.reporter_ppm // PPM, self.fixed.reporter_cap)
+        burned = amount - insured - rewarded
+        self.emit(
+            "SlashReleased",
+            escrow_id=name,
+            reporter=reporter,
+            burned=burned,
+            insured=insured,
+            rewarded=rewarded,
         )
         self._burn("StakeVault", burned)
-        self._move("StakeVault", "insurance", insured)
+        if insured:
+            self._move("StakeVault", "insurance", insured)
         if rewarded:
-            self._move("StakeVault", escrow.reporter, rewarded)
+            self._move("StakeVault", reporter, rewarded)
 
-    def _restore(self, offence: Name) -> None:
-        escrow = self.escrows[offence]
-        assert escrow.status == HELD
-        escrow.status = RESTORED
-        self.stakes[escrow.owner].active += escrow.amount
-        self.emit("SlashRestored", owner=escrow.owner, offence=offence, amount=escrow.amount)
+    # --------------------------------------------------- who is told of a fallen stake
 
-    def _jail_for_low_stake(self, name: str) -> None:
-        """Take note in WorkerRegistry that an account's stake has shrunk."""
+    def _stake_fell(self, run: int, owner: str) -> None:
+        if run == BENCH:
+            self.retire_for_low_stake(owner)
+        else:
+            self.jail_for_low_stake(run, owner)
+            self.unseat_for_low_stake(run, owner)
+
+    def retire_for_low_stake(self, juror: str) -> None:
+        raise NotImplementedError
+
+    def jail_for_low_stake(self, run: int, worker: str) -> None:
+        raise NotImplementedError
+
+    def unseat_for_low_stake(self, run: int, validator: str) -> None:
         raise NotImplementedError

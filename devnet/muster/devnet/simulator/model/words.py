@@ -1,4 +1,4 @@
-"""The model's words for parties: stakes, workers, runs, and the terms they meet on."""
+"""The model's words for parties: stakes, workers, runs, jurors, and the terms they meet on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PPM = 1_000_000
+BENCH = 0
+"""The run that jurors stake for."""
 NOBODY = "nobody"
 """The zero address."""
 NO_OFFENCE = "no offence"
 """The zero hash."""
 NONE, ACTIVE, JAILED, EXITING, BANNED = range(5)
 HELD, RELEASED, RESTORED = 1, 2, 3
+FRAUD_OFFENCE, EXACT_FRAUD, DOUBLE_SUBMISSION, WRONG_VERDICT, DOUBLE_OUTCOME, ABSENT_JUROR = range(
+    1, 7
+)
+"""What stake is taken for, as in the contracts."""
 MAX_SEATS = 88
+MAX_LATER = 256
+"""Later offences that follow stake which comes back."""
 
 Name = tuple[Any, ...] | str
 """What stands for a hash: a tag, and what is hashed."""
@@ -38,6 +46,7 @@ class Fixed:
 
     required_stake: int = 1009
     required_validator_stake: int = 2003
+    required_juror_stake: int = 1511
     activation_delay: int = 3
     jail_time: int = 50
     challenge_window: int = 100
@@ -46,15 +55,16 @@ class Fixed:
     reveal_time: int = 30
     draw_delay: int = 2
     jury_size: int = 2
-    challenge_bond: int = 53
+    bond: int = 53
+    juror_fee: int = 19
     wrong_verdict_ppm: int = 50_021
     absence_ppm: int = 5_003
-    change_delay: int = 290
+    change_delay: int = 461
     slash_pause: int = 50
     slash_cooldown: int = 107
-    claim_period: int = 400
+    claim_period: int = 577
     stake_per_unit: int = 3
-    unbonding: int = 300
+    unbonding: int = 463
     insurance_ppm: int = 300_007
     reporter_ppm: int = 200_003
     reporter_cap: int = 97
@@ -65,7 +75,8 @@ class Fixed:
 
     @property
     def judgement_time(self) -> int:
-        return self.outcome_deadline + self.challenge_window + self.jury_time + self.slash_pause
+        judged = self.outcome_deadline + 2 * self.challenge_window
+        return judged + 2 * self.jury_time + self.slash_pause
 
 
 @dataclass
@@ -73,32 +84,42 @@ class Stake:
     active: int = 0
     unbonding: int = 0
     withdrawable_at: int = 0
-    held_until: int = 0
-    open_cases: int = 0
+    escrows: list[Name] = field(default_factory=list)
+    """Names of what was taken from it, oldest first."""
 
 
 @dataclass
 class Escrow:
-    owner: str
-    reporter: str
     amount: int
+    ppm: int
+    batch: int
+    position: int
     status: int = HELD
 
 
 @dataclass
 class Worker:
-    node: str
+    """In the whole network."""
+
     number: int
-    active_from: int
-    status: int = ACTIVE
-    nonce: int = 1
+    node: str = NOBODY
+    nonce: int = 0
+
+
+@dataclass
+class Member:
+    """A worker in one run."""
+
+    status: int = NONE
+    active_from: int = 0
     jailed_until: int = 0
-    before: int = NONE
-    """Status at the first conviction that stands."""
-    convictions: list[Name] = field(default_factory=list)
-    """Offences that stand."""
+    left_at: int = 0
+    convictions: int = 0
+    """Those that stand."""
     exact: int = 0
-    """How many of them count as exact."""
+    """How many of them are exact."""
+    before: int = NONE
+    """Status at the first of them."""
 
 
 class Terms(NamedTuple):
@@ -114,9 +135,8 @@ NO_TERMS = Terms(0, 0, 0, 0)
 @dataclass
 class Seat:
     bit: int
-    seated: bool
-    seated_at: int
-    unseated_at: int = 0
+    since: int
+    """When it was first taken."""
 
 
 @dataclass
@@ -125,17 +145,31 @@ class Run:
     trainer: str
     orchestrator: str
     terms: Terms
+    """Those of its creation."""
     validators: list[str] = field(default_factory=list)
+    """Whom it invites at its creation, and then who is seated."""
+    all_terms: list[Terms] = field(default_factory=list)
+    """By number, from 1."""
+    invited: set[str] = field(default_factory=set)
     seats: dict[str, Seat] = field(default_factory=dict)
+    """Of everybody who ever sat, in the order in which they came."""
     paused: bool = False
     closed_at: int = 0
     proposed: Terms = NO_TERMS
     effective_at: int = 0
     versions: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Manifest and block of every published version."""
-    beacons: set[int] = field(default_factory=set)
     slash_paused_until: int = 0
 
     @property
     def is_open(self) -> bool:
         return not self.paused and not self.closed_at
+
+
+@dataclass
+class Place:
+    """A place of the bench."""
+
+    juror: str
+    joined_at: int
+    left_at: int = 0
