@@ -337,7 +337,7 @@ def judges_of(terms: Terms, bench: Bench, stake: int) -> list[dict[str, Any]]:
             "profit_wei": str(round(judges.accuser_profit(terms, bench, stake))),
             "deterred_by": "no bond"
             if bond is None
-            else f"a bond of {_rounded(bond)} tokens (now {_rounded(bench.challenge_bond)})",
+            else f"a bond of {_rounded(bond)} tokens (now {_rounded(bench.bond)})",
         },
         {
             "adversary": "extorting validators, call honest work fraud",

@@ -11,7 +11,7 @@ One rollout, from task to payment (docs/architecture.md):
   >  7. validate    validators fetch the batch and sign outcomes    services/outcomes.py
   >  8. record      a quorum's outcomes are posted                  record
      9. train       the trainer consumes what was accepted
-  > 10. settle      fraud is executed, and finalised after its window    settle, punish
+  > 10. settle      fraud is executed, and finalised after its window    settle
     11. dispute     a jury decides about a challenged verdict
     12. audit       anyone rebuilds all of it from the chain
 
@@ -28,13 +28,12 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import NoReturn
 
-from muster.chain import OutcomeProof, PauseCause, apply_poll
+from muster.chain import Batch, OutcomeProof, PauseCause, apply_poll
 from muster.orchestrator.metrics import TRANSACTIONS
 from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.breaker import LOOK_INTERVAL_S
 from muster.orchestrator.services.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.services.context import Services
-from muster.orchestrator.services.faults import ValidatorFault
 from muster.orchestrator.services.leadership import Leadership
 from muster.orchestrator.services.outcomes import Agreed
 from muster.orchestrator.services.retention import Retention
@@ -55,8 +54,6 @@ IDLE_S = 1.0
 """A task looks for work at least this often, even if nothing woke it."""
 STATUS_INTERVAL_S = 0.25
 """Least time between two statuses sent to listeners."""
-PUNISH_INTERVAL_S = 5.0
-"""Time between two looks for validators to have punished."""
 COLLECT_INTERVAL_S = 600.0
 """Time between two looks for files to drop."""
 CHECKPOINT_INTERVAL_S = 0.5
@@ -89,7 +86,6 @@ async def write(services: Services) -> None:
         tasks.create_task(commit(services))
         tasks.create_task(record(services))
         tasks.create_task(settle(services))
-        tasks.create_task(punish(services))
         tasks.create_task(guard(services))
         if services.retention is not None:
             tasks.create_task(collect(services.retention))
@@ -246,7 +242,9 @@ async def record_once(services: Services, backoff: Backoff) -> None:
 
 
 async def settle(services: Services) -> NoReturn:
-    """Step 10: execute fraud outcomes, and finalise them once nobody can challenge any more."""
+    """Step 10: execute fraud outcomes, finalise them once nobody can challenge any more, and void
+    what nobody judged.
+    """
     backoff = Backoff(first_s=RETRY_S)
     while True:
         await settle_once(services, backoff)
@@ -268,29 +266,16 @@ async def settle_once(services: Services, backoff: Backoff) -> None:
         await _transact(
             services, "finalise_fraud", place, partial(_finalise_fraud, services, place), backoff
         )
+    for header in services.settlement.to_void():
+        await _transact(
+            services, "void", header.batch_id, partial(_void, services, header), backoff
+        )
 
 
-async def punish(services: Services) -> NoReturn:
-    """Step 10, for validators: have those slashed whose faults prove themselves."""
-    backoff = Backoff(first_s=PUNISH_INTERVAL_S)
-    while True:
-        await punish_once(services, backoff)
-        await asyncio.sleep(PUNISH_INTERVAL_S)
-
-
-async def punish_once(services: Services, backoff: Backoff) -> None:
-    """Report every fault that is not punished."""
-    for fault in await services.faults.to_punish():
-        await _transact(services, "punish", fault, partial(_report, services, fault), backoff)
-
-
-async def _report(services: Services, fault: ValidatorFault) -> None:
-    court = services.chain.once(f"punish {hex0x(fault.offence())}").faults
-    await services.faults.report(fault, court)
-    logger.warning(
-        "validator punished",
-        extra={"validator": fault.validator, "fault": fault.fault, "batch": fault.batch_id},
-    )
+async def _void(services: Services, header: Batch) -> None:
+    chain = services.chain.once(f"void batch {header.batch_id}")
+    await chain.ledger.void_batch(header)
+    logger.warning("nobody judged it: void", extra={"batch": header.batch_id})
 
 
 async def guard(services: Services) -> NoReturn:

@@ -19,7 +19,7 @@ class MinedPort(Protocol):
 
 
 class LedgerPort(Protocol):
-    """The four writes to the ledger, and three constants."""
+    """The writes to the ledger, and its constants."""
 
     async def commit_batch(
         self, run_id: RunId, root: Hash32, count: int, units: int
@@ -37,6 +37,12 @@ class LedgerPort(Protocol):
     async def finalise_fraud(self, outcome: OutcomeProof) -> object:
         """Release the escrow of a fraud whose window is over."""
 
+    async def void_batch(self, batch: Batch) -> object:
+        """Free what was set aside for a batch that nobody judged."""
+
+    async def appeal_time(self) -> int:
+        """Return the seconds after the deadline until which workers may call judges."""
+
     async def challenge_window(self) -> int:
         """Return the seconds during which an outcome may be challenged."""
 
@@ -45,19 +51,6 @@ class LedgerPort(Protocol):
 
     async def stake_per_unit(self) -> int:
         """Return the wei of stake behind one unit in flight."""
-
-
-class FaultsPort(Protocol):
-    """Punishes faults of validators that prove themselves."""
-
-    async def slash_signer(self, outcome: OutcomeProof, validator: Address) -> object:
-        """Slash a validator that signed an outcome which a jury overturned."""
-
-    async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> object:
-        """Slash a juror that did not reveal a vote."""
-
-    async def slash_overdue(self, batch: Batch, validator: Address) -> object:
-        """Slash a validator of a batch that waited in vain for its outcomes."""
 
 
 class RunsPort(Protocol):
@@ -94,10 +87,6 @@ class ChainPort(Protocol):
     @property
     def ledger(self) -> LedgerPort:
         """The contribution ledger."""
-
-    @property
-    def faults(self) -> FaultsPort:
-        """The court of faults."""
 
     @property
     def runs(self) -> RunsPort:

@@ -123,7 +123,7 @@ async def read_health(services: Services, relays: list[RelayStatus]) -> Health:
 def _validators(services: Services, watched: Sequence[Watched]) -> list[ValidatorLine]:
     proofs = {each.validator: each for each in watched}
     run, signed = services.projection.run, services.projection.signed
-    stakes = services.projection.view.stakes
+    view, run_id = services.projection.view, services.run_id
     return [
         ValidatorLine(
             address=validator,
@@ -132,7 +132,7 @@ def _validators(services: Services, watched: Sequence[Watched]) -> list[Validato
             batches=signed[validator].batches if validator in signed else 0,
             latest_at=signed[validator].latest_at if validator in signed else None,
             heard_at=services.outcomes.heard_at.get(validator),
-            stake_wei=stakes[validator].active_wei if validator in stakes else 0,
+            stake_wei=view.stake(run_id, validator).active_wei,
             watched=proofs.get(validator),
         )
         for validator in run.seats

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster.api.status import WorkerStatus
-from muster.chain import Loss, PaymentView, WorkerView, loss_of
+from muster.chain import Loss, MemberView, PaymentView, loss_of
 from muster.orchestrator.services.context import Services
 from muster.orchestrator.services.life import WorkerState
 from muster.orchestrator.services.projection import Tally
@@ -28,15 +28,15 @@ class Order:
 
     title: str
     """Its name."""
-    key: Callable[[Services, WorkerView], int]
+    key: Callable[[Services, MemberView], int]
     """Ranks the largest first."""
 
 
-def _tally(services: Services, worker: WorkerView) -> Tally:
+def _tally(services: Services, worker: MemberView) -> Tally:
     return services.projection.tally(worker.worker_id)
 
 
-def _seen_at(services: Services, worker: WorkerView) -> int:
+def _seen_at(services: Services, worker: MemberView) -> int:
     beat = services.heartbeats.latest.get(worker.node)
     return 0 if beat is None else beat.seen_at
 
@@ -80,7 +80,7 @@ class WorkerDetail:
 
     status: WorkerStatus
     """What the ranking shows."""
-    view: WorkerView
+    view: MemberView
     """What the chain says."""
     software: str | None
     """What it says it runs."""
@@ -96,7 +96,7 @@ def rank_workers(
     services: Services, *, order: str, state: str | None, first: int, limit: int = PAGE
 ) -> Ranking:
     """Return a page of workers; ties go to whoever registered first."""
-    everyone = services.projection.view.workers.values()
+    everyone = services.projection.run.members.values()
     key = ORDERS[order].key
     states = {w.worker_id: services.lives.state(w).value for w in everyone}
     chosen = [w for w in everyone if state in (None, states[w.worker_id])]
@@ -108,8 +108,8 @@ def rank_workers(
 
 
 def find_worker(services: Services, address: Address) -> WorkerDetail | None:
-    """Return one worker; None when nobody registered under this address."""
-    view = services.projection.view.workers.get(address)
+    """Return one worker; None when nobody joined the run under this address."""
+    view = services.projection.run.members.get(address)
     if view is None:
         return None
     beat = services.heartbeats.latest.get(view.node)
@@ -119,7 +119,7 @@ def find_worker(services: Services, address: Address) -> WorkerDetail | None:
         view=view,
         software=None if beat is None else beat.software,
         reasons=[(reason, count) for reason, count in reasons.most_common() if count > 0],
-        loss=loss_of(services.projection.view, address),
+        loss=loss_of(services.projection.view, services.run_id, address),
         payments=_payments_of(services, address),
     )
 

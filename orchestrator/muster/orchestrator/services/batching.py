@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.answers import BatchContents, BatchEntry
-from muster.chain import BatchView
+from muster.chain import BatchView, LeasedWork
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.direct import Rows, Statement
 from muster.orchestrator.db.engine import Database
-from muster.orchestrator.db.models import BatchRow, IdentityRow, SubmissionRow, lease_of
+from muster.orchestrator.db.models import BatchRow, IdentityRow, SubmissionRow
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.services.clock import loop_time
 from muster.orchestrator.services.files import FileStore, StoredBatch
@@ -186,8 +185,8 @@ class Batching:
                 .order_by(SubmissionRow.position)
             )
             entries = [_entry(row) for row in rows]
-            if not entries and batch.direct is not None:
-                entries = [await _direct_entry(session, batch, batch.direct)]
+            if not entries and batch.work is not None:
+                entries = [_direct_entry(batch, batch.work)]
         if len(entries) != batch.count:
             return None
         return BatchContents(
@@ -248,15 +247,12 @@ def composition_rows(root: Hash32, submissions: Sequence[Submission]) -> list[St
     return [batch, *places]
 
 
-async def _direct_entry(
-    session: AsyncSession, batch: BatchView, submission: Submission
-) -> BatchEntry:
-    lease = await session.scalar(lease_of(submission))
+def _direct_entry(batch: BatchView, work: LeasedWork) -> BatchEntry:
     return BatchEntry(
-        submission=submission,
-        signature=batch.direct_signature,
-        ticket=None if lease is None else Ticket.from_json(lease.ticket),
-        ticket_signature=None if lease is None else lease.signature,
+        submission=work.submission,
+        signature=work.node_signature,
+        ticket=work.ticket,
+        ticket_signature=work.ticket_signature,
         received_at=batch.committed_at,
     )
 

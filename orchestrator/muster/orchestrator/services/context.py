@@ -18,7 +18,6 @@ from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.checking import CheckingDesk
 from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
-from muster.orchestrator.services.faults import Faults
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.files import FileStore
 from muster.orchestrator.services.gauges import Gauges
@@ -35,7 +34,7 @@ from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.ratelimit import Quotas
 from muster.orchestrator.services.rebuild import claim_database, rebuild
 from muster.orchestrator.services.retention import Retention
-from muster.orchestrator.services.settlement import Settlement
+from muster.orchestrator.services.settlement import Settlement, Windows
 from muster.orchestrator.services.status import StatusDesk
 from muster.orchestrator.services.training import TrainingMetrics
 from muster.orchestrator.services.turns import Turns
@@ -134,8 +133,6 @@ class Services(Ground):
     """Whether slashing must pause."""
     settlement: Settlement
     """Fraud to execute and finalise."""
-    faults: Faults
-    """Validators to have punished."""
     payments: Payments
     """What was paid."""
     gauges: Gauges
@@ -221,7 +218,7 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
     nonces = NonceStore(ground.database, ground.group, clock=ground.clock, valid_from=valid_from)
     heartbeats = Heartbeats(ground.database, clock=ground.clock)
     lives = Lives(
-        lambda: ground.projection.view.workers,
+        lambda: ground.projection.run.members,
         heartbeats.latest,
         dead_after_s=settings.dead_after_s,
         clock=ground.clock,
@@ -259,13 +256,11 @@ async def _build(ground: Ground, *, valid_from: int) -> Services:
         breaker=await _breaker(ground),
         settlement=Settlement(
             ground.projection,
-            challenge_window_s=await ground.chain.ledger.challenge_window(),
-            now=ground.chain_clock.now,
-        ),
-        faults=Faults(
-            ground.database,
-            ground.projection,
-            outcome_deadline_s=await ground.chain.ledger.outcome_deadline(),
+            Windows(
+                challenge_s=await ground.chain.ledger.challenge_window(),
+                outcome_deadline_s=await ground.chain.ledger.outcome_deadline(),
+                appeal_s=await ground.chain.ledger.appeal_time(),
+            ),
             now=ground.chain_clock.now,
         ),
         payments=Payments(ground.chain, ground.run_id),

@@ -109,8 +109,9 @@ def _known(training: TrainingMetrics, figure: str) -> float | None:
 
 
 def _set_workers(services: Services) -> None:
-    view, projection, now = services.projection.view, services.projection, services.clock()
-    statuses = Counter(worker.status.lower() for worker in view.workers.values())
+    projection, now = services.projection, services.clock()
+    run = projection.run
+    statuses = Counter(worker.status.lower() for worker in run.members.values())
     for status in ("active", "jailed", "exiting", "banned"):
         metrics.WORKERS.labels(status=status).set(statuses[status])
     lives = services.lives.counts()
@@ -119,7 +120,7 @@ def _set_workers(services: Services) -> None:
     beats = services.heartbeats.latest.values()
     metrics.NODES_ALIVE.set(sum(now - beat.seen_at <= ALIVE_S for beat in beats))
     affected: Counter[Reason] = Counter()
-    for worker in view.workers.values():
+    for worker in run.members.values():
         reasons = projection.tally(worker.worker_id).reasons
         affected.update(reason for reason, count in reasons.items() if count > 0)
     for reason in Reason:

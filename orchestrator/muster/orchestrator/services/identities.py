@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from muster.chain import WorkerView
+from muster.chain import MemberView
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.ids import Address
 
 _HINTS = {
     "jailed": "wait for the jail time to end and restore the stake, then unjail",
-    "banned": "a fraud verdict excluded this worker for good; see `muster audit`",
-    "exiting": "this worker is leaving the network",
+    "banned": "a fraud verdict excluded this worker from this run for good; see `muster audit`",
+    "exiting": "this worker is leaving the run",
 }
 
 
@@ -20,14 +20,16 @@ class Identities:
     def __init__(self, projection: Projection) -> None:
         self._projection = projection
 
-    def active_worker(self, node: Address) -> WorkerView:
+    def active_worker(self, node: Address) -> MemberView:
         """Return the worker a node serves; refuses unknown nodes and inactive workers."""
-        worker = self._projection.view.worker_by_node.get(node)
+        run = self._projection.run
+        named = self._projection.view.worker_by_node.get(node)
+        worker = None if named is None else run.members.get(named.address)
         if worker is None:
             raise refuse(
                 "worker_not_active",
-                f"{node} is not the node of any registered worker",
-                "stake and register first: muster stake",
+                f"{node} is not the node of a worker of run {run.run_id}",
+                f"join it first: muster stake --run {run.run_id}",
             )
         status = worker.status.lower()
         if status != "active":
@@ -47,7 +49,16 @@ class Identities:
             raise refuse("not_the_trainer", f"{signer} is not the trainer of this run")
 
     def require_reader(self, signer: Address) -> None:
-        """Refuse anyone but validators and the trainer: workers must not see others' files."""
+        """Refuse anyone but validators, the trainer and jurors of the run's open cases: workers
+        must not see others' files.
+        """
         run = self._projection.run
-        if signer not in run.validators and signer != run.config.trainer:
-            raise refuse("not_a_reader", "only validators and the trainer may fetch files")
+        if signer not in run.validators and signer != run.config.trainer and not self._sits(signer):
+            raise refuse(
+                "not_a_reader", "only validators, the trainer and drawn jurors may fetch files"
+            )
+
+    def _sits(self, signer: Address) -> bool:
+        cases = self._projection.view.cases.values()
+        of_run = (c for c in cases if c.run_id == self._projection.run_id and not c.closed)
+        return any(signer in case.jurors for case in of_run)

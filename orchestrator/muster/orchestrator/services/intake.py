@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from muster.api.limits import MAX_FILE_BYTES
-from muster.chain import WorkerView
+from muster.chain import MemberView
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.direct import Rows, Statement
 from muster.orchestrator.db.engine import Database
@@ -111,7 +111,7 @@ class Intake:
         self._together = Together(self._take_in)
 
     async def admit(
-        self, worker: WorkerView, submission: Submission, signature: bytes
+        self, worker: MemberView, submission: Submission, signature: bytes
     ) -> Admitted | AlreadyHeld:
         """Decide, before a byte of the file is read, whether it may be uploaded."""
         self._check_claim(worker, submission, signature)
@@ -200,7 +200,7 @@ class Intake:
             return refusal
         return None
 
-    def _check_claim(self, worker: WorkerView, submission: Submission, signature: bytes) -> None:
+    def _check_claim(self, worker: MemberView, submission: Submission, signature: bytes) -> None:
         if submission.run_id != self._projection.run_id:
             raise refuse("run_unknown", f"this orchestrator does not serve run {submission.run_id}")
         if submission.worker != worker.address:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.chain import WorkerView
+from muster.chain import MemberView
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.direct import Rows, Statement
 from muster.orchestrator.services.hardware import Unfit
@@ -60,7 +60,7 @@ class Account:
         return None
 
 
-def questions_about(worker: WorkerView, *, counts_from: int, since: Step) -> list[Statement]:
+def questions_about(worker: MemberView, *, counts_from: int, since: Step) -> list[Statement]:
     """Return what to ask of the database about a worker: tickets due at `counts_from` or later,
     slots of steps from `since` on.
     """

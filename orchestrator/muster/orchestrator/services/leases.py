@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from muster.chain import CheckpointView, WorkerView
+from muster.chain import CheckpointView, MemberView
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.direct import Asked, Rows, Statement
 from muster.orchestrator.db.engine import Database
@@ -129,7 +129,7 @@ class Leases:
         self._lease_s = lease_s
         self._together = Together(self._serve)
 
-    async def lease(self, worker: WorkerView) -> SignedTicket | Withheld | None:
+    async def lease(self, worker: MemberView) -> SignedTicket | Withheld | None:
         """Return the node's open ticket or the next one; none when there is no work for it, or why
         there is work and no ticket.
         """
@@ -140,7 +140,7 @@ class Leases:
         book = await self._open_book(self._database.direct, [])
         return next_step(book.used, book.outstanding, self._training.submissions_per_step)
 
-    async def _serve(self, workers: Sequence[WorkerView]) -> list[_Answer | Exception]:
+    async def _serve(self, workers: Sequence[MemberView]) -> list[_Answer | Exception]:
         """Decide about those who ask at the same moment, in one transaction."""
         async with self._database.direct.transaction() as asked:
             book = await self._open_book(asked, workers)
@@ -148,7 +148,7 @@ class Leases:
             await asked.ask(*book.given)
         return answers
 
-    def _decide(self, book: Book, worker: WorkerView) -> _Answer:
+    def _decide(self, book: Book, worker: MemberView) -> _Answer:
         account = book.accounts[worker.address]
         held = account.open_ticket(worker.node, now=book.now, oldest=self._oldest_version())
         if held is not None:
@@ -172,7 +172,7 @@ class Leases:
         self._turns.served(worker.node)
         return self._give(book, worker, checkpoint)
 
-    def _fitness(self, book: Book, worker: WorkerView) -> int | Withheld:
+    def _fitness(self, book: Book, worker: MemberView) -> int | Withheld:
         """Return how many leases the worker's stake covers, or why it gets none."""
         if self._batching.is_unfunded:
             return Withheld.UNFUNDED
@@ -184,7 +184,7 @@ class Leases:
             return Withheld.UNIT_CAP
         return Withheld(account.unfit.value) if account.unfit else free
 
-    async def _open_book(self, asked: Asked, workers: Sequence[WorkerView]) -> Book:
+    async def _open_book(self, asked: Asked, workers: Sequence[MemberView]) -> Book:
         """Read what is needed to decide about workers."""
         now, is_open = self._now(), {"now": self._now(), "oldest": self._oldest_version()}
         first_step = next_step(self._used(), 0, self._training.submissions_per_step)
@@ -229,11 +229,13 @@ class Leases:
 
     def _note_dead(self, holders: Rows) -> None:
         """Remember which nodes with open leases belong to dead workers."""
-        serving = self._projection.view.worker_by_node
+        nodes, members = self._projection.view.worker_by_node, self._projection.run.members
         dead = frozenset(
             Address(node)
             for (node,) in holders
-            if node in serving and self._lives.state(serving[Address(node)]) is WorkerState.DEAD
+            if node in nodes
+            and (member := members.get(nodes[Address(node)].address)) is not None
+            and self._lives.state(member) is WorkerState.DEAD
         )
         for node in dead - self._dead:
             logger.info("worker is dead, its slot is given to others", extra={"node": node})
@@ -243,7 +245,7 @@ class Leases:
         checkpoint = self._projection.checkpoint
         return (checkpoint.version if checkpoint else 0) - self._training.max_async_level
 
-    def _give(self, book: Book, worker: WorkerView, checkpoint: CheckpointView) -> SignedTicket:
+    def _give(self, book: Book, worker: MemberView, checkpoint: CheckpointView) -> SignedTicket:
         step = next_step(book.used, book.outstanding, self._training.submissions_per_step)
         # A reorganisation while the database was asked may have led back behind what it answered.
         step = max(step, book.first_step)
@@ -262,7 +264,7 @@ class Leases:
         book.note(worker.node, signed.ticket, signed.signature)
         return signed
 
-    def _next_index(self, account: Account, worker: WorkerView, step: Step) -> int:
+    def _next_index(self, account: Account, worker: MemberView, step: Step) -> int:
         index = account.slots.get(step, -1) + 1
         # Slots that reached the chain without this database: direct submissions, or before a loss.
         while self._projection.view.slot_used(

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from muster.chain import WorkerStatus, WorkerView
+from muster.chain import MemberView, WorkerStatus
 from muster.orchestrator.services.heartbeats import Heartbeat
 from muster.protocol.ids import Address
 
@@ -116,7 +116,7 @@ class Lives:
 
     def __init__(
         self,
-        workers: Callable[[], Mapping[Address, WorkerView]],
+        workers: Callable[[], Mapping[Address, MemberView]],
         heartbeats: Mapping[Address, Heartbeat],
         *,
         dead_after_s: int,
@@ -128,7 +128,7 @@ class Lives:
         self._dead_after_s = dead_after_s
         self._clock = clock
 
-    def state(self, worker: WorkerView) -> WorkerState:
+    def state(self, worker: MemberView) -> WorkerState:
         """Return a worker's state."""
         beat = self._heartbeats.get(worker.node)
         return state_of(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, RunView
+from muster.chain.structs import BatchStatus
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe
@@ -154,7 +155,14 @@ class Projection:
 
     @property
     def unjudged(self) -> list[BatchView]:
-        """Committed batches without outcomes, ascending."""
+        """Committed batches that wait for their outcomes, ascending."""
+        return [b for b in self.unsettled if b.status is BatchStatus.COMMITTED]
+
+    @property
+    def unsettled(self) -> list[BatchView]:
+        """Batches that are neither judged nor void, ascending; of some a quorum said that nothing
+        can be had.
+        """
         return [self.view.batches[i] for i in sorted(self._derived.unjudged)]
 
     @property
@@ -251,7 +259,9 @@ class Projection:
             elif event.name == "RewardClaimed" and event.args["run_id"] == self.run_id:
                 self._derived.paid[event.args["worker"]] += event.args["amount"]
             elif event.name == "CaseClosed":
-                self._close_case(self.view.cases.get(event.args["leaf"]))
+                self._close_case(self.view.cases.get(event.args["case_id"]))
+            elif event.name == "BatchVoided":
+                self._derived.unjudged.discard(event.args["batch_id"])
         self._follow_stream()
 
     def note_figures(self, step: int, figures: Mapping[str, float]) -> None:
@@ -295,7 +305,7 @@ class Projection:
         self._follow_stream()
 
     def _add_batch(self, batch: BatchView | None) -> None:
-        if batch is None or batch.batch_id in self._derived.unjudged:
+        if batch is None or batch.is_void or batch.batch_id in self._derived.unjudged:
             return
         self._derived.batch_of_root.setdefault(batch.root, batch.batch_id)
         self._derived.unjudged.add(batch.batch_id)
@@ -344,4 +354,4 @@ class Projection:
         record = batch.records[case.position]
         judged = Judged(case.batch_id, case.position, record)
         self._count(judged, record.verdict, -1)
-        self._count(judged, Verdict(case.claimed_verdict))
+        self._count(judged, self.standing_verdict(judged))

@@ -1,4 +1,5 @@
-"""Settlement: fraud outcomes are executed at once and finalised when nobody can challenge any more.
+"""Settlement: fraud outcomes are executed at once and finalised when nobody can challenge any more;
+what nobody judged becomes void, and its money free.
 
 Step 10 of one rollout, for the dishonest; the honest claim their reward themselves. Anyone could
 send these transactions; the orchestrator does so that nobody has to.
@@ -7,27 +8,45 @@ send these transactions; the orchestrator does so that nobody has to.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from muster.chain import OutcomeProof, SlashState
+from muster.chain import Batch, OutcomeProof, SlashState
+from muster.chain.structs import Offence
 from muster.orchestrator.services.breaker import suspects
 from muster.orchestrator.services.projection import Judged, Projection
 from muster.protocol.breaker import check_of
-from muster.protocol.ids import Hash32
+from muster.protocol.ids import Address
+from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.messages import Verdict
 
 Place = tuple[int, int]
 """Batch id and position of an outcome."""
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What the deployment fixes about time, in seconds."""
+
+    challenge_s: int
+    """During which an outcome may be challenged."""
+    outcome_deadline_s: int
+    """After a commitment, until which outcomes are due."""
+    appeal_s: int
+    """After that, until which workers may call judges of the network."""
+
+
 class Settlement:
     """What is to be executed or finalised now, derived from the chain alone."""
 
-    def __init__(
-        self, projection: Projection, *, challenge_window_s: int, now: Callable[[], int]
-    ) -> None:
+    def __init__(self, projection: Projection, windows: Windows, *, now: Callable[[], int]) -> None:
         self._projection = projection
-        self.challenge_window_s = challenge_window_s
+        self._windows = windows
         self._now = now
+
+    @property
+    def challenge_window_s(self) -> int:
+        """Seconds during which an outcome may be challenged."""
+        return self._windows.challenge_s
 
     def to_execute(self, failing_check: int | None = None) -> list[Place]:
         """Return the outcomes whose standing verdict is fraud and that are to be executed now.
@@ -38,8 +57,7 @@ class Settlement:
         view = self._projection.view
         if self._projection.run.is_slashing_paused(self._now()):
             return []
-        executed = {slash.offence for slash in view.slashes}
-        # Offences are hashed, and a long run has many: not those of places that were executed.
+        executed = {(slash.owner, slash.offence, slash.tag) for slash in view.slashes}
         done = {(slash.batch_id, slash.position) for slash in view.slashes}
         overturned = [
             (case.batch_id, case.position) for case in view.cases.values() if case.overturned
@@ -49,7 +67,7 @@ class Settlement:
             for place in dict.fromkeys([*self._projection.frauds, *overturned])
             if place not in done
             and self._projection.batch(place[0]) is not None
-            and self._offence(place) not in executed
+            and self._filed(place) not in executed
             and view.standing_verdict(*place) is Verdict.FRAUD
             and not self._waits(place, failing_check)
         ]
@@ -65,7 +83,8 @@ class Settlement:
         batch = view.batches[place[0]]
         record = (batch.records or ())[place[1]]
         worker = view.worker_by_id.get(record.worker_id)
-        is_leaving = worker is None or worker.unbonding_wei > 0
+        member = None if worker is None else run.members.get(worker.address)
+        is_leaving = member is None or member.unbonding_wei > 0
         if record.verdict is not Verdict.FRAUD or batch.posted_at is None or is_leaving:
             return False
         if check_of(record.reason) == failing_check:
@@ -79,10 +98,18 @@ class Settlement:
         cases = self._projection.view.cases.values()
         return any((c.batch_id, c.position) == place and not c.closed for c in cases)
 
-    def _offence(self, place: Place) -> Hash32 | None:
-        """Return the judged file's name in slashes: it is slashed once, whatever its batch."""
-        batch = self._projection.view.batches[place[0]]
-        return (batch.records or ())[place[1]].offence(batch.run_id)
+    def _filed(self, place: Place) -> tuple[Address, Offence, int] | None:
+        """Return what a fraud is filed under: a slot costs once, whatever its batch."""
+        view = self._projection.view
+        record = (view.batches[place[0]].records or ())[place[1]]
+        worker = view.worker_by_id.get(record.worker_id)
+        if worker is None:
+            return None
+        case = view.cases.get(record.leaf(*place))
+        overturned = Ruling.of(case.ruling) if case is not None and case.overturned else None
+        ruling = overturned or Ruling(record.verdict, record.reason)
+        offence = Offence.EXACT_FRAUD if ruling.is_exact else Offence.FRAUD
+        return worker.address, offence, record.step << 32 | record.index
 
     def to_finalise(self) -> list[Place]:
         """Return the executed frauds that nobody can challenge any more, with stake in escrow."""
@@ -96,6 +123,16 @@ class Settlement:
             and slash.state is SlashState.ESCROWED
             and (slash.batch_id, slash.position) not in disputed
             and self._is_over(slash.batch_id)
+        ]
+
+    def to_void(self) -> list[Batch]:
+        """Return the batches that nobody judged and that no worker can appeal any more."""
+        view, windows, now = self._projection.view, self._windows, self._now()
+        return [
+            batch.header()
+            for batch in self._projection.unsettled
+            if now >= batch.due_at(windows.outcome_deadline_s) + windows.appeal_s
+            and summons_of(batch.batch_id) not in view.cases
         ]
 
     def proof(self, place: Place) -> OutcomeProof:

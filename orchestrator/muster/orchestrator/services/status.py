@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import select
 
 from muster.api.status import RunStatus, SlashStatus, SubmissionStatus, WorkerStatus
-from muster.chain import SlashView, WorkerView
+from muster.chain import MemberView, SlashView
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import SubmissionRow
@@ -113,7 +113,7 @@ class StatusDesk:
             absent_validators=list(self._caller.absent),
             funded_wei=str(run.funded_wei),
             paid_wei=str(run.paid_wei),
-            workers_total=len(projection.view.workers),
+            workers_total=len(projection.run.members),
             workers=self._workers(),
             reward=_thin(self._training.series("reward")),
             eval_reward=_thin(self._training.series("eval_reward")),
@@ -150,12 +150,12 @@ class StatusDesk:
         tally = self._projection.tally
         leading = heapq.nsmallest(
             SHOWN_WORKERS,
-            self._projection.view.workers.values(),
+            self._projection.run.members.values(),
             key=lambda w: (-tally(w.worker_id).units, w.worker_id),
         )
         return [self.worker(worker) for worker in leading]
 
-    def worker(self, worker: WorkerView) -> WorkerStatus:
+    def worker(self, worker: MemberView) -> WorkerStatus:
         """Return one worker's status."""
         tally = self._projection.tally(worker.worker_id)
         beat = self._heartbeats.latest.get(worker.node)
@@ -181,11 +181,10 @@ class StatusDesk:
     def slash(self, slash: SlashView) -> SlashStatus:
         """Return one slash's status."""
         record = self._judged_by(slash)
-        reason = slash.fault or ("DOUBLE_SUBMISSION" if slash.is_double_submission else None)
         return SlashStatus(
             worker=slash.owner,
             amount_wei=str(slash.amount_wei),
-            reason=record.reason.name if record else None if reason is None else str(reason),
+            reason=record.reason.name if record else slash.offence.name,
             state=slash.state.lower(),
             tx_hash=slash.tx_hash,
             settled_tx=slash.settled_tx,

@@ -1,8 +1,8 @@
 """The unit cap: a worker has no more units in flight than its stake covers.
 
 In flight is what can still turn out to be fraud: open leases at the most they can bring, what was
-uploaded or committed, and what has outcomes that are not final. Whoever commits more can be jailed
-for it (`FaultCourt.proveOvercommit`), so such a ticket must not be given out.
+uploaded or committed, and what has outcomes that are not final. The ledger counts nothing of this:
+tickets alone bound what a worker has in flight, so such a ticket must not be given out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from muster.chain import WorkerView
+from muster.chain import MemberView
 from muster.orchestrator.db.direct import Rows
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.projection import Projection
@@ -87,14 +87,14 @@ class UnitCap:
         self._batches[root] = content
         self._in_batches.update(content)
 
-    def free(self, worker: WorkerView, *, leased: int, waiting: int, now: int) -> int:
+    def free(self, worker: MemberView, *, leased: int, waiting: int, now: int) -> int:
         """Return how many more leases the worker's stake covers, beside those in `in_flight`."""
         in_flight = self.in_flight(worker, leased=leased, waiting=waiting, now=now)
         return free_leases(
             in_flight, self._max_units, worker.active_wei, self._terms.stake_per_unit
         )
 
-    def in_flight(self, worker: WorkerView, *, leased: int, waiting: int, now: int) -> int:
+    def in_flight(self, worker: MemberView, *, leased: int, waiting: int, now: int) -> int:
         """Return the worker's units in flight: of so many leases at their maximum, of its
         submissions that are in no batch, of batches without outcomes, and of outcomes that are
         not final.
