@@ -60,6 +60,6 @@ def judge(
         issued.run_id, WORKER, issued.step, issued.index, issued.policy_version, file_hash(data),
         len(rows), units,
     )  # fmt: skip
-    terms = TicketTerms(Domain(1, WORKER), WORKER, issued.run_id, WORKER, 0, {})
+    terms = TicketTerms(Domain(1, WORKER), WORKER, issued.run_id, WORKER, {})
     claim = Claim(submission, b"", issued, b"", 0, terms, 1, WORKER, False)
     return examine(claim, decode_rollouts(data), rules, engine)

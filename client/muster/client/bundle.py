@@ -52,9 +52,7 @@ class PolicyFacts(_Part):
     root: HexHash
     """Root of its manifest."""
     beacon: HexHash
-    """Hash of the publishing block."""
-    block_number: int
-    """The publishing block."""
+    """What the worker's seeds under it are drawn from."""
 
 
 class ChainFacts(_Part):
@@ -90,8 +88,6 @@ class ChainFacts(_Part):
     """The worker's number, 0 for nobody."""
     node: AccountAddress | None
     """Its node, None when it was not active."""
-    active_from: int
-    """First block in which it was active."""
     is_slot_used: bool
     """Whether an earlier submission fills the slot."""
     policy: PolicyFacts | None
@@ -158,11 +154,8 @@ def facts_of(run: RunView, batch: BatchView, claim: Claim, domain: Domain) -> Ch
         records_hash=batch.records_hash,
         worker_id=claim.worker_id,
         node=claim.node,
-        active_from=claim.terms.active_from,
         is_slot_used=claim.is_slot_used,
-        policy=PolicyFacts(root=policy.root, beacon=policy.beacon, block_number=policy.block_number)
-        if policy
-        else None,
+        policy=PolicyFacts(root=policy.root, beacon=policy.beacon) if policy else None,
     )
 
 

@@ -169,14 +169,13 @@ def claim_of(evidence: Evidence, facts: ChainFacts) -> Claim:
     policies = {}
     if facts.policy is not None:
         policies[PolicyVersion(entry.submission.policy_version)] = KnownPolicy(
-            facts.policy.root, facts.policy.beacon, facts.policy.block_number
+            facts.policy.root, facts.policy.beacon
         )
     terms = TicketTerms(
         domain=domain_of(facts),
         orchestrator=facts.orchestrator,
         run_id=RunId(facts.run_id),
         worker=entry.submission.worker,
-        active_from=facts.active_from,
         policies=policies,
     )
     return Claim(

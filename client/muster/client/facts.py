@@ -74,28 +74,25 @@ def ticket_terms(
     run_id: RunId,
     domain: Domain,
     version: PolicyVersion,
-    holder: tuple[Address, int],
+    worker: Address,
     orchestrator: Address,
 ) -> TicketTerms:
     """Return what a ticket for this policy version must be.
 
-    `holder` is the worker that holds it and the first block in which it is active; `orchestrator`
-    who signs the run's tickets, or did when the batch was committed: its key may be rotated since.
+    `worker` holds it; `orchestrator` signs the run's tickets, or did when the batch was committed:
+    its key may be rotated since.
     """
     run = view.runs[run_id]
     checkpoint = run.checkpoints.get(version)
     policies = {}
     if checkpoint is not None:
-        policies[version] = KnownPolicy(
-            root=checkpoint.manifest_root,
-            beacon=checkpoint.beacon,
-            block_number=checkpoint.block_number,
-        )
+        member = run.members.get(worker)
+        beacon = checkpoint.beacon if member is None else member.beacon_under(checkpoint)
+        policies[version] = KnownPolicy(root=checkpoint.manifest_root, beacon=beacon)
     return TicketTerms(
         domain=domain,
         orchestrator=orchestrator,
         run_id=run_id,
-        worker=holder[0],
-        active_from=holder[1],
+        worker=worker,
         policies=policies,
     )

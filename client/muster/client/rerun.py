@@ -112,7 +112,6 @@ def _claim(
     worker_id = standing.worker_id if standing else 0
     slot = (worker_id, submission.step, submission.index)
     is_active = standing is not None and standing.is_active(batch.block_number)
-    holder = (submission.worker, standing.active_from if standing else 0)
     return Claim(
         submission=submission,
         signature=entry.signature,
@@ -120,7 +119,12 @@ def _claim(
         ticket_signature=entry.ticket_signature,
         committed_at=batch.committed_at,
         terms=ticket_terms(
-            view, batch.run_id, domain, submission.policy_version, holder, batch.orchestrator
+            view,
+            batch.run_id,
+            domain,
+            submission.policy_version,
+            submission.worker,
+            batch.orchestrator,
         ),
         worker_id=worker_id,
         node=standing.node if standing and is_active else None,

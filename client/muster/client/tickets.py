@@ -29,7 +29,6 @@ class TicketFault(StrEnum):
     POLICY_UNKNOWN = "its policy version is not on chain"
     POLICY_ROOT = "its policy root is not the chain's"
     BEACON = "its beacon is not the chain's"
-    TOO_YOUNG = "its policy was published before the worker was active"
     DEADLINE = "its deadline is over or absurdly far"
     SLOT_SIGNED = "its slot was signed on other terms"
 
@@ -41,9 +40,7 @@ class KnownPolicy:
     root: Hash32
     """Root of its manifest."""
     beacon: Hash32
-    """Hash of the block that published it."""
-    block_number: int
-    """That block."""
+    """What the worker's seeds under it are drawn from, see `MemberView.beacon_under`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,6 @@ class TicketTerms:
     """The run."""
     worker: Address
     """The staking wallet that holds the ticket."""
-    active_from: int
-    """First block in which that worker is active."""
     policies: Mapping[PolicyVersion, KnownPolicy]
     """The published versions."""
 
@@ -81,8 +76,6 @@ def ticket_fault(ticket: Ticket, signature: bytes, terms: TicketTerms) -> Ticket
         return TicketFault.POLICY_ROOT
     if ticket.beacon != policy.beacon:
         return TicketFault.BEACON
-    if terms.active_from > policy.block_number:
-        return TicketFault.TOO_YOUNG
     return None
 
 

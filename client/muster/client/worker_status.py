@@ -168,11 +168,6 @@ def _reasons_of_run(facts: Facts) -> Iterator[str]:
     state = state_of(run)
     if state not in ("open", "unfunded"):
         yield f"the run is {state}" if state != "no policy yet" else "the run has no policy yet"
-    elif version is not None and run.checkpoints[version].block_number < facts.member.active_from:
-        yield (
-            f"policy {version} is older than the worker, whose seeds could have been chosen: "
-            "it gets tickets from the next version on"
-        )
     if units_funded(run) == 0:
         yield "the run cannot pay at the moment: its owner must fund it"
     if facts.phase in ("finished", "waiting for funds", "paused"):

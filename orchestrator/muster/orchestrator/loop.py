@@ -169,6 +169,7 @@ async def follow_once(services: Services, reader: ReaderPort) -> None:
     poll = await reader.poll()
     projection = services.projection
     has_changed = apply_poll(projection.view, poll)
+    projection.head = poll.head.number
     if poll.rewound_to is not None:
         projection.rebuild()
         await services.batching.load()

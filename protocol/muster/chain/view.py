@@ -316,6 +316,7 @@ class ChainView:
             status_since=event.block_timestamp,
             joined_block=event.block_number,
             joined_tx=event.tx_hash,
+            joined_beacon=event.block_hash,
             standings=[(event.block_number, WorkerStatus.ACTIVE)],
         )
         self._expect(event, "the run's terms", run.terms_number, member.terms)

@@ -118,6 +118,8 @@ class MemberView:
     """Where it joined."""
     joined_tx: str = ""
     """That transaction."""
+    joined_beacon: Hash32 = NO_HASH
+    """Hash of that block."""
     standings: list[tuple[int, WorkerStatus]] = field(default_factory=list)
     """Every status with the block in which it began, oldest first."""
 
@@ -158,6 +160,14 @@ class MemberView:
     def node_at(self, block_number: int) -> Address | None:
         """Return the node that served it at the end of a block."""
         return self.worker.node_at(block_number)
+
+    def beacon_under(self, checkpoint: CheckpointView) -> Hash32:
+        """Return what its seeds under a policy version are drawn from: the hash of the block that
+        published it, or of that in which the worker joined, whichever came later. Neither was known
+        when the worker chose its address.
+        """
+        is_later = self.joined_block > checkpoint.block_number
+        return self.joined_beacon if is_later else checkpoint.beacon
 
     def status_at(self, block_number: int) -> WorkerStatus:
         """Return its status at the end of a block."""

@@ -18,7 +18,7 @@ from muster.devnet.simulator.machines import Hidden, SimulatedEngine
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import PolicyVersion, RunId, Step, to_address
-from muster.protocol.messages import Submission, Ticket
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
 from muster.tasks.sort_digits import make_task_set
@@ -110,8 +110,7 @@ def make_terms(**changes: object) -> TicketTerms:
         "orchestrator": address_of(ORCHESTRATOR_KEY),
         "run_id": RUN,
         "worker": WORKER,
-        "active_from": 10,
-        "policies": {VERSION: KnownPolicy(ROOT, BEACON, 40)},
+        "policies": {VERSION: KnownPolicy(ROOT, BEACON)},
     }
     return TicketTerms(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -157,3 +156,18 @@ def make_claim(
         "is_slot_used": False,
     }
     return Claim(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def as_claimed(submission: Submission, worker_id: int) -> OutcomeRecord:
+    """Return the record of a submission that is accepted as its worker claims it."""
+    return OutcomeRecord(
+        worker_id=worker_id,
+        step=submission.step,
+        index=submission.index,
+        policy_version=submission.policy_version,
+        file_hash=submission.file_hash,
+        rollouts=submission.rollouts,
+        units=submission.units,
+        verdict=Verdict.ACCEPTED,
+        reason=Reason.NONE,
+    )

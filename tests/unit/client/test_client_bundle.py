@@ -150,7 +150,6 @@ def make_case(folder: Path, weights: Sequence[Path], engine: Any) -> Case:
         records_hash=keccak(record),
         worker_id=5,
         node=address_of(NODE_KEY),
-        active_from=10,
         is_slot_used=False,
         policy=PolicyFacts(root=manifest.root(), beacon=BEACON, block_number=40),
     )
@@ -243,7 +242,6 @@ def test_a_real_policy_travels_in_its_bundle_and_bears_the_verdict_out(tmp_path:
         ({"policy": PolicyFacts(root=ZERO, beacon=BEACON, block_number=40)}, "policy"),
         ({"orchestrator": address_of(OTHER_KEY)}, "1 claim"),
         ({"node": address_of(OTHER_KEY)}, "1 claim"),
-        ({"active_from": 41}, "1 claim"),
         ({"is_slot_used": True}, "1 claim"),
         ({"committed_at": NOW + 10_000}, "1 claim"),
         ({"worker_id": 6}, "verdict"),

@@ -95,7 +95,7 @@ def test_worker_is_active_from_its_activation_block_while_its_status_is() -> Non
 
 def test_ticket_terms_are_the_chains() -> None:
     terms = ticket_terms(make_view(), RUN, DOMAIN, VERSION, (WORKER, 10), NODE)
-    assert terms.policies == {VERSION: KnownPolicy(ROOT, BEACON, 40)}
+    assert terms.policies == {VERSION: KnownPolicy(ROOT, BEACON)}
     assert (terms.worker, terms.active_from, terms.run_id) == (WORKER, 10, RUN)
     assert terms.orchestrator == NODE
     unknown = ticket_terms(make_view(), RUN, DOMAIN, PolicyVersion(9), (WORKER, 10), NODE)

@@ -47,13 +47,6 @@ def test_ticket_is_refused_when_signed_by_somebody_else_or_nobody() -> None:
         assert ticket_fault(ticket, signature, make_terms()) is TicketFault.SIGNATURE
 
 
-def test_ticket_is_refused_when_the_worker_was_not_active_at_its_policys_block() -> None:
-    ticket = make_ticket()
-    assert ticket_fault(ticket, sign_ticket(ticket), make_terms(active_from=40)) is None
-    fault = ticket_fault(ticket, sign_ticket(ticket), make_terms(active_from=41))
-    assert fault is TicketFault.TOO_YOUNG
-
-
 @pytest.mark.parametrize("offset", [-1, 0, MAX_TICKET_LIFE_S + 1, 2**62])
 def test_lease_is_refused_when_its_deadline_is_over_or_absurd(offset: int) -> None:
     ticket = make_ticket(deadline=NOW + offset)

@@ -41,10 +41,11 @@ class ChainLedger:
         run = self._view.runs.get(self._run_id)
         checkpoint = run and run.checkpoints.get(record.policy_version)
         worker = self._view.worker_by_id.get(record.worker_id)
-        if not checkpoint or not worker:
+        member = run.members.get(worker.address) if run and worker else None
+        if not checkpoint or not member:
             return None
-        beacon, address = checkpoint.beacon, worker.address
-        return ticket_seed(self._run_id, beacon, address, record.step, record.index)
+        beacon = member.beacon_under(checkpoint)
+        return ticket_seed(self._run_id, beacon, member.address, record.step, record.index)
 
     async def changed(self) -> None:
         """Return after the next change."""

@@ -225,10 +225,9 @@ def accepted_records(view: ChainView, table: OutcomeTable) -> Check:
     workers_A = table.column("worker_id")[rows_A]
     committed_A = table.of_batches([b.block_number for b in table.batches])[rows_A]
     published_A = _publication_blocks(view, table, rows_A)
-    first_A = _per_worker(view, workers_A, "first_active_from")
-    unknown = first_A < 0
+    unknown = _per_worker(view, workers_A, "worker_id") < 0
     unpublished = (published_A < 0) | (published_A > committed_A)
-    inactive = (first_A > published_A) | _was_inactive(view, workers_A, committed_A)
+    inactive = _was_inactive(view, workers_A, committed_A)
     found = (
         _at(table, row, *_unfounded(table, row, bool(unknown[i]), bool(unpublished[i])))
         for i in np.flatnonzero(unknown | unpublished | inactive)

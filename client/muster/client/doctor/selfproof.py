@@ -126,13 +126,12 @@ def _claim(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Recipe)
         rollouts=len(rows),
         units=count_units(rows, recipe.sampling.max_new_tokens),
     )
-    policy = KnownPolicy(ticket.policy_root, ticket.beacon, 0)
+    policy = KnownPolicy(ticket.policy_root, ticket.beacon)
     terms = TicketTerms(
         domain=Domain(1, ZERO_ADDRESS),
         orchestrator=ZERO_ADDRESS,
         run_id=ticket.run_id,
         worker=ticket.worker,
-        active_from=0,
         policies={ticket.policy_version: policy},
     )
     return Claim(submission, b"", ticket, b"", 0, terms, 0, None, False)

@@ -78,7 +78,6 @@ class Docket:
         submission = entry.submission
         standing = self.view.standing(batch.run_id, submission.worker, before=batch.block_number)
         slot = self.slot(batch, submission)
-        holder = (submission.worker, standing.active_from if standing else 0)
         is_active = standing is not None and standing.is_active(batch.block_number)
         return Claim(
             submission=submission,
@@ -91,7 +90,7 @@ class Docket:
                 self.run_id,
                 self.domain,
                 submission.policy_version,
-                holder,
+                submission.worker,
                 batch.orchestrator,
             ),
             worker_id=slot[0],

@@ -230,15 +230,13 @@ class WorkerLoop:
 
     async def _fault(self, lease: Lease) -> TicketFault | None:
         place = self.place
-        member = place.view.runs[place.run_id].members[place.worker]
-        holder = (place.worker, member.active_from)
         orchestrator = place.view.runs[place.run_id].config.orchestrator
         terms = ticket_terms(
             place.view,
             place.run_id,
             place.domain,
             lease.ticket.policy_version,
-            holder,
+            place.worker,
             orchestrator,
         )
         earlier = place.journal.signed(lease.ticket)

@@ -249,8 +249,7 @@ class Stage:
             "orchestrator": address_of(ORCHESTRATOR),
             "run_id": RUN,
             "worker": WORKER,
-            "active_from": 10,
-            "policies": {VERSION: KnownPolicy(ROOT, BEACON, 40)},
+            "policies": {VERSION: KnownPolicy(ROOT, BEACON)},
         }
         return TicketTerms(**(values | changes))
 

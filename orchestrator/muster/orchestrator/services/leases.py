@@ -156,8 +156,7 @@ class Leases:
         checkpoint = self._projection.checkpoint
         if checkpoint is None or self._projection.run.paused:
             return None
-        # The beacon must be younger than the worker, or addresses could be ground against it.
-        if worker.active_from > checkpoint.block_number:
+        if not worker.is_active(self._projection.head):
             return None
         tickets = capacity(book.used, book.outstanding, checkpoint.version, self._training)
         if not tickets:
@@ -257,7 +256,7 @@ class Leases:
             index=self._next_index(account, worker, step),
             policy_version=checkpoint.version,
             policy_root=checkpoint.manifest_root,
-            beacon=checkpoint.beacon,
+            beacon=worker.beacon_under(checkpoint),
             deadline=book.now + self._lease_s,
         )
         signed = SignedTicket(ticket, sign(digest(self._domain, ticket.struct_hash()), self._key))

@@ -125,6 +125,8 @@ class Projection:
         self.run_id = run_id
         self._training = training
         self._derived = _Derived()
+        self.head = 0
+        """The latest block that was read."""
         # What the trainer says of its own steps; kept in a reorg, which does not change it.
         self._step_at: dict[int, Step] = {}
         self._refills: dict[Step, int] = {}

@@ -168,7 +168,10 @@ def _belongs(stored: StoredSubmission, projection: Projection) -> bool:
 
 def _is_anchored(ticket: Ticket, projection: Projection) -> bool:
     checkpoint = projection.run.checkpoints.get(ticket.policy_version)
-    return checkpoint is not None and checkpoint.beacon == ticket.beacon
+    member = projection.run.members.get(ticket.worker)
+    if checkpoint is None or member is None:
+        return False
+    return member.beacon_under(checkpoint) == ticket.beacon
 
 
 def _foreign(reason: str) -> StorageError:
