@@ -122,6 +122,7 @@ async def measure(folder: Path) -> dict[str, Any]:
             group.create_task(network.start_chain())
             group.create_task(network.prepare_model())
         run_id = await network.create_run()
+        await network.join(run_id)
         await network.start_services(run_id)
         first = next(m for m in people.members if m.role is Role.RESTARTED)
         child, _ = await arrive(network, run_id, first)
