@@ -297,7 +297,7 @@ def case_id_of(place: Place) -> Hash32:
     return batch.records[place.position].leaf(batch.batch_id, place.position)
 
 
-async def find_entry(view: ChainView, place: Place, case: CaseView | None, sources: Sources) -> Any:
+async def find_entry(place: Place, case: CaseView | None, sources: Sources) -> Any:
     """Return a submission with its proofs: from the chain where they are there, else as a source
     shows it; raises ApiError when none does.
     """
@@ -365,7 +365,7 @@ async def _open(key: bytes, options: dict[str, Any]) -> None:
         own = [url for url in (options["orchestrator"],) if url]
         async with Sources([*own, *options["source"]], signer=signer) as sources:
             case = view.cases.get(matter.case_id)
-            entry = await find_entry(view, matter.place, case, sources)
+            entry = await find_entry(matter.place, case, sources)
             relays = await _relays(sources, run.run_id, options)
             data = await _file(sources, entry, options["file"])
             named = [*options["source"], *relays, *own]

@@ -44,6 +44,8 @@ class Seat:
     """The run's orchestrator, asked with the client's signature."""
     fetcher: Fetcher
     """Where policies come from."""
+    relays: tuple[str, ...]
+    """URLs of the run's relays."""
 
 
 @asynccontextmanager
@@ -82,7 +84,7 @@ async def take_seat(
         )
         relays = settings.relay or await _named_relays(api, settings)
         fetcher = await stack.enter_async_context(Fetcher(relays, settings.state_dir / "policies"))
-        yield Seat(chain, view, run, domain, api, fetcher)
+        yield Seat(chain, view, run, domain, api, fetcher, tuple(relays))
 
 
 async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[str, ...]:

@@ -251,6 +251,6 @@ def print_report(plan: TrapPlan, anchor: Anchor, found: list[Found]) -> None:
             click.echo(f"{who}  slashed {format_tokens(wei)} tokens for accepting {each.name}")
     for each in to_challenge(found):
         click.echo(
-            f"challenge it: muster dispute open {each.name} --verdict rejected --keystore FILE "
+            f"challenge it: muster dispute open {each.name} --ruling rejected --keystore FILE "
             "--wait"
         )

@@ -22,7 +22,7 @@ from functools import cached_property
 from muster.chain import BatchView, ChainView
 from muster.client.audit.contradictions import MAX_LISTED, Check, Contradiction, Kind, summarise
 from muster.client.audit.table import OutcomeTable
-from muster.client.audit.work import posting_terms
+from muster.client.audit.work import terms_of_batch
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Verdict
 from muster.protocol.schedule import (
@@ -101,12 +101,11 @@ class CallBook:
         bits = self._run.seats.items()
         signers = frozenset(who for who, bit in bits if bit & batch.signers)
         seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
-        terms = posting_terms(self._view, batch)
+        terms = terms_of_batch(self._view, batch)
         return Posting(
             batch=batch,
             order=order_of_batch(seed, batch.seated, batch.validators),
             signers=signers & set(batch.validators),
-            # The terms may have changed since it was decided: who signed was asked for.
             quorum=max(terms.quorum if terms else 1, len(signers)),
             timing=Timing(batch.committed_at, self._deadline_s, self._longest_s),
             is_alarm=is_alarm,
@@ -294,10 +293,13 @@ def _is_settled(posting: Posting, known: Collection[Address], timeout_s: int) ->
 def _postings(
     view: ChainView, table: OutcomeTable, deadline_s: int
 ) -> Iterator[tuple[CallBook, Posting]]:
-    """Yield what was posted of runs that exist, by validators that have seats."""
+    """Yield what was posted of runs that exist, by validators that have seats.
+
+    What jurors of the network judged has no signers.
+    """
     books: dict[RunId, CallBook] = {}
     for batch, records_N in table.slices():
-        if batch.run_id in view.runs and batch.validators:
+        if batch.run_id in view.runs and batch.validators and batch.signers:
             if batch.run_id not in books:
                 books[batch.run_id] = CallBook(view, batch.run_id, deadline_s)
             book = books[batch.run_id]

@@ -6,7 +6,7 @@ No orchestrator is asked. Exits 1 when anything contradicts. `--json` prints one
      "runs": [{"run_id", "owner", "paused", "quorum", "validators", "price_wei", "funded_wei",
                "paid_wei", "batches", "judged", "submitted", "accepted", "rejected", "fraud",
                "units", "checkpoints": [{"version", "manifest_root", "beacon", "block", "tx"}]}],
-     "workers": [{"address", "worker_id", "node", "status", "stake_wei", "unbonding_wei",
+     "workers": [{"run_id", "address", "worker_id", "node", "status", "stake_wei", "unbonding_wei",
                   "slashed_wei", "submitted", "accepted", "rejected", "fraud", "units",
                   "paid_wei"}],
      "batches": n,

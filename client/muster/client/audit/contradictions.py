@@ -40,6 +40,7 @@ class Kind(StrEnum):
     PAYMENT_UNDUE = "payment-undue"
     RUN_OVERDRAWN = "run-overdrawn"
     SLASH_UNFOUNDED = "slash-unfounded"
+    SLASH_OTHER_RUN = "slash-other-run"
     SLASH_VERDICT = "slash-verdict"
     SLASH_SHARE = "slash-share"
     SLASH_REPORTER = "slash-reporter"
@@ -69,38 +70,43 @@ RULES: dict[Kind, str] = {
     Kind.EVENT_ORDER: "every event follows from those before it",
     Kind.BATCH_ROOT: "a batch's root is over its submissions, which accepted records repeat",
     Kind.BATCH_UNITS: "a batch declares as many units as its submissions claim",
-    Kind.DIRECT_SIGNATURE: "a direct submission is signed by a node of its worker",
+    Kind.DIRECT_SIGNATURE: "a direct submission is signed by a node of its worker, under a ticket "
+    "of the run",
     Kind.OUTCOMES_ROOT: "the outcomes root is the Merkle root over the records, in batch order",
     Kind.OUTCOME_SIGNATURE: "signatures are canonical: 65 bytes, v 27 or 28, s in the lower half; "
     "the seats recorded are those of who signed",
     Kind.OUTCOME_STRANGER: "who signs outcomes has a seat in the run when they are posted",
-    Kind.OUTCOME_QUORUM: "outcomes carry signatures of at least the run's quorum",
+    Kind.OUTCOME_QUORUM: "outcomes carry signatures of at least the run's quorum, or are a ruling "
+    "of the network's jurors about work that the run left unjudged",
     Kind.OUTCOME_UNCALLED: "who signs outcomes was called to check the batch, by its order, by "
     "silence or by objections",
     Kind.OUTCOME_MINORITY: "outcomes that do not accept are those of most of the validators that "
     "they call",
     Kind.OUTCOME_UNCHECKED: "who signs an accepted outcome has recomputed its hidden states",
-    Kind.OUTCOME_DEADLINE: "outcomes are posted before the outcome deadline after the commitment",
+    Kind.OUTCOME_DEADLINE: "a run's outcomes are posted before the outcome deadline",
     Kind.OUTCOME_UNITS: "records hold no more units together than their batch was committed for",
     Kind.OUTCOME_REASON: "reason 0 is Accepted; every other reason has the verdicts of its check",
     Kind.WORKER_UNKNOWN: "a record names a registered worker, or nobody (0) when it is rejected",
-    Kind.WORKER_INACTIVE: "accepted work is by a worker that was active when it was committed, and "
-    "before its policy was published",
+    Kind.WORKER_INACTIVE: "accepted work is by an active member of its run",
     Kind.POLICY_UNPUBLISHED: "accepted work is of a policy published before it was committed",
     Kind.SLOT_TWICE: "a slot (run, worker, step, index) settles once",
     Kind.PAYMENT_RUN: "a payment is a run's that exists",
     Kind.PAYMENT_PRICE: "a payment is units times the price that their batches were committed at",
     Kind.PAYMENT_UNDUE: "only accepted slots whose challenge window is over are paid, once",
     Kind.RUN_OVERDRAWN: "a run pays and sets aside no more than it was funded with",
-    Kind.SLASH_UNFOUNDED: "a slash names the posted outcome that it punishes",
+    Kind.SLASH_UNFOUNDED: "a slash names what it punishes: an outcome, a case or two signatures",
+    Kind.SLASH_OTHER_RUN: "stake for a run is taken for an offence in that run only, a juror's for "
+    "its duty on the bench only",
     Kind.SLASH_VERDICT: "stake is gone when, and only when, a fraud verdict stands",
-    Kind.SLASH_SHARE: "a slash takes the run's share of active and of unbonding stake, rounded up",
-    Kind.SLASH_REPORTER: "the reporter is the challenger who turned the verdict into fraud, or "
-    "nobody",
+    Kind.SLASH_SHARE: "a slash takes the share that its owner signed for, of active and of "
+    "unbonding stake, rounded up",
+    Kind.SLASH_REPORTER: "the reporter is who claimed first what jurors ruled against the record, "
+    "or nobody",
     Kind.SLASH_SPLIT: "released stake is burned but for insurance and the reporter's capped share",
-    Kind.CASE_UNFOUNDED: "a case is about a posted outcome, by its leaf",
-    Kind.CASE_JUROR: "who signed an outcome does not sit in the jury about it",
-    Kind.CASE_VERDICT: "a closed case leaves the verdict that its votes decide",
+    Kind.CASE_UNFOUNDED: "a case is about a posted outcome, by its leaf, or about unjudged work",
+    Kind.CASE_JUROR: "jurors are drawn from the bench, by the block that nobody could choose, "
+    "without the run's owner, worker, validators and claimants",
+    Kind.CASE_VERDICT: "a closed case leaves the ruling that its votes decide",
     Kind.CONTRACT_STATE: "what contracts hold is what their events add up to",
     Kind.SOURCE_HEADER: "a block's hash is the Keccak-256 of its header",
     Kind.SOURCE_RECEIPTS: "a block's receipts hash to the receipts root of its header",

@@ -65,6 +65,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "is_direct": "whether a worker committed it without the orchestrator",
     },
     "workers": {
+        "run_id": "the run",
         "worker_id": "number in outcome records",
         "address": "the staking wallet",
         "node": "the hot key that signs for it now",
@@ -84,7 +85,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "amount_wei": "what was taken",
         "reason": "why",
         "state": "escrowed, released or restored",
-        "run_id": "run of the outcome; null for other faults",
+        "run_id": "run that it was staked for; 0 for the jurors' bench",
         "batch_id": "its batch",
         "position": "its place there",
         "offence": "what it is filed under",

@@ -285,10 +285,10 @@ def _policies(run: RunReport) -> str:
 def _workers(report: AuditReport) -> str:
     return table(
         "Workers",
-        ("worker", "status", "stake", "accepted", "rejected", "fraud", "units", "paid"),
+        ("worker", "run", "status", "stake", "accepted", "rejected", "fraud", "units", "paid"),
         (
             (
-                *(code(w.address), text(w.status), number(tokens(w.stake_wei))),
+                *(code(w.address), number(w.run_id), text(w.status), number(tokens(w.stake_wei))),
                 *(number(w.accepted), number(w.rejected), number(w.fraud), number(w.units)),
                 number(tokens(w.paid_wei)),
             )

@@ -5,19 +5,21 @@ A million outcomes stay the 56 bytes each that were posted; whoever looks at one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchView, BlockId, Event, RunTerms
+from muster.chain import BatchStatus, BatchView, BlockId, Event
 from muster.chain.view_parts import parse_records, split_signatures
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.facts import HistoryView
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
-from muster.protocol.ids import Hash32
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.jury import Place
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 RECORD = np.dtype(
@@ -34,6 +36,8 @@ RECORD = np.dtype(
     ]
 )
 """An outcome record, as it is on chain."""
+WITHHELD = keccak(b"")
+"""What validators sign of a batch of which nothing can be had: the hash of no records."""
 REMEMBERED_BLOCKS = 256
 """Newest blocks with events whose hashes are kept."""
 
@@ -75,6 +79,30 @@ class PackedRecords(Sequence[OutcomeRecord]):
         return iter(parse_records(self.data))
 
 
+@dataclass(frozen=True, slots=True)
+class Bond:
+    """What a worker put up for work that it brought before judges itself."""
+
+    payer: Address
+    """Who."""
+    wei: int
+    """How much."""
+    returned_wei: int = 0
+    """How much of it went back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a later offence took of stake that an earlier one gave back."""
+
+    later: Hash32
+    """The escrow of the later one."""
+    earlier: Hash32
+    """The escrow that was given back."""
+    wei: int
+    """How much."""
+
+
 class Ledger(HistoryView):
     """Everything that events say, with contradictions that say where they are.
 
@@ -93,10 +121,28 @@ class Ledger(HistoryView):
         """Events that do not follow from those before them."""
         self.posted: list[int] = []
         """Batches in the order in which their outcomes were posted."""
-        self.terms_at_posting: dict[int, RunTerms] = {}
-        """A run's terms when a batch's outcomes were posted: they may change later."""
-        self.terms_at_slash: dict[Hash32, RunTerms] = {}
-        """A run's terms when a fraud was executed, by offence."""
+        self.seated_at: dict[tuple[RunId, Address], int] = {}
+        """When each account first took a seat of a run."""
+        self.benches: dict[Hash32, tuple[Place, ...]] = {}
+        """The places that a case's jury was drawn from, by case."""
+        self.recorded_terms: dict[int, int] = {}
+        """Number of the run's terms when a batch was committed, as the events before say."""
+        self.freed_wei: dict[int, int] = {}
+        """What was given back to the run for a void batch."""
+        self.reserved_before: dict[int, int] = {}
+        """What the run had set aside just before."""
+        self.bonds: dict[int, Bond] = {}
+        """By batch."""
+        self.followed: list[Followed] = []
+        """In chain order."""
+        self.court_wei: dict[Hash32, tuple[int, int]] = {}
+        """What a run paid for a case, and what it had then."""
+        self.proven: set[Hash32] = set()
+        """Escrows of faults that proved themselves."""
+        self.fines: dict[tuple[Hash32, Address], int] = {}
+        """What a case cost an account, by case and account."""
+        self._voided: int | None = None
+        self._paid_for_court: dict[RunId, tuple[str, int, int]] = {}
 
     @property
     def block_number(self) -> int | None:
@@ -156,21 +202,15 @@ class Ledger(HistoryView):
         )
 
     def _take_in(self, event: Event) -> None:
-        if (event.contract, event.name) != ("ContributionLedger", "OutcomesPosted"):
-            super()._take_in(event)
-            if event.name == "FraudExecuted":
-                self._remember_terms(event.args)
+        if (note := _NOTES.get(event.name)) is not None:
+            note(self, event, event.args)
+        if event.name == "OutcomesPosted":
+            try:
+                self._outcomes_posted(event, event.args)
+            except (KeyError, EncodingError) as error:
+                self._contradict(event, f"refers to something unknown: {error}")
             return
-        try:
-            self._outcomes_posted(event, event.args)
-        except (KeyError, EncodingError) as error:
-            self._contradict(event, f"refers to something unknown: {error}")
-
-    def _remember_terms(self, args: dict[str, Any]) -> None:
-        batch = self.batches.get(args["batch_id"])
-        run = self.runs.get(batch.run_id) if batch else None
-        if run is not None:
-            self.terms_at_slash[args["offence"]] = run.config.terms
+        super()._take_in(event)
 
     def _outcomes_posted(self, event: Event, args: dict[str, Any]) -> None:
         batch = self.batches[args["batch_id"]]
@@ -181,6 +221,7 @@ class Ledger(HistoryView):
             return
         # Whoever reads a batch's records iterates, indexes or counts: a list is not needed.
         batch.records = records  # type: ignore[assignment]
+        batch.status = BatchStatus.JUDGED
         batch.records_hash = keccak(records.data)
         batch.signatures = split_signatures(args["signatures"])
         batch.signers = args["signers"]
@@ -188,7 +229,92 @@ class Ledger(HistoryView):
         batch.posted_at = args["posted_at"]
         batch.posted_block, batch.posted_tx = event.block_number, event.tx_hash
         batch.posted_beacon = event.block_hash
-        run = self.runs[batch.run_id]
-        batch.validators = tuple(run.validators)
-        self.terms_at_posting[batch.batch_id] = run.config.terms
+        batch.validators = tuple(self.runs[batch.run_id].validators)
         self.posted.append(batch.batch_id)
+
+    # What a view does not keep, noted before the event is taken in
+
+    def _note_seat(self, event: Event, args: dict[str, Any]) -> None:
+        seat = RunId(args["run_id"]), args["validator"]
+        self.seated_at.setdefault(seat, event.block_timestamp)
+
+    def _note_commitment(self, _event: Event, args: dict[str, Any]) -> None:
+        run = self.runs.get(args["run_id"])
+        if run is not None:
+            self.recorded_terms[args["batch_id"]] = run.terms_number
+
+    def _note_withheld(self, event: Event, args: dict[str, Any]) -> None:
+        batch = self.batches.get(args["batch_id"])
+        run = self.runs.get(batch.run_id) if batch else None
+        if batch is None or run is None:
+            return
+        batch.records_hash, batch.validators = WITHHELD, tuple(run.validators)
+        batch.signatures = split_signatures(args["signatures"])
+        batch.posted_block, batch.posted_tx = event.block_number, event.tx_hash
+
+    def _note_void(self, _event: Event, args: dict[str, Any]) -> None:
+        self._voided = args["batch_id"]
+
+    def _note_freed(self, event: Event, args: dict[str, Any]) -> None:
+        run = self.runs.get(args["run_id"])
+        if self._voided is None or run is None:
+            self._contradict(event, "no batch is void")
+            return
+        self.freed_wei[self._voided] = args["amount"]
+        self.reserved_before[self._voided] = run.reserved_wei
+        self._voided = None
+
+    def _note_bond(self, _event: Event, args: dict[str, Any]) -> None:
+        self.bonds[args["batch_id"]] = Bond(args["payer"], args["amount"])
+
+    def _note_bond_back(self, event: Event, args: dict[str, Any]) -> None:
+        bond = self.bonds.get(args["batch_id"])
+        self._expect(event, "who put the bond up", bond and bond.payer, args["payer"])
+        if bond is not None:
+            back = bond.returned_wei + args["amount"]
+            self.bonds[args["batch_id"]] = Bond(bond.payer, bond.wei, back)
+
+    def _note_followed(self, _event: Event, args: dict[str, Any]) -> None:
+        followed = Followed(args["escrow_id"], args["from_escrow_id"], args["amount"])
+        self.followed.append(followed)
+
+    def _note_court(self, event: Event, args: dict[str, Any]) -> None:
+        run = self.runs.get(args["run_id"])
+        if run is not None:
+            paid = (event.tx_hash, args["amount"], run.available_wei)
+            self._paid_for_court[run.run_id] = paid
+
+    def _note_closed(self, event: Event, args: dict[str, Any]) -> None:
+        case = self.cases.get(args["case_id"])
+        paid = self._paid_for_court.pop(case.run_id, None) if case else None
+        if paid is not None and paid[0] == event.tx_hash:
+            self.court_wei[args["case_id"]] = paid[1:]
+
+    def _note_jury(self, _event: Event, args: dict[str, Any]) -> None:
+        case = self.cases.get(args["case_id"])
+        if case is not None:
+            self.benches[case.case_id] = tuple(self.bench[: case.places])
+
+    def _note_proven(self, _event: Event, args: dict[str, Any]) -> None:
+        self.proven.add(args["escrow_id"])
+
+    def _note_fine(self, _event: Event, args: dict[str, Any]) -> None:
+        self.fines[args["case_id"], args["account"]] = args["amount"]
+
+
+_NOTES: dict[str, Callable[[Ledger, Event, dict[str, Any]], None]] = {
+    "ValidatorSeated": Ledger._note_seat,
+    "BatchCommitted": Ledger._note_commitment,
+    "BatchWithheld": Ledger._note_withheld,
+    "BatchVoided": Ledger._note_void,
+    "RewardFreed": Ledger._note_freed,
+    "BondTaken": Ledger._note_bond,
+    "BondReturned": Ledger._note_bond_back,
+    "SlashFollowed": Ledger._note_followed,
+    "CourtPaid": Ledger._note_court,
+    "CaseClosed": Ledger._note_closed,
+    "JuryDrawn": Ledger._note_jury,
+    "DoubleOutcomeProven": Ledger._note_proven,
+    "DoubleSubmissionProven": Ledger._note_proven,
+    "Fined": Ledger._note_fine,
+}

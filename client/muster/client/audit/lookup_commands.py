@@ -34,7 +34,10 @@ def worker(worker: str, as_json: bool, **options: Any) -> None:
 
     found = worker_facts(read_history(options), worker)
     if not as_json:
-        print_facts(dict(map(_in_tokens, found["worker"].items())))
+        print_facts(found["worker"])
+        for membership in found["memberships"]:
+            click.echo()
+            print_facts(dict(map(_in_tokens, membership.items())))
         _print_rows([_outcome_row(each) for each in found["outcomes"][-SHOWN_OUTCOMES:]])
         _print_rows([_payment_row(each) for each in found["payments"]])
         for slash in found["slashes"]:

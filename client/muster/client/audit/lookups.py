@@ -29,9 +29,10 @@ def worker_facts(history: History, worker: str) -> dict[str, Any]:
     report, table = history.report(), tabulate(history.ledger)
     rows = np.flatnonzero(table.column("worker_id") == account.worker_id).tolist()
     places = {(batch.batch_id, position) for batch, position in map(table.place, rows)}
-    (figures,) = (worker for worker in report.workers if worker.address == address)
+    figures = [worker for worker in report.workers if worker.address == address]
     return {
-        "worker": asdict(figures),
+        "worker": {"address": address, "worker_id": account.worker_id, "node": account.node},
+        "memberships": [asdict(membership) for membership in figures],
         "outcomes": [_outcome(table, row) for row in rows],
         "slashes": [asdict(slash) for slash in report.slashes if slash.worker == address],
         "payments": [asdict(each) for each in report.payments if each.worker == address],

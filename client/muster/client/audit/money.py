@@ -22,18 +22,21 @@ from muster.chain import (
     RunTerms,
     SlashState,
     SlashView,
-    StakeView,
 )
+from muster.chain.structs import Offence
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
-from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed, parameter
 from muster.client.audit.table import OutcomeTable
+from muster.client.audit.work import terms_of_batch
 from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
-from muster.protocol.messages import OutcomeRecord, Verdict
+from muster.protocol.jury import BENCH
+from muster.protocol.messages import Verdict
 
 PPM = 1_000_000
 """The whole, in millionths."""
+FRAUDS = (Offence.FRAUD, Offence.EXACT_FRAUD)
+"""Offences that are outcomes."""
 
 
 # Slots and payments
@@ -112,7 +115,6 @@ class Earnings:
         self._prices = sorted({batch.price_per_unit for batch in table.batches})
         place = {price: number for number, price in enumerate(self._prices)}
         self._price = table.of_batches([place[b.price_per_unit] for b in table.batches])[self._rows]
-        self._overdue = overdue_claims(view)
         self._bounds = {
             (int(self._runs[at]), int(self._workers[at])): (int(at), int(until))
             for at, until in _groups(self._runs, self._workers)
@@ -129,8 +131,7 @@ class Earnings:
         wei = sum(
             price * int(units[prices == place].sum()) for place, price in enumerate(self._prices)
         )
-        final = Tally(until - first, int(units.sum()), wei)
-        return final + self._overdue.get(payment.run_id, Tally())
+        return Tally(until - first, int(units.sum()), wei)
 
 
 def _groups(*columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -141,19 +142,6 @@ def _groups(*columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     changes = np.any([np.diff(column) != 0 for column in columns], axis=0)
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), count]
     yield from pairwise(edges)
-
-
-def overdue_claims(view: ChainView) -> dict[RunId, Tally]:
-    """Return what batches without outcomes may be paid at most, by run.
-
-    They stand as claimed once they are overdue, and events do not say by whom they are claimed.
-    """
-    tallies: dict[RunId, Tally] = defaultdict(Tally)
-    for batch in view.batches.values():
-        if batch.records is None:
-            claimed = Tally(batch.count, batch.units, batch.units * batch.price_per_unit)
-            tallies[batch.run_id] += claimed
-    return tallies
 
 
 def payments(view: ChainView, table: OutcomeTable, window_s: int | None) -> Check:
@@ -225,8 +213,12 @@ def _paid(payment: PaymentView, kind: Kind, detail: str) -> Contradiction:
 # Slashes
 
 
-def slashes(view: ChainView, table: OutcomeTable, window_s: int | None) -> Check:
-    """Return whether every slash follows from a fraud verdict."""
+def slashes(
+    view: ChainView, table: OutcomeTable, deployment: Deployment, window_s: int | None
+) -> Check:
+    """Return whether every slash follows from an offence that its owner answers for: nobody lost
+    what it had not signed for.
+    """
     found = [
         Contradiction(
             kind,
@@ -237,25 +229,42 @@ def slashes(view: ChainView, table: OutcomeTable, window_s: int | None) -> Check
             position=slash.position,
         )
         for slash in view.slashes
-        for kind, problem in _slash_problems(view, slash)
+        for kind, problem in _slash_problems(view, slash, deployment)
     ]
-    executed = {slash.offence for slash in view.slashes}
-    waiting = sum(
-        table.record(int(row)).offence(table.place(int(row))[0].run_id) not in executed
-        for row in np.flatnonzero(table.is_verdict(Verdict.FRAUD))
-    )
+    executed = {(slash.batch_id, slash.position) for slash in view.slashes}
+    places = (table.place(int(row)) for row in np.flatnonzero(table.is_verdict(Verdict.FRAUD)))
+    waiting = sum((batch.batch_id, position) not in executed for batch, position in places)
     window = f", challenge window {window_s} s" if window_s is not None else ""
     return summarise(
-        "slashes are the run's share of the stake, for fraud verdicts",
+        "nobody lost what it had not signed for",
         found,
         f"{len(view.slashes)} slashes, {waiting} fraud verdicts not executed{window}",
     )
 
 
-def _slash_problems(view: ChainView, slash: SlashView) -> Iterator[tuple[Kind, str]]:
-    if slash.fault is not None or slash.is_double_submission:
-        # The fault court checked the proof that its event repeats; events do not hold it.
-        return
+def _slash_problems(
+    view: ChainView, slash: SlashView, deployment: Deployment
+) -> Iterator[tuple[Kind, str]]:
+    if slash.offence in FRAUDS:
+        yield from _fraud_problems(view, slash)
+    elif slash.offence is Offence.ABSENT_JUROR:
+        yield from _absence_problems(view, slash, parameter(deployment, None, "absence_ppm"))
+    elif slash.offence is Offence.WRONG_VERDICT:
+        wrong_ppm = parameter(deployment, None, "wrong_verdict_ppm")
+        yield from _signer_problems(view, slash, wrong_ppm)
+    else:
+        # The fault court checked the two signatures; events do not hold them.
+        run = view.runs.get(slash.run_id)
+        is_worker = slash.offence is Offence.DOUBLE_SUBMISSION
+        if run is None or slash.owner not in (run.members if is_worker else run.seats):
+            yield Kind.SLASH_OTHER_RUN, f"the owner is nobody in run {slash.run_id}"
+        elif is_worker:
+            yield from _share_problems(slash, max(t.exact_fraud_ppm for t in run.terms))
+        else:
+            yield from _share_problems(slash, PPM)
+
+
+def _fraud_problems(view: ChainView, slash: SlashView) -> Iterator[tuple[Kind, str]]:
     batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
     if batch is None or batch.records is None or slash.position is None:
         yield Kind.SLASH_UNFOUNDED, "slashed without a posted outcome"
@@ -263,15 +272,54 @@ def _slash_problems(view: ChainView, slash: SlashView) -> Iterator[tuple[Kind, s
     if not 0 <= slash.position < len(batch.records):
         yield Kind.SLASH_UNFOUNDED, f"batch {batch.batch_id} has no position {slash.position}"
         return
+    if batch.run_id != slash.run_id:
+        yield Kind.SLASH_OTHER_RUN, f"stake for run {slash.run_id}, work of run {batch.run_id}"
     record = batch.records[slash.position]
-    if record.offence(batch.run_id) != slash.offence:
-        yield Kind.SLASH_UNFOUNDED, "the offence does not name the file of its outcome"
+    if slash.tag != record.step << 32 | record.index:
+        yield Kind.SLASH_UNFOUNDED, "the offence does not name the slot of its outcome"
     worker = view.worker_by_id.get(record.worker_id)
     if worker is None or worker.address != slash.owner:
         yield Kind.SLASH_UNFOUNDED, f"the outcome is about worker {record.worker_id}"
     for problem in _verdict_problems(view, slash, batch.batch_id, slash.position):
         yield Kind.SLASH_VERDICT, problem
-    ppm = _fraud_ppm(slash_terms(view, slash, batch.run_id), record, slash.priors)
+    terms = terms_of_batch(view, batch)
+    yield from _share_problems(slash, _fraud_ppm(terms, slash))
+    case = view.cases.get(record.leaf(batch.batch_id, slash.position))
+    reporter = case.reporter if case is not None and case.overturned else ZERO_ADDRESS
+    if slash.split is not None and slash.reporter != reporter:
+        yield Kind.SLASH_REPORTER, f"{slash.reporter} is its reporter, not {reporter}"
+
+
+def _absence_problems(
+    view: ChainView, slash: SlashView, ppm: int | None
+) -> Iterator[tuple[Kind, str]]:
+    if slash.run_id != BENCH:
+        yield Kind.SLASH_OTHER_RUN, f"a juror's duty, and stake for run {slash.run_id}"
+    case = next((case for case in view.cases.values() if case.number == slash.tag), None)
+    if case is None or slash.owner not in case.jurors:
+        yield Kind.SLASH_UNFOUNDED, f"no juror of case {slash.tag}"
+    elif not case.closed or slash.owner in case.votes:
+        yield Kind.SLASH_UNFOUNDED, f"case {slash.tag} is open, or the juror voted"
+    if ppm is not None:
+        yield from _share_problems(slash, ppm)
+
+
+def _signer_problems(
+    view: ChainView, slash: SlashView, ppm: int | None
+) -> Iterator[tuple[Kind, str]]:
+    batch, run = view.batches.get(slash.tag), view.runs.get(slash.run_id)
+    if batch is None or run is None or batch.run_id != slash.run_id:
+        yield Kind.SLASH_OTHER_RUN, f"batch {slash.tag} is none of run {slash.run_id}"
+        return
+    if not run.seats.get(slash.owner, 0) & batch.signers:
+        yield Kind.SLASH_UNFOUNDED, f"the owner did not sign the outcomes of batch {slash.tag}"
+    if not any(c.overturned and c.batch_id == slash.tag for c in view.cases.values()):
+        yield Kind.SLASH_UNFOUNDED, f"no outcome of batch {slash.tag} was overturned"
+    if ppm is not None:
+        yield from _share_problems(slash, ppm)
+
+
+def _share_problems(slash: SlashView, ppm: int) -> Iterator[tuple[Kind, str]]:
     shares = tuple(-(-stake * ppm // PPM) for stake in slash.stake_before)
     if slash.taken != shares:
         what = (
@@ -279,27 +327,15 @@ def _slash_problems(view: ChainView, slash: SlashView) -> Iterator[tuple[Kind, s
             f"due were {_both(shares)}"
         )
         yield Kind.SLASH_SHARE, what
-    case = view.cases.get(record.leaf(batch.batch_id, slash.position))
-    is_reported = record.verdict is not Verdict.FRAUD and case is not None and case.overturned
-    reporter = case.challenger if is_reported and case is not None else ZERO_ADDRESS
-    if slash.reporter != reporter:
-        yield Kind.SLASH_REPORTER, f"{slash.reporter} is its reporter, not {reporter}"
 
 
-def slash_terms(view: ChainView, slash: SlashView, run_id: RunId) -> RunTerms | None:
-    """Return the run's terms when a fraud was executed; the present ones if that is not known."""
-    known = view.terms_at_slash.get(slash.offence) if isinstance(view, Ledger) else None
-    run = view.runs.get(run_id)
-    return known or (run.config.terms if run else None)
-
-
-def _fraud_ppm(terms: RunTerms | None, record: OutcomeRecord, priors: int) -> int:
+def _fraud_ppm(terms: RunTerms | None, slash: SlashView) -> int:
     """Return the millionths of stake that a fraud costs: doubled by every prior conviction."""
     if terms is None:
         return 0
-    if record.is_exact_fraud:
+    if slash.offence is Offence.EXACT_FRAUD:
         return terms.exact_fraud_ppm
-    return min(terms.fraud_ppm << max(0, min(priors, 20)), PPM)
+    return min(terms.fraud_ppm << max(0, min(slash.priors, 20)), PPM)
 
 
 def _verdict_problems(
@@ -311,9 +347,9 @@ def _verdict_problems(
         yield "the verdict that stands is not fraud"
     if stands and is_restored:
         yield "the stake was given back though the verdict stands"
-    worker = view.workers.get(slash.owner)
-    if stands and worker is not None and worker.convictions == 0:
-        yield f"the worker is {worker.status.lower()} and not convicted"
+    member = view.member(slash.run_id, slash.owner)
+    if stands and member is not None and member.convictions == 0:
+        yield f"the worker is {member.status.lower()} and not convicted"
 
 
 def slash_splits(view: ChainView, deployment: Deployment) -> Check:
@@ -382,12 +418,12 @@ def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) 
                 f"{what} add up to {format_tokens(ours)} tokens, "
                 f"the contract holds {format_tokens(held)}"
             )
-    for owner, account in observed.stakes.items():
-        told = view.stakes.get(owner, StakeView(owner))
+    for (run_id, owner), account in observed.stakes.items():
+        told = view.stake(run_id, owner)
         if (told.active_wei, told.unbonding_wei) != (account.active_wei, account.unbonding_wei):
             events = _both((told.active_wei, told.unbonding_wei))
             vault = _both((account.active_wei, account.unbonding_wei))
-            yield f"{owner} has {events} tokens by the events, by the vault {vault}"
+            yield f"{owner} has {events} tokens in run {run_id} by events, by the vault {vault}"
     for what, count, theirs in (
         ("runs", len(view.runs), observed.runs),
         ("batches", len(view.batches), observed.batches),

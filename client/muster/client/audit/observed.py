@@ -10,7 +10,8 @@ from muster.chain import Chain, ChainView, Deployment, Funds, StakeAccount
 from muster.chain.abi import contract_abi
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import EncodingError, WrongChain
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address, to_hash32
+from muster.protocol.jury import BENCH
 
 UNDISPUTED = 0xFE
 """What is left of a commitment's last byte without the bit that tells of challenges."""
@@ -26,8 +27,10 @@ class Observed:
     """Tokens of StakeVault."""
     escrow_wei: int
     """Tokens of RewardEscrow."""
-    stakes: Mapping[Address, StakeAccount]
-    """Stake of every account that the events tell of, and of every validator."""
+    court_wei: int
+    """Tokens of DisputeCourt."""
+    stakes: Mapping[tuple[RunId, Address], StakeAccount]
+    """Stake that the events tell of, and of every worker, validator and juror, by run and owner."""
     runs: int
     """Runs of RunRegistry."""
     batches: int
@@ -39,16 +42,19 @@ class Observed:
     strange: frozenset[int] = frozenset()
     """Batches whose header is not the one that the events add up to."""
     parameters: Mapping[str, int] = field(default_factory=dict)
-    """Times that the ledger was built with, in seconds."""
+    """What the contracts were built with, named as deployments name it."""
+    draw_hashes: Mapping[int, Hash32] = field(default_factory=dict)
+    """Hash of every block that a jury was drawn of."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, amounts as text."""
         return {
             "vault_wei": str(self.vault_wei),
             "escrow_wei": str(self.escrow_wei),
+            "court_wei": str(self.court_wei),
             "stakes": {
-                owner: [str(number) for number in astuple(account)]
-                for owner, account in self.stakes.items()
+                f"{run}:{owner}": [str(number) for number in astuple(account)]
+                for (run, owner), account in self.stakes.items()
             },
             "runs": self.runs,
             "batches": self.batches,
@@ -58,7 +64,8 @@ class Observed:
             },
             "versions": {str(run): version for run, version in self.versions.items()},
             "strange": sorted(self.strange),
-            "parameters": dict(self.parameters),
+            "parameters": {name: str(value) for name, value in self.parameters.items()},
+            "draw_hashes": {str(at): hex0x(hashed) for at, hashed in self.draw_hashes.items()},
         }
 
     @classmethod
@@ -68,9 +75,10 @@ class Observed:
             return cls(
                 vault_wei=int(value["vault_wei"]),
                 escrow_wei=int(value["escrow_wei"]),
+                court_wei=int(value["court_wei"]),
                 stakes={
-                    to_address(owner): StakeAccount(*map(int, amounts))
-                    for owner, amounts in value["stakes"].items()
+                    _stake_key(place): StakeAccount(*map(int, amounts))
+                    for place, amounts in value["stakes"].items()
                 },
                 runs=int(value["runs"]),
                 batches=int(value["batches"]),
@@ -84,9 +92,15 @@ class Observed:
                 },
                 strange=frozenset(map(int, value["strange"])),
                 parameters={str(k): int(v) for k, v in value["parameters"].items()},
+                draw_hashes={int(k): to_hash32(v) for k, v in value["draw_hashes"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EncodingError(f"malformed answers of contracts: {error}") from error
+
+
+def _stake_key(text: str) -> tuple[RunId, Address]:
+    run, _, owner = text.partition(":")
+    return RunId(int(run)), to_address(owner)
 
 
 async def observe(
@@ -102,21 +116,57 @@ async def observe(
     tag = "latest" if block is None else hex(block)
     chain = chain if block is None else chain.at(block)
     at = chain.deployment.contracts
-    accounts = set(view.stakes).union(*(run.seats for run in view.runs.values()))
     return Observed(
-        stakes={who: await chain.vault.account_of(who) for who in sorted(accounts)},
+        stakes={key: await chain.vault.account_of(*key) for key in sorted(_stakes(view))},
         vault_wei=await chain.token.balance_of(at["StakeVault"]),
         escrow_wei=await chain.token.balance_of(at["RewardEscrow"]),
+        court_wei=await chain.token.balance_of(at["DisputeCourt"]),
         runs=await chain.runs.run_count(),
         batches=await chain.ledger.batch_count(),
         funds={run: await chain.escrow.funds_of(run) for run in view.runs},
         versions={run: await chain.runs.latest_version(run) for run in view.runs},
         strange=frozenset(await _strange_batches(chain, view, tag, only)),
-        parameters={
-            "challenge_window_s": await chain.ledger.challenge_window(),
-            "outcome_deadline_s": await chain.ledger.outcome_deadline(),
-        },
+        parameters=await _parameters(chain),
+        draw_hashes=await _draw_hashes(chain, view),
     )
+
+
+def _stakes(view: ChainView) -> set[tuple[RunId, Address]]:
+    """Return whose stake could be there, and for which run."""
+    roles = {(run.run_id, who) for run in view.runs.values() for who in (*run.seats, *run.members)}
+    return set(view.stakes) | roles | {(RunId(BENCH), place.juror) for place in view.bench}
+
+
+async def _parameters(chain: Chain) -> dict[str, int]:
+    court = await chain.court.terms()
+    return {
+        "challenge_window_s": await chain.ledger.challenge_window(),
+        "outcome_deadline_s": await chain.ledger.outcome_deadline(),
+        "bond": court.bond,
+        "juror_fee": court.juror_fee,
+        "jury_size": court.jury_size,
+        "wrong_verdict_ppm": court.wrong_verdict_ppm,
+        "absence_ppm": court.absence_ppm,
+        "insurance_ppm": await chain.vault.insurance_ppm(),
+        "reporter_ppm": await chain.vault.reporter_ppm(),
+        "reporter_cap": await chain.vault.reporter_cap(),
+        "required_worker_stake": await chain.workers.required_stake(),
+        "required_validator_stake": await chain.runs.required_validator_stake(),
+        "required_juror_stake": await chain.jurors.required_stake(),
+    }
+
+
+async def _draw_hashes(chain: Chain, view: ChainView) -> dict[int, Hash32]:
+    numbers = sorted({case.draw_block for case in view.cases.values() if case.jurors})
+    calls = [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
+    try:
+        headers = await chain.rpc.batch(calls) if calls else []
+        return {at: to_hash32(each["hash"]) for at, each in zip(numbers, headers, strict=True)}
+    except (KeyError, TypeError, ValueError) as error:
+        raise WrongChain(
+            f"the endpoint does not show the blocks that juries were drawn of: {error}",
+            hint="another endpoint: public ones do",
+        ) from error
 
 
 async def _strange_batches(
@@ -156,11 +206,15 @@ def undisputed(commitment: Hash32) -> Hash32:
     return Hash32(commitment[:-1] + bytes([commitment[-1] & UNDISPUTED]))
 
 
-def parameter(deployment: Deployment, observed: Observed | None, name: str) -> int | None:
-    """Return a number that contracts were built with: as they say it, else as the deployment
-    records it, else None.
+def fixed(deployment: Deployment, observed: Observed | None) -> dict[str, int]:
+    """Return the numbers that contracts were built with: as they say it, else as the deployment
+    records it.
     """
-    if observed is not None and name in observed.parameters:
-        return observed.parameters[name]
-    value = deployment.parameters.get(name)
-    return int(value) if value is not None else None
+    # Wei are decimal text there.
+    recorded = {k: int(v) for k, v in deployment.parameters.items() if str(v).isdecimal()}
+    return recorded | (dict(observed.parameters) if observed else {})
+
+
+def parameter(deployment: Deployment, observed: Observed | None, name: str) -> int | None:
+    """Return one of them; None when it is not known."""
+    return fixed(deployment, observed).get(name)

@@ -17,9 +17,9 @@ from muster.chain import (
     ChainView,
     Deployment,
     Loss,
+    MemberView,
     RunView,
     SlashView,
-    WorkerView,
     losses,
     reason_of,
 )
@@ -91,6 +91,8 @@ class RunReport:
 class WorkerReport:
     """A worker. Its outcomes are those of the audited runs, by the verdicts that stand."""
 
+    run_id: RunId
+    """The run."""
     address: Address
     """The staking wallet."""
     worker_id: int
@@ -131,14 +133,14 @@ class SlashReport:
     """Why, as validators recorded it."""
     state: str
     """escrowed, released or restored."""
-    run_id: RunId | None
-    """The run of the outcome."""
+    run_id: RunId
+    """The run that it was staked for; 0 for the jurors' bench."""
     batch_id: int | None
     """Its batch."""
     position: int | None
     """Its place there."""
     offence: str
-    """The leaf of the outcome."""
+    """What for, as the vault files it."""
     tx: str
     """The transaction that slashed."""
     outcome_tx: str | None
@@ -220,47 +222,31 @@ def build_report(
     `about_source` are checks of where the events came from.
     """
     table = tabulate(view)
-    counts = Counts(table, run_id)
-    paid: dict[Address, int] = defaultdict(int)
+    paid: dict[tuple[RunId, Address], int] = defaultdict(int)
     for payment in view.payments:
-        if run_id in (None, payment.run_id):
-            paid[payment.worker] += payment.amount_wei
+        paid[payment.run_id, payment.worker] += payment.amount_wei
+    runs = [run for run in view.runs.values() if run_id in (None, run.run_id)]
     return AuditReport(
         chain_id=deployment.chain_id,
         block=block if block is not None else view.block_number or 0,
-        runs=tuple(
-            _run_report(view, run, table)
-            for run in view.runs.values()
-            if run_id in (None, run.run_id)
-        ),
+        runs=tuple(_run_report(view, run, table) for run in runs),
         workers=tuple(
-            _worker_report(worker, counts, paid[worker.address]) for worker in view.workers.values()
+            _worker_report(member, counts, paid[run.run_id, member.address])
+            for run in runs
+            for counts in [Counts(table, run.run_id)]
+            for member in run.members.values()
         ),
         batches=sum(run_id in (None, batch.run_id) for batch in view.batches.values()),
         slashes=tuple(
-            report
-            for slash in view.slashes
-            if run_id in (None, (report := _slash_report(view, slash)).run_id)
+            _slash_report(view, slash) for slash in view.slashes if run_id in (None, slash.run_id)
         ),
         payments=tuple(
             PaymentReport(p.run_id, p.worker, p.slots, p.units, str(p.amount_wei), p.tx_hash)
             for p in view.payments
             if run_id in (None, p.run_id)
         ),
-        losses=tuple(
-            loss for loss in losses(view) if run_id is None or _is_of(view, loss.owner, run_id)
-        ),
+        losses=tuple(losses(view, run_id)),
         checks=(*about_source, *run_checks(view, deployment, observed, table=table)),
-    )
-
-
-def _is_of(view: ChainView, owner: Address, run_id: RunId) -> bool:
-    """Return whether an owner was slashed in a run."""
-    return any(
-        slash.owner == owner
-        and (batch := view.batches.get(slash.batch_id or 0)) is not None
-        and batch.run_id == run_id
-        for slash in view.slashes
     )
 
 
@@ -294,9 +280,9 @@ def run_checks(
         work.accepted_records(view, fresh),
         money.slots(table),
         money.payments(view, table, window_s),
-        money.slashes(view, table, window_s),
+        money.slashes(view, table, deployment, window_s),
         money.slash_splits(view, deployment),
-        disputes.cases(view, domain),
+        disputes.cases(view),
     ]
     return checks if observed is None else [*checks, money.sums(view, observed)]
 
@@ -364,9 +350,10 @@ def _run_report(view: ChainView, run: RunView, table: OutcomeTable) -> RunReport
     )
 
 
-def _worker_report(worker: WorkerView, counts: Counts, paid_wei: int) -> WorkerReport:
+def _worker_report(worker: MemberView, counts: Counts, paid_wei: int) -> WorkerReport:
     figures = counts.of(worker.worker_id)
     return WorkerReport(
+        run_id=worker.run_id,
         address=worker.address,
         worker_id=worker.worker_id,
         node=worker.node,
@@ -387,10 +374,10 @@ def _slash_report(view: ChainView, slash: SlashView) -> SlashReport:
         amount_wei=str(slash.amount_wei),
         reason=reason_of(view, slash),
         state=slash.state,
-        run_id=batch.run_id if batch else None,
+        run_id=slash.run_id,
         batch_id=slash.batch_id,
         position=slash.position,
-        offence=hex0x(slash.offence),
+        offence=slash.offence.name.lower(),
         tx=slash.tx_hash,
         outcome_tx=batch.posted_tx if batch else None,
     )

@@ -107,14 +107,14 @@ def tabulate(view: ChainView, *, only: Collection[int] | None = None) -> Outcome
 
 
 def _apply_disputes(view: ChainView, table: OutcomeTable) -> None:
-    """Put the claimed verdict of every overturned case in the recorded one's place."""
+    """Put the jury's verdict on every overturned outcome in the recorded one's place."""
     numbers = {batch.batch_id: number for number, batch in enumerate(table.batches)}
     for case in view.cases.values():
         number = numbers.get(case.batch_id)
         if not case.overturned or number is None:
             continue
-        if case.leaf == leaf_at(view, case.batch_id, case.position):
-            table.verdict_N[table.starts[number] + case.position] = case.claimed_verdict
+        if case.case_id == leaf_at(view, case.batch_id, case.position):
+            table.verdict_N[table.starts[number] + case.position] = case.ruling >> 8
 
 
 def leaf_at(view: ChainView, batch_id: int, position: int) -> bytes | None:

@@ -129,11 +129,11 @@ def _tables(report: AuditReport) -> list[Table]:
         ),
         _table(
             "workers",
-            ("worker", "status", "stake", "accepted", "rejected", "fraud"),
+            ("worker", "run", "status", "stake", "accepted", "rejected", "fraud"),
             ("units", "paid"),
             [
                 (
-                    *(short(w.address), w.status, tokens(w.stake_wei), w.accepted),
+                    *(short(w.address), w.run_id, w.status, tokens(w.stake_wei), w.accepted),
                     *(w.rejected, w.fraud, w.units, tokens(w.paid_wei)),
                 )
                 for w in report.workers

@@ -142,7 +142,8 @@ class Watch:
             wei = args["from_active"] + args["from_unbonding"]
             yield (
                 "slash",
-                f"{args['owner']} {format_tokens(wei)} tokens, offence 0x{args['offence'].hex()}",
+                f"{args['owner']} {format_tokens(wei)} tokens of run {args['run_id']}, "
+                f"{args['verdict'].offence.name.lower()}",
             )
         elif event.name == "RewardClaimed":
             units = f"{args['slots']} slots, {args['units']} units"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchView, ChainView, RunTerms, WorkerStatus
+from muster.chain import BatchView, ChainView, LeasedWork, RunTerms, WorkerStatus
 from muster.client.audit import leaves
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.ledger import Ledger
@@ -18,8 +18,9 @@ from muster.client.audit.table import OutcomeTable
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address, Hash32, PolicyVersion
+from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import Outcomes, Verdict
+from muster.protocol.messages import Outcomes, Submission, Ticket, Verdict
 
 VERDICTS_OF = {
     0: {Verdict.ACCEPTED},
@@ -90,22 +91,37 @@ def outcomes_roots(table: OutcomeTable) -> Check:
 
 def direct_submissions(view: ChainView, domain: Domain) -> Check:
     """Return whether workers themselves committed what they submitted directly."""
-    direct = [batch for batch in view.batches.values() if batch.direct is not None]
+    direct = [(batch, batch.work) for batch in view.batches.values() if batch.work is not None]
     found = (
-        _of(batch, Kind.DIRECT_SIGNATURE, "it is not signed by a node of its worker")
-        for batch in direct
-        if not _is_signed_by_node(view, batch, domain)
+        _of(batch, Kind.DIRECT_SIGNATURE, problem)
+        for batch, work in direct
+        if (problem := _work_problem(view, batch, work, domain)) is not None
     )
     return summarise(
-        "direct submissions are signed by their worker's node", found, f"{len(direct)} submissions"
+        "direct submissions are their worker's, under a ticket of the run",
+        found,
+        f"{len(direct)} submissions",
     )
 
 
-def _is_signed_by_node(view: ChainView, batch: BatchView, domain: Domain) -> bool:
-    assert batch.direct is not None  # the caller's filter
-    signer = recovered(digest(domain, batch.direct.struct_hash()), batch.direct_signature)
-    worker = view.workers.get(batch.direct.worker)
-    return worker is not None and signer in {node for _, node in worker.nodes}
+def _work_problem(
+    view: ChainView, batch: BatchView, work: LeasedWork, domain: Domain
+) -> str | None:
+    """Return what is wrong with work that its worker committed itself."""
+    submission, ticket = work.submission, work.ticket
+    worker = view.workers.get(submission.worker)
+    signer = recovered(digest(domain, submission.struct_hash()), work.node_signature)
+    if worker is None or signer not in {node for _, node in worker.nodes}:
+        return "it is not signed by a node of its worker"
+    if recovered(digest(domain, ticket.struct_hash()), work.ticket_signature) != batch.orchestrator:
+        return "its ticket is not signed by the run's orchestrator"
+    if _slot(ticket) != _slot(submission):
+        return "its ticket is for another slot"
+    return None
+
+
+def _slot(signed: Submission | Ticket) -> tuple[int, ...]:
+    return (signed.run_id, int(signed.worker, 16), signed.step, signed.index, signed.policy_version)
 
 
 def signatures(view: ChainView, table: OutcomeTable, domain: Domain) -> Check:
@@ -126,6 +142,11 @@ def signatures(view: ChainView, table: OutcomeTable, domain: Domain) -> Check:
 def _signature_problems(
     view: ChainView, batch: BatchView, domain: Domain
 ) -> Iterator[Contradiction]:
+    if batch.work is not None and not batch.signatures:
+        if not _is_ruled(view, batch):
+            what = "nobody signed, and no jury of the network ruled so"
+            yield _posted(batch, Kind.OUTCOME_QUORUM, what)
+        return
     signers = outcome_signers(batch, domain)
     if None in signers:
         yield _posted(batch, Kind.OUTCOME_SIGNATURE, "a signature is malformed")
@@ -136,7 +157,7 @@ def _signature_problems(
     if run is not None and seats_of(valid, run.seats) != batch.signers:
         what = f"seats {batch.signers:#b} are recorded, not those of who signed"
         yield _posted(batch, Kind.OUTCOME_SIGNATURE, what)
-    terms = posting_terms(view, batch)
+    terms = terms_of_batch(view, batch)
     quorum = terms.quorum if terms else 1
     if len(valid) < quorum:
         what = f"{len(valid)} validators signed, the quorum is {quorum}"
@@ -148,11 +169,20 @@ def seats_of(accounts: Collection[Address], seats: Mapping[Address, int]) -> int
     return sum(bit for who, bit in seats.items() if who in accounts)
 
 
-def posting_terms(view: ChainView, batch: BatchView) -> RunTerms | None:
-    """Return a run's terms when a batch's outcomes were posted; the present ones if not known."""
-    known = view.terms_at_posting.get(batch.batch_id) if isinstance(view, Ledger) else None
+def _is_ruled(view: ChainView, batch: BatchView) -> bool:
+    """Return whether judges of the network decided about work that its run left unjudged."""
+    case = view.cases.get(summons_of(batch.batch_id))
+    if case is None or not case.closed or not batch.records:
+        return False
+    (record,) = batch.records
+    return case.ruling == Ruling(record.verdict, record.reason).number
+
+
+def terms_of_batch(view: ChainView, batch: BatchView) -> RunTerms | None:
+    """Return the run's terms by which a batch is paid, judged and punished; None if not known."""
     run = view.runs.get(batch.run_id)
-    return known or (run.config.terms if run else None)
+    known = run.terms[batch.terms - 1 : batch.terms] if run is not None and batch.terms else []
+    return known[0] if known else None
 
 
 def outcome_signers(batch: BatchView, domain: Domain) -> list[Address | None]:
@@ -195,8 +225,8 @@ def deadlines(table: OutcomeTable, deadline_s: int | None) -> Check:
 def _posting_problems(
     batch: BatchView, units: int, deadline_s: int | None
 ) -> Iterator[Contradiction]:
-    posted_at = batch.posted_at or 0
-    if deadline_s is not None and posted_at >= batch.committed_at + deadline_s:
+    posted_at, is_run = batch.posted_at or 0, bool(batch.signatures)
+    if is_run and deadline_s is not None and posted_at >= batch.committed_at + deadline_s:
         late = f"posted {posted_at - batch.committed_at} s after the commitment, due {deadline_s}"
         yield _posted(batch, Kind.OUTCOME_DEADLINE, late)
     if units > batch.units:
@@ -227,14 +257,14 @@ def accepted_records(view: ChainView, table: OutcomeTable) -> Check:
     published_A = _publication_blocks(view, table, rows_A)
     unknown = _per_worker(view, workers_A, "worker_id") < 0
     unpublished = (published_A < 0) | (published_A > committed_A)
-    inactive = _was_inactive(view, workers_A, committed_A)
+    inactive = _was_inactive(view, workers_A, table.run_N()[rows_A], committed_A)
     found = (
         _at(table, row, *_unfounded(table, row, bool(unknown[i]), bool(unpublished[i])))
         for i in np.flatnonzero(unknown | unpublished | inactive)
         for row in [int(rows_A[i])]
     )
     return summarise(
-        "accepted work is by registered workers, for policies that were published",
+        "accepted work is by members of the run, for policies that were published",
         found,
         f"{len(table)} outcomes",
     )
@@ -249,7 +279,7 @@ def _unfounded(
     if is_unpublished:
         what = f"policy {record.policy_version} was not published when it was committed"
         return Kind.POLICY_UNPUBLISHED, what
-    what = f"worker {record.worker_id} was not active for policy {record.policy_version}"
+    what = f"worker {record.worker_id} was not active in its run"
     return Kind.WORKER_INACTIVE, what
 
 
@@ -284,15 +314,26 @@ def _per_worker(view: ChainView, workers_A: NDArray[np.int64], name: str) -> NDA
 
 
 def _was_inactive(
-    view: ChainView, workers_A: NDArray[np.int64], committed_A: NDArray[np.int64]
+    view: ChainView,
+    workers_A: NDArray[np.int64],
+    runs_A: NDArray[np.int64],
+    committed_A: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Return where the worker was not active when the block of the commitment began."""
+    """Return where the worker was no active member when the block of the commitment began."""
     inactive_A = np.zeros(len(workers_A), bool)
-    for number, worker in view.worker_by_id.items():
-        if len(worker.standings) > 1:
-            for i in np.flatnonzero(workers_A == number).tolist():
-                status = worker.status_at(int(committed_A[i]) - 1)
-                inactive_A[i] = status is not WorkerStatus.ACTIVE
+    for number in np.unique(workers_A).tolist():
+        worker, of_worker = view.worker_by_id.get(number), workers_A == number
+        for run_id in np.unique(runs_A[of_worker]).tolist():
+            rows = np.flatnonzero(of_worker & (runs_A == run_id))
+            member = worker.memberships.get(run_id) if worker else None
+            if member is None:
+                inactive_A[rows] = True
+                continue
+            inactive_A[rows] = committed_A[rows] < member.first_active_from
+            if len(member.standings) > 1:
+                for i in rows.tolist():
+                    status = member.status_at(int(committed_A[i]) - 1)
+                    inactive_A[i] |= status is not WorkerStatus.ACTIVE
     return inactive_A
 
 

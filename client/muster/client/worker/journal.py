@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from muster.client.journal import Journal, write_durably
-from muster.protocol.encoding import file_hash
-from muster.protocol.ids import Address, Hash32, RunId, Step
+from muster.protocol.encoding import file_hash, hex0x
+from muster.protocol.ids import Address, BatchName, Hash32, RunId, Step, to_hash32
 from muster.protocol.messages import Submission, Ticket, Verdict
 
 logger = logging.getLogger(__name__)
@@ -31,11 +31,23 @@ class SignedSubmission:
     """The ticket it fills."""
     submission: Submission
     """What the signature is over."""
+    ticket_signature: bytes = field(repr=False)
+    """The orchestrator's: with it the worker commits its work by itself."""
 
     @property
     def slot(self) -> Slot:
         """The slot it fills."""
         return slot_of(self.ticket)
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """Where a submission is on chain, with the proof that it is there."""
+
+    name: BatchName
+    """The batch that holds it."""
+    proof: tuple[Hash32, ...]
+    """The siblings from its leaf up to the batch's root."""
 
 
 class SubmissionJournal(Journal):
@@ -46,19 +58,32 @@ class SubmissionJournal(Journal):
         self._refused = folder / "refused"
         self._signed: dict[Slot, SignedSubmission] = {}
         self._open_slots: dict[Slot, SignedSubmission] = {}
+        self._proven: dict[Slot, Proven] = {}
         super().__init__(folder / "submissions.jsonl")
 
     def take_in(self, entry: dict[str, Any]) -> None:
-        """Remember a signed or a finished submission."""
+        """Remember a signed, a committed or a finished submission."""
         if "finished" in entry:
-            self._open_slots.pop(slot_of(Ticket.from_json(entry["finished"])), None)
+            slot = slot_of(Ticket.from_json(entry["finished"]))
+            self._open_slots.pop(slot, None)
+            self._proven.pop(slot, None)
+            return
+        if "proven" in entry:
+            self._proven[slot_of(Ticket.from_json(entry["proven"]))] = Proven(
+                BatchName(int(entry["batch_id"]), to_hash32(entry["root"])),
+                tuple(to_hash32(each) for each in entry["proof"]),
+            )
             return
         signed = SignedSubmission(
-            Ticket.from_json(entry["ticket"]), Submission.from_json(entry["submission"])
+            Ticket.from_json(entry["ticket"]),
+            Submission.from_json(entry["submission"]),
+            bytes.fromhex(entry["ticket_signature"].removeprefix("0x")),
         )
         self._signed[signed.slot] = self._open_slots[signed.slot] = signed
 
-    def record(self, ticket: Ticket, submission: Submission, data: bytes) -> SignedSubmission:
+    def record(
+        self, ticket: Ticket, ticket_signature: bytes, submission: Submission, data: bytes
+    ) -> SignedSubmission:
         """Return what may be signed for the ticket's slot.
 
         That is this submission, now durable with its file, or the one recorded there before, which
@@ -66,15 +91,39 @@ class SubmissionJournal(Journal):
         """
         if earlier := self._signed.get(slot_of(ticket)):
             return earlier
-        signed = SignedSubmission(ticket, submission)
+        signed = SignedSubmission(ticket, submission, ticket_signature)
         write_durably(self._file_path(submission.file_hash), data)
-        self.append({"ticket": ticket.to_json(), "submission": submission.to_json()})
+        self.append(
+            {
+                "ticket": ticket.to_json(),
+                "ticket_signature": hex0x(ticket_signature),
+                "submission": submission.to_json(),
+            }
+        )
         self._signed[signed.slot] = self._open_slots[signed.slot] = signed
         return signed
 
     def signed(self, ticket: Ticket) -> SignedSubmission | None:
         """Return what was recorded for the ticket's slot."""
         return self._signed.get(slot_of(ticket))
+
+    def prove(self, signed: SignedSubmission, proven: Proven) -> None:
+        """Remember where a submission is on chain: whoever showed it may not show it again."""
+        if self._proven.get(signed.slot) == proven:
+            return
+        self.append(
+            {
+                "proven": signed.ticket.to_json(),
+                "batch_id": proven.name.batch_id,
+                "root": hex0x(proven.name.root),
+                "proof": [hex0x(each) for each in proven.proof],
+            }
+        )
+        self._proven[signed.slot] = proven
+
+    def proven(self, signed: SignedSubmission) -> Proven | None:
+        """Return where a submission was seen on chain; of a finished one nothing is kept."""
+        return self._proven.get(signed.slot)
 
     def unfinished(self) -> Mapping[Slot, SignedSubmission]:
         """Return the submissions that something is left to do for, oldest first."""
@@ -95,6 +144,7 @@ class SubmissionJournal(Journal):
         """
         if self._open_slots.pop(signed.slot, None) is None:
             return
+        self._proven.pop(signed.slot, None)
         self.append({"finished": signed.ticket.to_json(), "outcome": outcome})
         path = self._file_path(signed.submission.file_hash)
         with contextlib.suppress(FileNotFoundError):

@@ -10,11 +10,12 @@
  8. record     the orchestrator posts the outcomes of a batch
  9. train      the trainer learns from accepted files
 10. settle     HERE  note what became of each submission; `muster rewards claim` collects
-11. dispute    a bonded challenge sends an outcome to a jury
+11. dispute    HERE  claim that honest work is honest, where it was called fraud
 12. audit      anyone rebuilds all of it from the chain
 
-The loop trusts nobody: tickets, documents and policies count only as far as the chain agrees. It
-lives through the loss of the orchestrator, the relays and the chain. Its order of work is that of
+The loop trusts nobody: tickets, documents and policies count only as far as the chain agrees. Work
+that nobody commits or judges is the matter of `muster.client.worker.silence`. The loop lives
+through the loss of the orchestrator, the relays and the chain. Its order of work is that of
 `work_once`; devnets and adversaries replace `generate` or `claim`.
 """
 
@@ -30,22 +31,26 @@ from typing import TYPE_CHECKING
 
 from muster.api import Lease, NoWork
 from muster.client.ending import is_over
-from muster.client.facts import ticket_terms
+from muster.client.facts import entry_of, ticket_terms
 from muster.client.hardware import measure, report
 from muster.client.outage import SURVIVED, Outage, Outages
+from muster.client.rerun import claim_of
 from muster.client.tickets import TicketFault, lease_fault
+from muster.client.validator.checks import check_claim
+from muster.client.validator.judging import Rules, examine
 from muster.client.worker.generation import build_submission
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.place import WorkerPlace
 from muster.client.worker.selfcheck import require_sound
+from muster.client.worker.silence import SilenceDuty
 from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError, ChainError, ConfigError, EngineError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion
-from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
-from muster.protocol.rollouts import Rollout, count_units, encode_rollouts
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
+from muster.protocol.rollouts import Rollout, count_units, decode_rollouts, encode_rollouts
 
 if TYPE_CHECKING:
     from muster.chain import BatchView, Event
@@ -92,6 +97,9 @@ class WorkerLoop:
         self.units = 0
         self.earned: list[tuple[int, int]] = []
         """For each acceptance, when it was recorded and its worth in wei."""
+        self.silence: SilenceDuty | None = None
+        """What helps it when its run is silent; there is none without a chain to send to."""
+        self._ticket_signature = b""
         self._has_resumed = False
         self._over_since: float | None = None
         self._node = address_of(place.key)
@@ -144,7 +152,11 @@ class WorkerLoop:
             return False
         now = time.monotonic()
         self._over_since = self._over_since or now
-        return not self.place.journal.unfinished() or now - self._over_since > OUTCOMES_S
+        longest_s, is_done = OUTCOMES_S, not self.place.journal.unfinished()
+        if self.silence is not None:
+            longest_s += self.silence.place.times.longest_s
+            is_done = is_done and self.silence.is_done()
+        return is_done or now - self._over_since > longest_s
 
     def _is_over(self) -> bool:
         place = self.place
@@ -186,7 +198,7 @@ class WorkerLoop:
             # Also when it was taken: an orchestrator may give the same ticket for ever.
             return self._refusals.failed(ConfigError("its slot was signed before, and sent again"))
         self._refusals.recovered()
-        self.ticket = ticket
+        self.ticket, self._ticket_signature = ticket, lease.signature
         await self.fetch(ticket.policy_version, ticket.policy_root)
         try:
             rollouts = await self.generate(ticket)
@@ -300,7 +312,9 @@ class WorkerLoop:
             return
         data = await self.compute.run(encode_rollouts, rollouts)
         submission = self.claim(ticket, rollouts, file_hash(data))
-        signed = await asyncio.to_thread(self.place.journal.record, ticket, submission, data)
+        signed = await asyncio.to_thread(
+            self.place.journal.record, ticket, self._ticket_signature, submission, data
+        )
         await self._upload(signed, data)
 
     async def _has_lapsed(self, ticket: Ticket) -> bool:
@@ -348,7 +362,9 @@ class WorkerLoop:
                     fields = {**_fields(signed.ticket), "code": error.code, "error": str(error)}
                     logger.warning("submission refused", extra=fields)
                     if error.code not in _PASSING:
-                        await asyncio.to_thread(self.place.journal.finish, signed, error.code)
+                        await self._give_up(signed, error.code)
+                    return
+                if self.silence is not None and self.silence.is_on_chain(signed):
                     return
                 await asyncio.sleep(self.outages.failed(error))
                 continue
@@ -360,6 +376,13 @@ class WorkerLoop:
             )
             return
 
+    async def _give_up(self, signed: SignedSubmission, said: str) -> None:
+        """Leave what the orchestrator refused to the worker's own submission, if it has one."""
+        if self.silence is not None:
+            self.silence.refused[signed.slot] = said
+        else:
+            await asyncio.to_thread(self.place.journal.finish, signed, said)
+
     # 10. settle
 
     async def settle(self) -> None:
@@ -369,12 +392,12 @@ class WorkerLoop:
         while self._posted and account is not None:
             batch = view.batches.get(self._posted[0])
             if batch is not None and batch.run_id == self.place.run_id:
-                for record in batch.records or ():
+                for position, record in enumerate(batch.records or ()):
                     if record.worker_id == account.worker_id:
-                        await self._settle(batch, record)
+                        await self._settle(batch, position, record)
             self._posted.popleft()
 
-    async def _settle(self, batch: BatchView, record: OutcomeRecord) -> None:
+    async def _settle(self, batch: BatchView, position: int, record: OutcomeRecord) -> None:
         is_accepted = record.verdict is Verdict.ACCEPTED
         if is_accepted:
             self.accepted += 1
@@ -387,13 +410,55 @@ class WorkerLoop:
         if signed is None:
             # Settled before this process started, or by another one of the same worker.
             return
+        is_elsewhere = self.silence is not None and self.silence.is_on_chain(signed)
+        if record.reason is Reason.SLOT_REUSED and is_elsewhere and batch.direct is None:
+            return  # the outcome of its own submission is another
         fields = {**_fields(signed.ticket), "units": record.units}
         if is_accepted:
             logger.info("submission accepted", extra=fields)
         else:
             outcome = {"verdict": record.verdict.name, "reason": record.reason.name}
             logger.warning("submission not accepted", extra={**fields, **outcome})
+            if record.verdict is Verdict.FRAUD:
+                await self._contest(signed, batch, position)
         await asyncio.to_thread(self.place.journal.finish, signed, record.verdict.name)
+
+    # 11. dispute
+
+    async def _contest(self, signed: SignedSubmission, batch: BatchView, position: int) -> None:
+        """Claim that work is honest which was called fraud, unless this machine finds a fault."""
+        where = f"{batch.batch_id}:{position}"
+        if self.silence is None:
+            return
+        try:
+            if not await self._passes_again(signed, batch, position):
+                logger.error("this machine finds its own work at fault, too: nothing is claimed")
+                return
+            await self.silence.claim(signed, batch, position)
+        except (*SURVIVED, ConfigError, TimeoutError) as error:
+            hint = f"claim by hand: muster dispute open {where} --keystore FILE"
+            fields = {"submission": where, "error": str(error), "hint": hint}
+            logger.error("honest work was called fraud and could not be claimed", extra=fields)
+
+    async def _passes_again(
+        self, signed: SignedSubmission, batch: BatchView, position: int
+    ) -> bool:
+        """Return whether the validators' own checks accept what was submitted."""
+        assert self.silence is not None  # asked by it alone
+        place = self.place
+        data = await asyncio.to_thread(place.journal.data, signed)
+        if data is None:
+            return False
+        work = self.silence.place.work(signed, self.silence.sign(signed))
+        entry = entry_of(work, batch.committed_at)
+        claim = claim_of(place.view, batch, entry, position, place.domain)
+        if check_claim(claim):
+            return False
+        await self.fetch(signed.ticket.policy_version, signed.ticket.policy_root)
+        rules = Rules(place.recipe, place.task_set, place.calibration)
+        rows = await self.compute.run(decode_rollouts, data)
+        judgement = await self.compute.run(examine, claim, rows, rules, place.engine)
+        return judgement.finding is None
 
     # Standing and signs of life
 

@@ -17,7 +17,7 @@ from muster.tasks import TaskSet
 from muster.toploc import Calibration
 
 if TYPE_CHECKING:
-    from muster.chain import ChainView
+    from muster.client.facts import HistoryView
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class WorkerPlace:
     """The node's private key."""
     domain: Domain
     """Of the ContributionLedger."""
-    view: ChainView
+    view: HistoryView
     """The chain, kept current by someone else."""
     now: Callable[[], Awaitable[int]]
     """Unix seconds of the chain's clock."""

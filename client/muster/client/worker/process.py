@@ -1,8 +1,11 @@
-"""A worker process: takes its seat, loads the run's documents and the engine, runs the loop."""
+"""A worker process: takes its seat, loads the run's documents and the engine, runs the loop, and
+beside it what helps when the run is silent.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,16 +16,22 @@ from muster.client.documents import (
     fetch_recipe,
     fetch_task_set,
 )
+from muster.client.preflight import coins_of, gas_money
+from muster.client.quantities import format_coins, format_tokens
 from muster.client.requirements import require_fit
-from muster.client.seat import EngineFactory, load_engine, make_engine, take_seat
+from muster.client.seat import EngineFactory, Seat, load_engine, make_engine, take_seat
 from muster.client.settings import WorkerSettings
+from muster.client.sources import Sources
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.place import WorkerPlace
+from muster.client.worker.silence import SilenceDuty, SilencePlace, Times, read_times
 from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import run_beside
 from muster.tasks import require_pinned
 from muster.wallet import Wallet
+
+logger = logging.getLogger(__name__)
 
 Watch = Callable[[WorkerLoop, Chain], Coroutine[Any, Any, None]]
 """Shows what a worker does, until cancelled."""
@@ -41,7 +50,10 @@ async def run_worker(
     `watch` runs beside the loop and looks at it.
     """
     with SubmissionJournal(settings.state_dir) as journal:
-        async with take_seat(settings, node) as seat:
+        async with (
+            take_seat(settings, node, sends=True) as seat,
+            Sources(seat.relays) as rooms,
+        ):
             # Before the model, which may take minutes to load.
             require_good_standing(seat.view, settings.run, settings.worker, node.address)
             config = seat.run.config
@@ -70,7 +82,12 @@ async def run_worker(
                 heartbeat_s=settings.heartbeat_s,
                 keep_going=settings.keep_going,
             )
+            times = await read_times(seat.chain)
+            await warn_of_little(seat.chain, node, times)
             loop = loop_class(place)
+            silence = loop.silence = SilenceDuty(
+                _silence_place(settings, node, seat, rooms, journal, times)
+            )
             following = follow(
                 seat.chain,
                 seat.view,
@@ -79,4 +96,43 @@ async def run_worker(
                 on_change=loop.on_change,
             )
             watching = [watch(loop, seat.chain)] if watch else []
-            await run_beside(loop.run(), following, *watching)
+            await run_beside(loop.run(), silence.run(), following, *watching)
+
+
+def _silence_place(
+    settings: WorkerSettings,
+    node: Wallet,
+    seat: Seat,
+    rooms: Sources,
+    journal: SubmissionJournal,
+    times: Times,
+) -> SilencePlace:
+    return SilencePlace(
+        run_id=settings.run,
+        worker=settings.worker,
+        key=node.key,
+        domain=seat.domain,
+        view=seat.view,
+        chain=seat.chain,
+        api=seat.api,
+        rooms=rooms,
+        journal=journal,
+        times=times,
+        named=[*seat.relays, settings.orchestrator],
+        poll_s=settings.poll_s,
+    )
+
+
+async def warn_of_little(chain: Chain, node: Wallet, times: Times) -> None:
+    """Say what a node lacks to submit its own work, should the orchestrator keep it."""
+    coins, needed = await coins_of(chain, node.address), await gas_money(chain, "dispute")
+    tokens, bond = await chain.token.balance_of(node.address), times.court.bond
+    if coins < needed.wei or tokens < bond:
+        logger.warning(
+            "the node could not submit by itself, should the orchestrator keep its work",
+            extra={
+                "holds": f"{format_tokens(tokens)} tokens, {format_coins(coins)} for gas",
+                "needs": f"a bond of {format_tokens(bond)} tokens, {needed} for gas",
+                "hint": f"send them to {node.address}; the bond comes back",
+            },
+        )

@@ -1,0 +1,508 @@
+"""What a worker does about silence: its work is judged and paid whoever keeps it back.
+
+  look up    where its work is on chain, and keep the proof: nobody may show it again
+  submit     by itself, with its ticket and a bond, what the orchestrator did not commit in time
+  split      its submission out of a batch that nobody judged
+  summon     judges of the network for it
+  void       what they did not see either, so that the bond comes back
+  claim      that its work is honest, where a quorum of the run called it fraud
+  settle     cases that it opened and that nobody closed
+
+File and proofs go into the rooms of relays, which the chain names as sources. What is next follows
+from the chain and the journal alone, so a worker that was killed goes on. Never more is at stake
+than one bond for each piece of work, and what gas costs: all of it is the node's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from muster.api import BatchEntry, OrchestratorApi
+from muster.chain.structs import ZERO_ADDRESS, BatchStatus, CourtTerms, LeasedWork
+from muster.client.exposure import eligible_jurors
+from muster.client.facts import entry_of
+from muster.client.outage import SURVIVED
+from muster.client.quantities import format_tokens
+from muster.client.settling import OVERTAKEN, close_case
+from muster.client.sources import MAX_NAMED, MAX_URL_CHARS, Sources
+from muster.client.worker.journal import Proven, SignedSubmission, Slot, SubmissionJournal
+from muster.lifecycle import run_beside
+from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ApiError, ConfigError, ContractRevert
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.jury import Ruling, summons_of
+from muster.protocol.merkle import merkle_proof, merkle_root
+from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
+
+if TYPE_CHECKING:
+    from muster.chain import BatchView, CaseView, Chain, ChainView
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 15
+"""So long after a ticket's deadline the orchestrator may still commit what it took."""
+RETRY_S = 5.0
+"""Shortest time between two tries of one step."""
+ROOM_TRIES = 8
+"""How often a room is offered work that it did not take: it may not have read the chain yet."""
+HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
+"""What a worker claims of its own work."""
+_OVERTAKEN = OVERTAKEN | {"CourtCaseExists", "LedgerSlotUsed", "CourtBondHeld", "CourtPhaseOpen"}
+"""Refusals that say it was done already, or that the chain's clock is not where ours is."""
+
+
+class Step(StrEnum):
+    """What a worker does next about work that it signed."""
+
+    SUBMIT = "submit directly"
+    """Commit it without the orchestrator."""
+    SPLIT = "split off"
+    """Take it out of a batch that nobody judged."""
+    SUMMON = "summon judges"
+    """Call judges of the network for it."""
+    VOID = "void"
+    """Have it declared void: nobody judged it, and nobody can any more."""
+    RETURN = "return the bond"
+    """Have the bond paid back: it is judged or void."""
+    SETTLE = "settle"
+    """Close a case whose jury is out of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long the chain gives."""
+
+    outcome_deadline_s: int
+    """Seconds after a commitment by which outcomes are due."""
+    appeal_s: int
+    """Seconds from then on in which judges of the network can be called."""
+    court: CourtTerms
+    """The court's terms."""
+
+    @property
+    def longest_s(self) -> int:
+        """Seconds from a commitment until work is judged or void, whoever is silent."""
+        return self.outcome_deadline_s + self.appeal_s + self.court.jury_time
+
+
+async def read_times(chain: Chain) -> Times:
+    """Return how long the chain gives."""
+    return Times(
+        outcome_deadline_s=await chain.ledger.outcome_deadline(),
+        appeal_s=await chain.ledger.appeal_time(),
+        court=await chain.court.terms(),
+    )
+
+
+def next_step(
+    signed: SignedSubmission,
+    batch: BatchView | None,
+    case: CaseView | None,
+    at: float,
+    times: Times,
+    *,
+    is_refused: bool = False,
+) -> Step | None:
+    """Return what to do about a piece of work at a time of the chain's clock; None for nothing.
+
+    `batch` is the one that holds it, `case` the summons about that; `is_refused` says that the
+    orchestrator will not take it.
+    """
+    deadline = signed.ticket.deadline
+    if batch is None:
+        wait_until = 0 if is_refused else deadline + PATIENCE_S
+        return Step.SUBMIT if wait_until <= at < deadline + COMMIT_GRACE_S else None
+    if batch.status is BatchStatus.JUDGED or batch.is_void or (case and not case.closed):
+        return None
+    due_at = batch.due_at(times.outcome_deadline_s)
+    if at >= due_at + times.appeal_s or (case and case.closed):
+        return Step.VOID if batch.work is not None and at >= due_at + times.appeal_s else None
+    if at < due_at:
+        return None
+    return Step.SPLIT if batch.work is None else Step.SUMMON
+
+
+def own_batches(view: ChainView, run_id: RunId, worker: Address) -> dict[Hash32, BatchView]:
+    """Return the batches that a worker committed, or took out of others, by their leaf."""
+    return {
+        batch.root: batch
+        for batch in view.batches.values()
+        if batch.run_id == run_id and batch.direct is not None and batch.direct.worker == worker
+    }
+
+
+def find_batch(view: ChainView, own: BatchView | None, proven: Proven | None) -> BatchView | None:
+    """Return the batch that holds a submission, its own before the orchestrator's."""
+    if own is not None:
+        return own
+    batch = view.batches.get(proven.name.batch_id) if proven else None
+    # After a reorganisation another batch may have the number.
+    return batch if batch is not None and proven is not None and batch.name == proven.name else None
+
+
+def prove_among(
+    batch: BatchView, entries: Sequence[BatchEntry], signed: SignedSubmission
+) -> Proven | None:
+    """Return the proof that a batch on chain holds a submission, from what a source says that the
+    batch is made of; None when that is not so.
+    """
+    leaves = [entry.submission.leaf() for entry in entries]
+    leaf = signed.submission.leaf()
+    if leaf not in leaves or len(leaves) != batch.count or merkle_root(leaves) != batch.root:
+        return None
+    return Proven(batch.name, tuple(merkle_proof(leaves, leaves.index(leaf))))
+
+
+def named_sources(urls: Sequence[str]) -> list[str]:
+    """Return the URLs that the chain takes."""
+    return [url for url in dict.fromkeys(urls) if len(url.encode()) <= MAX_URL_CHARS][:MAX_NAMED]
+
+
+# The acts
+
+
+@dataclass(frozen=True, slots=True)
+class SilencePlace:
+    """Everything the duty works with."""
+
+    run_id: RunId
+    """The run."""
+    worker: Address
+    """The staking wallet."""
+    key: bytes
+    """Signs transactions and puts up bonds: the node's, or the worker's own."""
+    domain: Domain
+    """Of the ContributionLedger."""
+    view: ChainView
+    """The chain, kept current by someone else."""
+    chain: Chain
+    """Signs with the key."""
+    api: OrchestratorApi | None
+    """The run's orchestrator, if it is asked."""
+    rooms: Sources
+    """Where file and proofs are put."""
+    journal: SubmissionJournal
+    """What was signed."""
+    times: Times
+    """How long the chain gives."""
+    named: Sequence[str]
+    """Sources that the chain names: where file and proofs can be had."""
+    poll_s: float
+    """Pause between two looks."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, for pauses, and between two blocks."""
+
+    def __repr__(self) -> str:
+        return f"SilencePlace(run_id={self.run_id}, worker={self.worker!r})"
+
+    def work(self, signed: SignedSubmission, signature: bytes) -> LeasedWork:
+        """Return a submission with all that proves it."""
+        return LeasedWork(signed.submission, signature, signed.ticket, signed.ticket_signature)
+
+
+async def provide_bond(chain: Chain, bond_wei: int) -> None:
+    """Let the court take a bond; raises ConfigError when the account does not hold it."""
+    court = chain.deployment.contracts["DisputeCourt"]
+    assert chain.account is not None  # connected with a key
+    held = await chain.token.balance_of(chain.account)
+    if held < bond_wei:
+        raise ConfigError(
+            f"the bond is {format_tokens(bond_wei)} tokens, {chain.account} holds "
+            f"{format_tokens(held)}",
+            hint="send it tokens, or use the worker's wallet: muster worker submit-direct",
+        )
+    if await chain.token.allowance(chain.account, court) < bond_wei:
+        await chain.token.approve(court, bond_wei)
+
+
+async def perform(
+    place: SilencePlace,
+    step: Step,
+    signed: SignedSubmission,
+    batch: BatchView | None,
+    node_signature: bytes,
+) -> Any:
+    """Take one step about a piece of work and return its receipt; raises MusterError."""
+    work = place.work(signed, node_signature)
+    leaf = hex0x(signed.submission.leaf())
+    court = place.times.court
+    sources = named_sources(place.named)
+    if step is Step.SUBMIT:
+        await provide_bond(place.chain, court.bond)
+        chain = place.chain.once(f"submit {leaf} directly")
+        return await chain.ledger.submit_direct(work, sources)
+    assert batch is not None  # next_step
+    chain = place.chain.once(f"{step} {leaf} of batch {batch.batch_id}")
+    if step is Step.SPLIT:
+        proven = place.journal.proven(signed)
+        assert proven is not None  # found by it
+        _require_bench(place)
+        await provide_bond(place.chain, court.bond)
+        return await chain.ledger.split_off(batch.header(), work, proven.proof, sources)
+    if step is Step.SUMMON:
+        _require_bench(place)
+        return await chain.court.summon(batch.header(), signed.submission, sources)
+    if step is Step.VOID:
+        return await chain.ledger.void_batch(batch.header())
+    raise AssertionError(step)
+
+
+def _require_bench(place: SilencePlace) -> None:
+    """Raise ConfigError when nobody could judge: the bond would be put up for nothing."""
+    run = place.view.runs[place.run_id]
+    if not eligible_jurors(place.view, run, place.worker):
+        raise ConfigError(
+            "nobody of the network's bench could judge this run's work",
+            hint="muster juror join puts an account there; see muster run show",
+        )
+
+
+class SilenceDuty:
+    """One worker's recourse in one run."""
+
+    def __init__(self, place: SilencePlace) -> None:
+        self.place = place
+        self.account = address_of(place.key)
+        self.refused: dict[Slot, str] = {}
+        """Work that the orchestrator will not take, and what it said."""
+        self._head: tuple[int, int, float] | None = None
+        self._asked: dict[Slot, int] = {}
+        self._not_before: dict[tuple[object, Step], float] = {}
+        self._reported: set[tuple[object, str]] = set()
+        self._returned: set[int] = set()
+        self._rooms: dict[Hash32, tuple[int, float]] = {}
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        await run_beside(self._forever(self.serve), self._forever(self.fill_rooms))
+
+    def is_on_chain(self, signed: SignedSubmission) -> bool:
+        """Return whether the worker committed a submission by itself."""
+        own = own_batches(self.place.view, self.place.run_id, self.place.worker)
+        return signed.submission.leaf() in own
+
+    def is_done(self) -> bool:
+        """Return whether no bond and no case of its own is left."""
+        view = self.place.view
+        own = own_batches(view, self.place.run_id, self.place.worker)
+        waits = any(not batch.is_void and batch.records is None for batch in own.values())
+        bonds = any(self._may_return(batch) for batch in own.values())
+        return not (waits or bonds or any(self._is_mine(case) for case in view.cases.values()))
+
+    async def _forever(self, act: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await act()
+            except SURVIVED as error:
+                logger.debug("no look at the chain", extra={"error": str(error)})
+            await asyncio.sleep(self.place.poll_s)
+
+    async def serve(self) -> None:
+        """Do what can be done about every piece of work now."""
+        place, own = self.place, own_batches(self.place.view, self.place.run_id, self.place.worker)
+        waiting = list(place.journal.unfinished().values())
+        cases = [case for case in place.view.cases.values() if self._is_mine(case)]
+        bonds = [b for b in own.values() if self._may_return(b)]
+        if not (waiting or cases or bonds):
+            return
+        at = await self._now()
+        for signed in waiting:
+            await self._serve_work(signed, own.get(signed.submission.leaf()), at)
+        for case in cases:
+            if at >= case.opened_at + place.times.court.jury_time:
+                await self._try(case.case_id, Step.SETTLE, lambda case=case: self._settle(case))  # type: ignore[misc]
+        for batch in bonds:
+            await self._try(batch.name, Step.RETURN, lambda batch=batch: self._return_bond(batch))  # type: ignore[misc]
+
+    async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
+        place = self.place
+        batch = find_batch(place.view, own, place.journal.proven(signed))
+        if batch is None:
+            batch = await self._look_up(signed)
+        if batch is not None and batch.is_void:
+            logger.warning("work is void, nobody judged it", extra=_about(signed))
+            await asyncio.to_thread(place.journal.finish, signed, "VOID")
+            return
+        case = place.view.cases.get(summons_of(batch.batch_id)) if batch else None
+        is_refused = signed.slot in self.refused
+        step = next_step(signed, batch, case, at, place.times, is_refused=is_refused)
+        if step is Step.SUBMIT and not self._is_open():
+            step = None
+        if step is not None:
+            await self._try(signed.slot, step, lambda: self._act(step, signed, batch))
+        elif batch is None and is_refused and at >= signed.ticket.deadline + COMMIT_GRACE_S:
+            said = self.refused.pop(signed.slot)
+            await asyncio.to_thread(place.journal.finish, signed, said)
+
+    def _is_open(self) -> bool:
+        run = self.place.view.runs[self.place.run_id]
+        return not run.paused and not run.closed_at
+
+    async def _act(self, step: Step, signed: SignedSubmission, batch: BatchView | None) -> None:
+        receipt = await perform(self.place, step, signed, batch, self.sign(signed))
+        fields = {**_about(signed), "step_taken": step, "tx": receipt.tx_hash}
+        logger.warning("the run is silent about work: took a step", extra=fields)
+
+    def sign(self, signed: SignedSubmission) -> bytes:
+        """Return the node's signature on its own submission."""
+        return sign(digest(self.place.domain, signed.submission.struct_hash()), self.place.key)
+
+    # Where the work is
+
+    async def _look_up(self, signed: SignedSubmission) -> BatchView | None:
+        """Return the batch in which the orchestrator committed a submission, and keep the proof;
+        None when it did not, or does not show it.
+        """
+        place = self.place
+        newest = max(place.view.batches, default=0)
+        if place.api is None or self._asked.get(signed.slot, -1) >= newest:
+            return None
+        self._asked[signed.slot] = newest
+        try:
+            state = await place.api.submission_state(signed.submission.file_hash)
+            if state.batch_id is None:
+                return None
+            batch = place.view.batches.get(state.batch_id)
+            if batch is None or batch.run_id != place.run_id:
+                # It has read more of the chain than we did.
+                self._asked.pop(signed.slot)
+                return None
+            entries = (await place.api.batch(batch.batch_id)).submissions
+        except ApiError as error:
+            logger.debug("the orchestrator does not say", extra={"error": str(error)})
+            return None
+        proven = prove_among(batch, entries, signed)
+        if proven is None:
+            self._report(batch.name, "the orchestrator shows a batch that is not on chain")
+            return None
+        declared, held = batch.units, sum(entry.submission.units for entry in entries)
+        if batch.work is None and not batch.split_off and declared < held:
+            what = "a batch was committed to with fewer units than it holds: it will be refused"
+            self._report(batch.name, what, declared=declared, holds=held)
+        await asyncio.to_thread(place.journal.prove, signed, proven)
+        return batch
+
+    # Bonds and cases
+
+    def _is_mine(self, case: CaseView) -> bool:
+        if case.closed or case.run_id != self.place.run_id:
+            return False
+        return any(claim.claimant == self.account for claim in case.claims)
+
+    async def _settle(self, case: CaseView) -> None:
+        named = f"settle case {case.number}, {hex0x(case.case_id)}"
+        await close_case(self.place.chain.once(named), self.place.view, case)
+
+    def _may_return(self, batch: BatchView) -> bool:
+        is_over = batch.status is BatchStatus.JUDGED or batch.is_void
+        return is_over and batch.batch_id not in self._returned
+
+    async def _return_bond(self, batch: BatchView) -> None:
+        chain = self.place.chain
+        [payer] = await chain.read("DisputeCourt", "bondOf", [batch.batch_id])
+        if payer != ZERO_ADDRESS:
+            named = chain.once(f"return the bond of batch {batch.batch_id}")
+            await named.court.return_bond(batch.header())
+            logger.info("bond returned", extra={"batch_id": batch.batch_id})
+        self._returned.add(batch.batch_id)
+
+    async def claim(self, signed: SignedSubmission, batch: BatchView, position: int) -> bool:
+        """Claim before the network's jurors that work which was called fraud is honest, and show
+        them the file; returns whether a claim stands. Raises MusterError when that cannot be.
+        """
+        from muster.client.dispute import claim
+
+        place, proof = self.place, batch.prove(position)
+        record = (batch.records or ())[position]
+        case = place.view.cases.get(record.leaf(batch.batch_id, position))
+        made = case.claims if case else ()
+        if not any(HONEST.is_same(found) for each in made if (found := Ruling.of(each.ruling))):
+            _require_bench(place)
+            await provide_bond(place.chain, place.times.court.bond)
+            work = place.work(signed, self.sign(signed))
+            entry = entry_of(work, batch.committed_at)
+            named = named_sources(place.named)
+            await claim(place.chain, proof, entry, HONEST, named, key=place.key)
+            logger.warning("claimed before jurors that the work is honest", extra=_about(signed))
+        for _ in range(ROOM_TRIES):
+            if await self._deposit(signed):
+                break
+            await asyncio.sleep(max(place.poll_s, 1.0))
+        return True
+
+    # Rooms
+
+    async def fill_rooms(self) -> None:
+        """Offer file and proofs of every piece of work that is on chain by itself, until every
+        room has them or has refused them often enough.
+        """
+        place = self.place
+        own = own_batches(place.view, place.run_id, place.worker)
+        for signed in list(place.journal.unfinished().values()):
+            leaf = signed.submission.leaf()
+            tries, not_before = self._rooms.get(leaf, (0, 0.0))
+            batch = own.get(leaf)
+            if batch is None or batch.is_void or batch.status is BatchStatus.JUDGED:
+                continue
+            if tries >= ROOM_TRIES or place.clock() < not_before:
+                continue
+            done = await self._deposit(signed)
+            pause = min(RETRY_S * 2**tries, 60.0)
+            self._rooms[leaf] = (ROOM_TRIES if done else tries + 1, place.clock() + pause)
+
+    async def _deposit(self, signed: SignedSubmission) -> bool:
+        """Put file and proofs into all rooms; return whether none refused them."""
+        place = self.place
+        data = await asyncio.to_thread(place.journal.data, signed)
+        if data is None or not place.rooms.urls:
+            return True
+        entry = entry_of(place.work(signed, self.sign(signed)), signed.ticket.deadline)
+        refused = await place.rooms.deposit(data, entry)
+        for url, why in refused.items():
+            self._report((signed.slot, url), "a relay does not take the file", why=why)
+        if len(refused) < len(place.rooms.urls):
+            logger.info("file and proofs are in rooms of relays", extra=_about(signed))
+        return not refused
+
+    # One step
+
+    async def _now(self) -> float:
+        """Return the chain's time; between blocks it goes on as our clock does."""
+        block, now = await self.place.chain.latest_block(), self.place.clock()
+        if self._head is None or self._head[:2] != (block.number, block.timestamp):
+            self._head = (block.number, block.timestamp, now)
+        return block.timestamp + now - self._head[2]
+
+    async def _try(self, about: object, step: Step, act: Callable[[], Awaitable[None]]) -> None:
+        """Take a step; what fails is tried again, and reported once."""
+        now = self.place.clock()
+        if now < self._not_before.get((about, step), 0.0):
+            return
+        # Also after success: until the event is read back, the step still looks undone.
+        self._not_before[about, step] = now + RETRY_S
+        try:
+            await act()
+        except ContractRevert as error:
+            if error.name in _OVERTAKEN:
+                logger.debug("step overtaken", extra={"step": step, "error": str(error)})
+            else:
+                self._report((about, step), f"{step} was refused", error=str(error))
+        except (*SURVIVED, ConfigError) as error:
+            fields = {"error": str(error)} | ({"hint": error.hint} if error.hint else {})
+            self._report((about, step), f"{step} has to wait", **fields)
+
+    def _report(self, about: object, what: str, **fields: object) -> None:
+        level = logging.DEBUG if (about, what) in self._reported else logging.WARNING
+        self._reported.add((about, what))
+        logger.log(level, what, extra=fields)
+
+
+def _about(signed: SignedSubmission) -> dict[str, object]:
+    return {"step": signed.ticket.step, "index": signed.ticket.index}
