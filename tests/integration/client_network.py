@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster.chain import Chain, ChainView, RunConfig, RunTerms, read_view
+from muster.client.juror.process import run_juror
 from muster.client.seat import EngineFactory
-from muster.client.settings import NodeSettings, ValidatorSettings, WorkerSettings
-from muster.client.stake import add_stake, register_worker, take_from_faucet
+from muster.client.settings import JurorSettings, NodeSettings, ValidatorSettings, WorkerSettings
+from muster.client.stake import join_bench, join_run, take_from_faucet, take_seat
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.process import run_validator
 from muster.client.worker.loop import WorkerLoop
@@ -57,7 +58,11 @@ OWNER, ORCHESTRATOR, TRAINER, *REST = (
     Wallet(address_of(Anvil.key(i)), Anvil.key(i)) for i in range(9)
 )
 VALIDATORS, WORKERS, THIRD = REST[:2], REST[2:4], REST[4]
-NODES = [Wallet(address_of(key), key) for key in (keccak(b"node 0"), keccak(b"node 1"))]
+NODES, JURORS = (
+    [Wallet(address_of(key), key) for key in (keccak(name % i) for i in range(count))]
+    for name, count in ((b"node %d", 2), (b"juror %d", 3))
+)
+VALIDATOR_STAKE, WORKER_STAKE, JUROR_STAKE = 500 * TOKEN, 100 * TOKEN, 500 * TOKEN
 V0 = PolicyVersion(0)
 PARAMETERS = DeployParameters(
     activation_delay_blocks=0,
@@ -147,14 +152,41 @@ class Network:
             loop_class=loop_class,
         )
 
+    def juror(self, number: int, make_engine: EngineFactory = hash_engine, **settings: Any) -> Any:
+        return run_juror(
+            JurorSettings(
+                rpc=self.anvil.rpc_url,
+                deployments=self.folder / "deployments",
+                state_dir=self.folder / f"juror-{number}",
+                poll_s=0.05,
+                **settings,
+            ),
+            JURORS[number],
+            engine_factory=make_engine,
+        )
+
+    async def connect(self, wallet: Wallet) -> Chain:
+        """Return a connection that signs for an account."""
+        return await Chain.connect(self.anvil.rpc_url, self.folder / "deployments", key=wallet.key)
+
+    async def take_seat(self, wallet: Wallet) -> None:
+        """Let an invited account stake and take its seat."""
+        async with await self.connect(wallet) as chain:
+            await take_from_faucet(chain, wallet.address, VALIDATOR_STAKE)
+            await take_seat(chain, self.run_id, 1, VALIDATOR_STAKE)
+
     async def seat_third(self) -> None:
-        """Give the run a third validator, so that a jury is left when two sign."""
-        async with await Chain.connect(
-            self.anvil.rpc_url, self.folder / "deployments", key=THIRD.key
-        ) as chain:
-            await take_from_faucet(chain, THIRD.address, 500 * TOKEN)
-            await add_stake(chain, THIRD, 500 * TOKEN)
-        await self.owner.write("RunRegistry", "seatValidator", [self.run_id, THIRD.address])
+        """Give the run a third validator."""
+        await self.owner.runs.invite(self.run_id, THIRD.address, True)
+        await self.take_seat(THIRD)
+
+    async def seat_jurors(self) -> None:
+        """Put three accounts on the network's bench; cases that open later may draw them."""
+        for wallet in JURORS:
+            await self.anvil.set_balance(wallet.address, 100 * TOKEN)
+            async with await self.connect(wallet) as chain:
+                await take_from_faucet(chain, wallet.address, JUROR_STAKE)
+                await join_bench(chain, JUROR_STAKE)
 
     async def view(self) -> ChainView:
         return await read_view(self.owner, ChainView())
@@ -215,15 +247,8 @@ async def open_network(
             )
 
         owner = await connect(OWNER)
-        for wallet in VALIDATORS:
-            chain = await connect(wallet)
-            await take_from_faucet(chain, wallet.address, 500 * TOKEN)
-            await add_stake(chain, wallet, 500 * TOKEN)
-        for wallet, node in zip(WORKERS, NODES, strict=True):
-            chain = await connect(wallet)
-            await take_from_faucet(chain, wallet.address, 100 * TOKEN)
-            await register_worker(chain, wallet, node, 100 * TOKEN)
         run_id, _ = await owner.runs.create_run(_config(run))
+        await take_from_faucet(owner, OWNER.address, 1000 * TOKEN)
         await owner.token.approve(owner.deployment.contracts["RewardEscrow"], 1000 * TOKEN)
         await owner.escrow.fund(run_id, 1000 * TOKEN)
         (folder / "documents").mkdir()
@@ -232,6 +257,12 @@ async def open_network(
             (folder / "documents" / keccak(data).hex()).write_bytes(data)
         store = ChunkStore(folder / "origin")
         network = Network(folder, anvil, owner, await connect(TRAINER), store, run_id, run)
+        for wallet in VALIDATORS:
+            await network.take_seat(wallet)
+        for wallet, node in zip(WORKERS, NODES, strict=True):
+            chain = await connect(wallet)
+            await take_from_faucet(chain, wallet.address, WORKER_STAKE)
+            await join_run(chain, wallet, node, run_id, WORKER_STAKE)
         await network.publish(V0)
         origin = await stack.enter_async_context(ShardServer(store))
         network.origin = origin.url

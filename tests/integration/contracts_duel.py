@@ -10,35 +10,53 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from contracts_stage import ZERO, Stage, Words
+from contracts_stage import SOURCES, ZERO, Stage, Words
 
 from muster.chain.rpc import Rpc
-from muster.chain.structs import PauseCause
+from muster.chain.structs import NodeConsent, PauseCause, Permit
 from muster.devnet.simulator.model.network import Network
-from muster.devnet.simulator.model.words import NOBODY, Name, Refused, Run, Terms
+from muster.devnet.simulator.model.words import (
+    BENCH,
+    HELD,
+    NOBODY,
+    Member,
+    Name,
+    Refused,
+    Run,
+    Terms,
+)
 from muster.devnet.simulator.model.work import (
-    REVEALED,
     Batch,
     Case,
     Claim,
     Header,
+    Leased,
     Proof,
     Record,
     Statement,
     Submission,
-    Work,
 )
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ContractRevert
-from muster.protocol.messages import Verdict
 
 WALLET = 10**6
 WORKERS = ("alice", "bob", "carol")
 NODES = ("node a", "node b", "node c", "node d", "node e")
 VALIDATORS = ("v0", "v1", "v2", "v3", "v4", "v5")
-CROWD = ("owner", "orchestrator", "trainer", "challenger", "stranger", *WORKERS, *VALIDATORS)
+JURORS = ("j0", "j1", "j2", "j3")
+CROWD = (
+    "owner",
+    "orchestrator",
+    "trainer",
+    "challenger",
+    "stranger",
+    *WORKERS,
+    *VALIDATORS,
+    *JURORS,
+)
 NAMES = (*CROWD, "insurance", *NODES)
 HOLDERS = (*NAMES, "StakeVault", "DisputeCourt", "RewardEscrow")
 Send = Callable[[], Awaitable[Any]]
@@ -109,9 +127,11 @@ class Duel:
         head = self.runner.run(_mine(self.stage.rpc, blocks))
         self.model.block, self.model.now = head
 
-    def draw(self, weights: Sequence[int], size: int, leaf: Name, draw_block: int) -> list[int]:
+    def draw_of(self, *args: Any) -> list[str]:
+        """The draw of the protocol, with the hash of the block that decides it."""
+        draw_block = args[2]
         self.words.blocks[draw_block] = self.runner.run(_block_hash(self.stage.rpc, draw_block))
-        return self.words.draw(weights, size, leaf, draw_block)
+        return self.words.draw(*args)
 
 
 def _ordered(events: Iterator[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
@@ -148,9 +168,10 @@ def observations(model: Network, words: Words) -> Iterator[Observation]:
     yield from _people(model, words)
     for number, run in model.runs.items():
         yield from _run(model, words, number, run)
+    yield from _bench(model, words)
     yield from _batches(model, words)
-    for leaf, case in model.cases.items():
-        yield from _case(model, words, leaf, case)
+    for name, case in model.cases.items():
+        yield from _case(model, words, name, case)
     for batch in list(model.batches.values())[-2:]:
         yield from _standings(model, words, batch)
 
@@ -161,62 +182,86 @@ def _stakes(model: Network, words: Words) -> Iterator[Observation]:
     for name in HOLDERS:
         held = model.balances[name]
         yield ("MusterToken", "balanceOf", (words.address[name],)), (held,)
-    for name in CROWD:
-        a = model.stakes[name]
-        fields = (a.active, a.unbonding, a.withdrawable_at, a.held_until, a.open_cases)
-        yield ("StakeVault", "accountOf", (words.address[name],)), (fields,)
-    for offence, escrow in model.escrows.items():
-        owner, reporter = words.address[escrow.owner], words.address[escrow.reporter]
-        fields = (owner, reporter, escrow.amount, escrow.status)
-        yield ("StakeVault", "escrowOf", (words.word(offence),)), (fields,)
+    for run in (BENCH, *model.runs):
+        for name in CROWD:
+            a = model.stakes[run, name]
+            held = sum(model.escrows[taken].status == HELD for taken in a.escrows)
+            fields = (a.active, a.unbonding, a.withdrawable_at, held)
+            yield ("StakeVault", "accountOf", (run, words.address[name])), (fields,)
+    for escrow_name, escrow in model.escrows.items():
+        taken = (escrow.amount, escrow.ppm, escrow.batch, escrow.position, escrow.status)
+        yield ("StakeVault", "escrowOf", (words.word(escrow_name),)), (taken,)
 
 
 def _people(model: Network, words: Words) -> Iterator[Observation]:
     for name in (*WORKERS, "stranger"):
-        address = words.address[name]
-        yield ("WorkerRegistry", "workerOf", (address,)), (_worker(model, words, name),)
-        yield ("WorkerRegistry", "isActive", (address,)), (model.is_active(name),)
-        yield ("ContributionLedger", "unitCapOf", (address,)), (model.unit_cap(name),)
+        address, worker = words.address[name], model.workers.get(name)
+        known = (
+            (worker.number, words.address[worker.node]) if worker else (0, words.address[NOBODY])
+        )
+        yield ("WorkerRegistry", "workerOf", (address,)), known
+        for run in model.runs:
+            fields = _member(model.members[run, name])
+            yield ("WorkerRegistry", "memberOf", (run, address)), (fields,)
+            yield ("WorkerRegistry", "isActive", (run, address)), (model.is_active(run, name),)
+            cap = model.unit_cap(run, name)
+            yield ("ContributionLedger", "unitCapOf", (run, address)), (cap,)
     for node in NODES:
         serves = words.address[model.serves(node)]
         yield ("WorkerRegistry", "workerOfNode", (words.address[node],)), (serves,)
 
 
-def _worker(model: Network, words: Words, name: str) -> tuple[Any, ...]:
-    worker = model.workers.get(name)
-    if worker is None:
-        return (words.address[NOBODY], 0, 0, 0, 0, 0)
-    times = (worker.active_from, worker.jailed_until, len(worker.convictions))
-    return (words.address[worker.node], worker.number, worker.status, *times)
+def _member(m: Member) -> tuple[Any, ...]:
+    return (m.status, m.active_from, m.jailed_until, m.left_at, m.convictions, m.exact, m.before)
 
 
 def _run(model: Network, words: Words, number: int, run: Run) -> Iterator[Observation]:
-    config = words.said(run)
+    present = replace(run, terms=run.all_terms[-1])
+    config = words.said(present)
     yield ("RunRegistry", "configOf", (number,)), (config,)
     yield ("RunRegistry", "ownerOf", (number,)), (words.address[run.owner],)
-    yield ("RunRegistry", "admissionOf", (number,)), (config[1], run.terms.price, run.is_open)
+    count, price = len(run.all_terms), present.terms.price
+    yield ("RunRegistry", "admissionOf", (number,)), (config[1], run.is_open, count, price)
     proposed = (tuple(run.proposed), run.effective_at)
     yield ("RunRegistry", "proposedChange", (number,)), proposed
+    for place, terms in enumerate(run.all_terms):
+        yield ("RunRegistry", "termsAt", (number, place + 1)), (tuple(terms),)
     yield ("RunRegistry", "closedAt", (number,)), (run.closed_at,)
     yield ("RunRegistry", "isPaused", (number,)), (run.paused,)
-    slashes = (run.terms.fraud_ppm, run.terms.exact_ppm, run.slash_paused_until)
-    yield ("RunRegistry", "slashesOf", (number,)), slashes
+    yield ("RunRegistry", "slashPausedUntil", (number,)), (run.slash_paused_until,)
     latest = (max(run.versions, default=0), bool(run.versions))
     yield ("RunRegistry", "latestVersion", (number,)), latest
     bits = tuple(run.seats[validator].bit for validator in run.validators)
     yield ("RunRegistry", "validatorsOf", (number,)), (config[-1], bits)
+    ever = tuple(words.address[v] for v, s in run.seats.items() if s.since < model.now)
+    yield ("RunRegistry", "everSeated", (number, model.now)), (ever,)
+    for validator in VALIDATORS:
+        invited = validator in run.invited
+        yield ("RunRegistry", "isInvited", (number, words.address[validator])), (invited,)
     funds = model.funds.get(number)
     money = (funds.available, funds.reserved) if funds else (0, 0)
     yield ("RewardEscrow", "fundsOf", (number,)), (money,)
 
 
+def _bench(model: Network, words: Words) -> Iterator[Observation]:
+    yield ("JuryPool", "placeCount", ()), (len(model.bench),)
+    for number, place in enumerate(model.bench):
+        fields = (words.address[place.juror], place.joined_at, place.left_at)
+        yield ("JuryPool", "placeAt", (number,)), (fields,)
+    for juror in (*JURORS, "stranger"):
+        may = model.may_be_drawn(juror, model.now)
+        yield ("JuryPool", "mayBeDrawn", (words.address[juror], model.now)), (may,)
+
+
 def _batches(model: Network, words: Words) -> Iterator[Observation]:
     yield ("ContributionLedger", "batchCount", ()), (len(model.batches),)
     for number, batch in model.batches.items():
-        stored = words.header(batch.header).commitment()
+        stored = ZERO if batch.is_void else words.header(batch.header).commitment()
         if batch.disputed:
             stored = type(stored)(stored[:-1] + bytes([stored[-1] | 1]))
         yield ("ContributionLedger", "commitmentOf", (number,)), (stored,)
+        payer = words.address[model.bonds.get(number, NOBODY)]
+        yield ("DisputeCourt", "bondOf", (number,)), (payer,)
     for slot in {(work.run, *work[1:4]) for b in model.batches.values() for work in b.submissions}:
         run, worker, step, index = slot
         paid = (run, words.address[worker], step, index)
@@ -224,34 +269,38 @@ def _batches(model: Network, words: Words) -> Iterator[Observation]:
 
 
 def _standings(model: Network, words: Words, batch: Batch) -> Iterator[Observation]:
-    for place, record in enumerate(batch.records or map(model.as_claimed, batch.submissions)):
+    for place, record in enumerate(batch.records):
         proof = Proof(batch.header, place, record, place, True)
-        try:
-            standing = model.standing(proof)
-        except Refused:
-            return  # pending
-        fields = (
-            words.said_record(record),
-            *(words.word(standing.leaf), words.word(standing.offence)),
-            *standing[3:],
-        )
+        standing = model.standing(proof)
+        fields = (words.said_record(record), words.word(standing.leaf), *standing[2:])
         view = ("ContributionLedger", "standingOf", (words.proof(proof),))
         yield view, (fields,)
 
 
-def _case(model: Network, words: Words, leaf: Name, case: Case) -> Iterator[Observation]:
-    seats = model.runs[case.run].seats
+def _case(model: Network, words: Words, name: Name, case: Case) -> Iterator[Observation]:
+    ruling, votes, tied = case.leading()
     fields = (
-        *(words.address[case.challenger], case.batch, case.recorded, case.claimed, case.run),
-        *(case.status, case.opened_at, case.draw_block, sum(seats[j].bit for j in case.jury)),
-        *(case.committed, case.overturn, case.uphold),
+        *(case.status, case.recorded, ruling, votes, tied),
+        *(len(case.jury), len(case.commitments), len(case.revealed)),
+        *(case.opened_at, case.number, case.run, words.address[case.worker], case.draw_block),
+        *(case.places, words.address[case.reporter], case.fee),
     )
-    yield ("DisputeCourt", "caseOf", (words.word(leaf),)), (fields,)
-    for juror in VALIDATORS:
-        vote = case.commitments.get(juror)
-        stored = ZERO if vote is None else words.word(("number", 1) if vote == REVEALED else vote)
-        arguments = (words.word(leaf), words.address[juror])
-        yield ("DisputeCourt", "commitmentOf", arguments), (stored,)
+    yield ("DisputeCourt", "caseOf", (words.word(name),)), (fields,)
+    claims = tuple((words.address[m.claimant], m.ruling, m.announced_in) for m in case.claims)
+    yield ("DisputeCourt", "claimsOf", (words.word(name),)), (claims,)
+    for juror in (*JURORS, "stranger"):
+        stored = _vote(case, words, juror)
+        yield ("DisputeCourt", "voteOf", (words.word(name), words.address[juror])), (stored,)
+
+
+def _vote(case: Case, words: Words, juror: str) -> Any:
+    if juror in case.paid:
+        return words.word(("number", 3))
+    if juror in case.revealed:
+        return words.word(("number", case.revealed[juror] << 8 | 2))
+    if juror in case.commitments:
+        return words.word(case.commitments[juror])
+    return words.word(("number", int(juror in case.jury)))
 
 
 # -------------------------------------------------------------------------- the calls
@@ -262,60 +311,55 @@ class Calls(Duel):
 
     # What the lambdas below read is bound when they are made; each runs before `act` returns.
 
-    def deposit(self, caller: str, owner: str, amount: int) -> bool:
+    def deposit(self, caller: str, run: int, owner: str, amount: int) -> bool:
         to = self.words.address[owner]
         return self.act(
             caller,
-            lambda: self.model.deposit(caller, owner, amount),
-            lambda: self.stage.vault.deposit(to, amount),
+            lambda: self.model.deposit(caller, run, owner, amount),
+            lambda: self.stage.vault.deposit(run, to, amount),  # type: ignore[arg-type]
         )
 
-    def deposit_with_permit(self, caller: str, amount: int, signed: bool) -> bool:
-        permit = self._permit(caller, amount, signed)
-        return self.act(
-            caller,
-            lambda: self.model.deposit_with_permit(caller, amount, signed=signed),
-            lambda: self.stage.vault.deposit_with_permit(amount, 2**64, *permit),
-        )
-
-    def _permit(self, owner: str, wei: int, valid: bool) -> tuple[Any, ...]:
-        token, address = self.stage.token, self.words.address[owner]
-        nonce = self.runner.run(token.nonces(address)) + (not valid)
-        separator = self.runner.run(token.domain_separator())
-        return self.words.permit(owner, wei, nonce, separator)
-
-    def register(
-        self, caller: str, stake: int, node: str, deadline: int, consents: bool, permit: bool
+    def join(
+        self,
+        caller: str,
+        run: int,
+        terms: int,
+        stake: int,
+        node: str,
+        deadline: int,
+        *,
+        consents: bool,
+        permit: bool,
     ) -> bool:
-        signature = self._consent(caller, node, deadline, consents)
-        terms = (stake, self.words.address[node], deadline, signature)
-        workers = self.stage.workers
-        signed = self._permit(caller, stake, valid=True) if permit else ()
+        consent = self._consent(caller, node, deadline, consents)
+        signed = self._permit(caller, stake) if permit else Permit()
         return self.act(
             caller,
-            lambda: self.model.register(
-                caller, stake, node, deadline, consents=consents, permit=permit
+            lambda: self.model.join(
+                caller, run, terms, stake, node, deadline, consents=consents, permit=permit
             ),
-            lambda: (
-                workers.register_with_permit(*terms, 2**64, *signed)
-                if permit
-                else self.stage.write("WorkerRegistry", "register", terms)
-            ),
+            lambda: self.stage.workers.join(run, terms, stake, consent, signed),  # type: ignore[arg-type]
         )
 
-    def _consent(self, worker: str, node: str, deadline: int, consents: bool) -> bytes:
-        if not consents:
-            return b"no"
-        nonce = self.model.workers[worker].nonce if worker in self.model.workers else 0
-        return self.words.consent(worker, node, nonce, deadline)
+    def _permit(self, owner: str, wei: int) -> Permit:
+        token, address = self.stage.token, self.words.address[owner]
+        nonce = self.runner.run(token.nonces(address))
+        separator = self.runner.run(token.domain_separator())
+        return Permit(2**64, *self.words.permit(owner, wei, nonce, separator))
+
+    def _consent(self, worker: str, node: str, deadline: int, consents: bool) -> NodeConsent:
+        signature = b"no"
+        if consents and node != NOBODY:
+            nonce = self.model.workers[worker].nonce if worker in self.model.workers else 0
+            signature = self.words.consent(worker, node, nonce, deadline)
+        return NodeConsent(self.words.address[node], deadline, signature)
 
     def rotate_node(self, caller: str, node: str, deadline: int, consents: bool) -> bool:
-        signature = self._consent(caller, node, deadline, consents)
-        address = self.words.address[node]
+        consent = self._consent(caller, node, deadline, consents)
         return self.act(
             caller,
             lambda: self.model.rotate_node(caller, node, deadline, consents=consents),
-            lambda: self.stage.workers.rotate_node(address, deadline, signature),
+            lambda: self.stage.workers.rotate_node(consent),
         )
 
     def create_run(self, caller: str, run: Run) -> bool:
@@ -378,12 +422,25 @@ class Calls(Duel):
             lambda: self.stage.ledger.commit_batch(run, root, len(works), units),  # type: ignore[arg-type]
         )
 
-    def submit_direct(self, caller: str, work: Submission, signer: str) -> bool:
-        words = self.words.submission(work), self.words.signed(work, signer)
+    def submit_direct(self, caller: str, work: Leased) -> bool:
+        leased = self.words.leased(work)
         return self.act(
             caller,
-            lambda: self.model.submit_direct(caller, work, signer),
-            lambda: self.stage.write("ContributionLedger", "submitDirect", words),
+            lambda: self.model.submit_direct(caller, work),
+            lambda: self.stage.ledger.submit_direct(leased, SOURCES),
+        )
+
+    def split_off(
+        self, caller: str, header: Header, work: Leased, position: int, intact: bool
+    ) -> bool:
+        siblings = self.words.siblings(header.root, position, intact)
+        leased = self.words.leased(work)
+        return self.act(
+            caller,
+            lambda: self.model.split_off(caller, header, work, position, intact),
+            lambda: self.stage.ledger.split_off(
+                self.words.header(header), leased, siblings, SOURCES
+            ),
         )
 
     def post(self, header: Header, records: tuple[Record, ...], signers: Sequence[str]) -> bool:
@@ -413,46 +470,123 @@ class Calls(Duel):
             lambda: self.stage.ledger.finalise_fraud(self.words.proof(proof)),
         )
 
-    def challenge(self, caller: str, proof: Proof, claimed: int) -> bool:
-        return self.act(
-            caller,
-            lambda: self.model.challenge(caller, proof, claimed),
-            lambda: self.stage.court.challenge(self.words.proof(proof), _verdict(claimed)),
-        )
-
-    def draw_jury(self, proof: Proof) -> bool:
+    def show(
+        self, header: Header, stated: Statement, signer: str, records: tuple[Record, ...]
+    ) -> bool:
+        signature = self.words.stated(stated, signer)
+        hashed, shown = self.words.word(("recordshash", stated.records)), self.words.joined(records)
         return self.act(
             "stranger",
-            lambda: self.model.draw_jury(proof, self.draw),
-            lambda: self.stage.court.draw_jury(self.words.proof(proof)),
+            lambda: self.model.show(header, stated, signer, records),
+            lambda: self.stage.ledger.show_outcomes(
+                self.words.header(header), hashed, shown, signature
+            ),
         )
 
-    def commit_vote(self, caller: str, leaf: Name, vote: Name) -> bool:
-        words = self.words.word(leaf), self.words.word(vote)
+    def void(self, header: Header) -> bool:
+        return self.act(
+            "stranger",
+            lambda: self.model.void(header),
+            lambda: self.stage.ledger.void_batch(self.words.header(header)),
+        )
+
+    def announce(self, caller: str, announcement: Name) -> bool:
         return self.act(
             caller,
-            lambda: self.model.commit_vote(caller, leaf, vote),
+            lambda: self.model.announce(caller, announcement),
+            lambda: self.stage.court.announce(self.words.word(announcement)),
+        )
+
+    def claim_ruling(
+        self, caller: str, proof: Proof, work: Submission, signer: str, ruling: int, salt: int
+    ) -> bool:
+        evidence = self.words.submission(work), self.words.signed(work, signer)
+        return self.act(
+            caller,
+            lambda: self.model.claim_ruling(caller, proof, work, signer, ruling, salt),
+            lambda: self.stage.court.claim(
+                self.words.proof(proof),
+                *evidence,
+                ruling,
+                self.words.word(("number", salt)),
+                SOURCES,
+            ),
+        )
+
+    def summon(self, caller: str, header: Header, work: Submission) -> bool:
+        return self.act(
+            caller,
+            lambda: self.model.summon(caller, header, work),
+            lambda: self.stage.court.summon(
+                self.words.header(header), self.words.submission(work), SOURCES
+            ),
+        )
+
+    def draw(self, case: Name) -> bool:
+        return self.act(
+            "stranger",
+            lambda: self.model.draw(case, self.draw_of),
+            lambda: self.stage.court.draw(self.words.word(case)),
+        )
+
+    def commit_vote(self, caller: str, case: Name, vote: Name) -> bool:
+        words = self.words.word(case), self.words.word(vote)
+        return self.act(
+            caller,
+            lambda: self.model.commit_vote(caller, case, vote),
             lambda: self.stage.court.commit_vote(*words),
         )
 
-    def reveal_vote(self, caller: str, leaf: Name, vote: Name) -> bool:
-        overturn, result, salt = vote[3:]
+    def reveal_vote(self, caller: str, case: Name, vote: Name) -> bool:
+        ruling, result, salt = vote[3:]
         return self.act(
             caller,
-            lambda: self.model.reveal_vote(caller, leaf, vote),
+            lambda: self.model.reveal_vote(caller, case, vote),
             lambda: self.stage.court.reveal_vote(
-                self.words.word(leaf),
-                bool(overturn),
+                self.words.word(case),
+                int(ruling),
                 self.words.word(("result", result)),
                 self.words.word(("number", salt)),
             ),
         )
 
-    def close_case(self, proof: Proof) -> bool:
+    def settle(self, proof: Proof) -> bool:
         return self.act(
             "stranger",
-            lambda: self.model.close_case(proof),
-            lambda: self.stage.court.close(self.words.proof(proof)),
+            lambda: self.model.settle(proof),
+            lambda: self.stage.court.settle(self.words.proof(proof)),
+        )
+
+    def settle_summoned(self, header: Header, work: Submission) -> bool:
+        return self.act(
+            "stranger",
+            lambda: self.model.settle_summoned(header, work),
+            lambda: self.stage.court.settle_summoned(
+                self.words.header(header), self.words.submission(work)
+            ),
+        )
+
+    def return_bond(self, header: Header) -> bool:
+        return self.act(
+            "stranger",
+            lambda: self.model.return_bond(header),
+            lambda: self.stage.court.return_bond(self.words.header(header)),
+        )
+
+    def collect_fee(self, case: Name, juror: str) -> bool:
+        words = self.words.word(case), self.words.address[juror]
+        return self.act(
+            "stranger",
+            lambda: self.model.collect_fee(case, juror),
+            lambda: self.stage.court.collect_fee(*words),
+        )
+
+    def fine_absent_juror(self, case: Name, juror: str) -> bool:
+        words = self.words.word(case), self.words.address[juror]
+        return self.act(
+            "stranger",
+            lambda: self.model.fine_absent_juror(case, juror),
+            lambda: self.stage.court.fine_absent_juror(*words),
         )
 
     def claim(self, claims: Sequence[Claim]) -> bool:
@@ -471,67 +605,33 @@ class Calls(Duel):
             ),
         )
 
-    def slash_signer(self, proof: Proof, validator: str) -> bool:
+    def fine_signer(self, proof: Proof, validator: str) -> bool:
         return self.act(
             "stranger",
-            lambda: self.model.slash_signer(proof, validator),
-            lambda: self.stage.faults.slash_signer(
+            lambda: self.model.fine_signer(proof, validator),
+            lambda: self.stage.court.fine_signer(
                 self.words.proof(proof), self.words.address[validator]
             ),
         )
 
-    def slash_absent_juror(self, caller: str, leaf: Name, juror: str) -> bool:
-        words = self.words.word(leaf), self.words.address[juror]
-        return self.act(
-            caller,
-            lambda: self.model.slash_absent_juror(caller, leaf, juror),
-            lambda: self.stage.faults.slash_absent_juror(*words),
-        )
-
-    def slash_overdue(self, caller: str, header: Header, validator: str) -> bool:
-        words = self.words.header(header), self.words.address[validator]
-        return self.act(
-            caller,
-            lambda: self.model.slash_overdue(caller, header, validator),
-            lambda: self.stage.faults.slash_overdue(*words),
-        )
-
-    def prove_double_outcome(
-        self, caller: str, header: Header, signed: Sequence[tuple[Statement, str]]
-    ) -> bool:
+    def prove_double_outcome(self, header: Header, signed: Sequence[tuple[Statement, str]]) -> bool:
         pairs = ((self.words.statement(s), self.words.stated(s, by)) for s, by in signed)
         words = self.words.header(header), *itertools.chain.from_iterable(pairs)
         return self.act(
-            caller,
-            lambda: self.model.prove_double_outcome(caller, header, signed),
+            "stranger",
+            lambda: self.model.prove_double_outcome(header, signed),
             lambda: self.stage.write("FaultCourt", "proveDoubleOutcome", words),
         )
 
     def prove_double_submission(
-        self, caller: str, signed: Sequence[tuple[Submission, str]]
+        self, proof: Proof, signed: Sequence[tuple[Submission, str]]
     ) -> bool:
         pairs = ((self.words.submission(s), self.words.signed(s, by)) for s, by in signed)
-        words = tuple(itertools.chain.from_iterable(pairs))
+        words = self.words.proof(proof), *itertools.chain.from_iterable(pairs)
         return self.act(
-            caller,
-            lambda: self.model.prove_double_submission(caller, signed),
+            "stranger",
+            lambda: self.model.prove_double_submission(proof, signed),
             lambda: self.stage.write("FaultCourt", "proveDoubleSubmission", words),
-        )
-
-    def prove_overcommit(self, works: Sequence[Work]) -> bool:
-        return self.act(
-            "stranger",
-            lambda: self.model.prove_overcommit(works),
-            lambda: self.stage.write(
-                "FaultCourt", "proveOvercommit", ([self.words.work(w) for w in works],)
-            ),
-        )
-
-    def hold_stake(self, work: Work) -> bool:
-        return self.act(
-            "stranger",
-            lambda: self.model.hold_stake(work),
-            lambda: self.stage.write("FaultCourt", "holdStake", (self.words.work(work),)),
         )
 
     def simple(self, caller: str, name: str, *args: Any) -> bool:
@@ -550,21 +650,20 @@ SIMPLE = {
     "request_unbond": ("StakeVault", "requestUnbond", True),
     "withdraw": ("StakeVault", "withdraw", True),
     "exit": ("WorkerRegistry", "exit", True),
-    "unjail": ("WorkerRegistry", "unjail", True),
-    "rejoin": ("WorkerRegistry", "rejoin", True),
+    "come_back": ("WorkerRegistry", "comeBack", True),
     "jail_for_low_stake": ("WorkerRegistry", "jailForLowStake", False),
-    "seat_validator": ("RunRegistry", "seatValidator", True),
-    "rotate_validator": ("RunRegistry", "rotateValidator", True),
-    "unseat_validator": ("RunRegistry", "unseatValidator", False),
+    "invite": ("RunRegistry", "invite", True),
+    "dismiss": ("RunRegistry", "dismiss", True),
+    "take_seat": ("RunRegistry", "takeSeat", True),
+    "leave_seat": ("RunRegistry", "leaveSeat", True),
+    "unseat_for_low_stake": ("RunRegistry", "unseatForLowStake", False),
     "cancel_change": ("RunRegistry", "cancelChange", True),
     "apply_change": ("RunRegistry", "applyChange", False),
-    "record_beacon": ("RunRegistry", "recordBeacon", False),
     "pause": ("RunRegistry", "setSubmissionsPaused", True),
     "close_run": ("RunRegistry", "closeRun", True),
+    "join_bench": ("JuryPool", "join", True),
+    "leave_bench": ("JuryPool", "leave", True),
+    "retire_for_low_stake": ("JuryPool", "retireForLowStake", False),
     "reclaim": ("RewardEscrow", "reclaim", False),
 }
 """By the model's name: contract, its function, and whether the model asks who calls."""
-
-
-def _verdict(number: int) -> Any:
-    return Verdict(number) if 1 <= number <= 4 else number

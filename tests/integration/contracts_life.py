@@ -7,27 +7,29 @@ that lives get somewhere; one in eight is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from contracts_duel import NODES, VALIDATORS, WALLET, WORKERS, Calls
+from contracts_duel import JURORS, NODES, VALIDATORS, WALLET, WORKERS, Calls
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from muster.devnet.simulator.model.network import Network
-from muster.devnet.simulator.model.words import NOBODY, Fixed, Name, Run, Terms
+from muster.devnet.simulator.model.words import BENCH, NOBODY, Fixed, Name, Run, Terms
 from muster.devnet.simulator.model.work import (
     ACCEPTED,
     FRAUD,
     INCOMPLETE,
+    JUDGED,
     OPEN,
     REJECTED,
     Batch,
     Claim,
+    Leased,
     Proof,
     Record,
     Statement,
     Submission,
-    Work,
+    Ticket,
 )
 
 T = TypeVar("T")
@@ -36,6 +38,16 @@ FIXED = Fixed()
 EVER = 2**32
 """A deadline that never passes."""
 TERMS = Terms(price=7, fraud_ppm=100_003, exact_ppm=500_009, quorum=2)
+RULINGS = tuple(
+    verdict << 8 | reason
+    for verdict, reason in ((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60), (REJECTED, 13), (REJECTED, 15))
+)
+"""Accepted, an exact fraud, a statistical one, rejected, and a file that could not be had."""
+
+
+def record_of(model: Network, work: Submission, verdict: int = ACCEPTED, reason: int = 0) -> Record:
+    """Return the record of a submission."""
+    return Record(model.number_of(work.worker), *work[2:], verdict=verdict, reason=reason)
 
 
 class Dice:
@@ -53,7 +65,9 @@ class Dice:
 
 
 class Life(RuleBasedStateMachine):
-    """One life of a network; starts with five validators, two workers and a funded run."""
+    """One life of a network; starts with a funded run of five validators and two workers, a run of
+    thieves, and four jurors on the bench.
+    """
 
     begin: ClassVar[Callable[[], Calls]]
 
@@ -82,58 +96,80 @@ class Life(RuleBasedStateMachine):
     def manage(self, data: st.DataObject) -> None:
         """What is not about work: stakes, keys, runs."""
         choice = Dice(data)
-        kinds = (self.deposit, self.unbond_or_withdraw, self.register, self.change_worker)
-        choice.pick(
-            (
-                *kinds,
-                self.fund,
-                self.govern,
-                self.anybody_governs,
-                self.publish,
-                self.create_run,
-                self.pause_slashing,
-            )
-        )(choice)
+        kinds = (self.deposit, self.unbond_or_withdraw, self.join, self.change_worker)
+        seats = (self.change_seat, self.change_bench)
+        runs = (self.fund, self.govern, self.anybody_governs, self.publish, self.create_run)
+        choice.pick((*kinds, *seats, *runs, self.pause_slashing))(choice)
 
     # ---------------------------------------------------------------------- stake
 
     def deposit(self, choice: Dice) -> None:
-        owner = choice.pick((*WORKERS, *VALIDATORS))
+        owner = choice.pick((*WORKERS, *VALIDATORS, *JURORS))
+        run = BENCH if owner in JURORS else choice.pick((1, 1, 2, BENCH))
         amount = choice.pick((FIXED.required_stake, 1, 2003, 0, WALLET + 1))
-        if choice.pick((False, True)):
-            self.duel.deposit(choice.pick((owner, "challenger", "stranger")), owner, amount)
-        else:
-            self.duel.deposit_with_permit(owner, amount, signed=not choice.rarely())
+        self.duel.deposit(choice.pick((owner, "challenger", "stranger")), run, owner, amount)
 
     def unbond_or_withdraw(self, choice: Dice) -> None:
-        owner = choice.pick((*WORKERS, *VALIDATORS))
+        owner = choice.pick((*WORKERS, *VALIDATORS, *JURORS))
+        run = BENCH if owner in JURORS else choice.pick((1, 1, 2, BENCH))
         if choice.pick((False, True)):
-            self.duel.simple(owner, "withdraw")
+            self.duel.simple(owner, "withdraw", run)
             return
-        active = self.model.stakes[owner].active
+        active = self.model.stakes[run, owner].active
         self.duel.simple(
-            owner, "request_unbond", choice.pick((active // 3, 1, active, active + 1, 0))
+            owner, "request_unbond", run, choice.pick((active // 3, 1, active, active + 1, 0))
         )
 
     # -------------------------------------------------------------------- workers
 
-    def register(self, choice: Dice) -> None:
-        worker = choice.pick(("carol", "alice", "challenger"))
+    def join(self, choice: Dice) -> None:
+        worker, run = choice.pick(("carol", "alice", "challenger", "v5")), self.run(choice)
         stake = choice.pick((FIXED.required_stake, 1500, 1008, 0))
         deadline = self.model.now if choice.rarely() else EVER
-        node, permit = choice.pick(NODES), choice.pick((True, False))
-        self.duel.register(worker, stake, node, deadline, not choice.rarely(), permit)
+        node, permit = choice.pick((*NODES, NOBODY)), choice.pick((True, False))
+        consents, terms = not choice.rarely(), self.terms(choice, run)
+        self.duel.join(worker, run, terms, stake, node, deadline, consents=consents, permit=permit)
+
+    def terms(self, choice: Dice, run: int) -> int:
+        """Return mostly the number of a run's terms."""
+        present = self.model.runs.get(run)
+        return 9 if present is None or choice.rarely() else len(present.all_terms)
 
     def change_worker(self, choice: Dice) -> None:
-        worker = choice.pick(WORKERS)
-        does = choice.pick(("unjail", "rejoin", "exit", "jail", "rotate", "rotate"))
+        worker, run = choice.pick(WORKERS), choice.pick((1, 1, 2))
+        does = choice.pick(("come_back", "come_back", "exit", "jail", "rotate", "rotate"))
         if does == "jail":
-            self.duel.simple("stranger", "jail_for_low_stake", worker)
+            self.duel.simple("stranger", "jail_for_low_stake", run, worker)
         elif does == "rotate":
             deadline = self.model.now if choice.rarely() else EVER
             self.duel.rotate_node(worker, choice.pick(NODES), deadline, not choice.rarely())
+        elif does == "exit":
+            self.duel.simple(worker, does, run)
         else:
-            self.duel.simple(worker, does)
+            self.duel.simple(worker, does, run, self.terms(choice, run))
+
+    # ----------------------------------------------------------- validators and jurors
+
+    def change_seat(self, choice: Dice) -> None:
+        validator, run = choice.pick((*VALIDATORS, "alice")), self.run(choice)
+        does = choice.pick(("take_seat", "take_seat", "leave_seat", "unseat"))
+        if does == "take_seat":
+            stake = choice.pick((FIXED.required_validator_stake, 0, 1))
+            self.duel.simple(validator, does, run, self.terms(choice, run), stake)
+        elif does == "leave_seat":
+            self.duel.simple(validator, does, run)
+        else:
+            self.duel.simple("stranger", "unseat_for_low_stake", run, validator)
+
+    def change_bench(self, choice: Dice) -> None:
+        juror = choice.pick((*JURORS, "stranger", "v0"))
+        does = choice.pick(("join_bench", "join_bench", "leave_bench", "retire"))
+        if does == "join_bench":
+            self.duel.simple(juror, does, choice.pick((FIXED.required_juror_stake, 0, 1)))
+        elif does == "leave_bench":
+            self.duel.simple(juror, does)
+        else:
+            self.duel.simple("stranger", "retire_for_low_stake", juror)
 
     # ----------------------------------------------------------------------- runs
 
@@ -141,8 +177,8 @@ class Life(RuleBasedStateMachine):
         return 99 if choice.rarely() else choice.pick(sorted(self.model.runs))
 
     def create_run(self, choice: Dice) -> None:
-        validators = list(choice.pick((VALIDATORS[:3], VALIDATORS[2:], ("v1", "v1"), ())))
-        quorum = choice.pick((1, 2, 0, 9))
+        validators = list(choice.pick((VALIDATORS[:3], VALIDATORS[2:], (NOBODY,), ())))
+        quorum = choice.pick((1, 2, 0, 89))
         terms = choice.pick(
             (TERMS, Terms(0, 1, 2, 2), Terms(1, 2, 1, 2), Terms(1, 2, 10**6 + 1, 2))
         )
@@ -158,14 +194,14 @@ class Life(RuleBasedStateMachine):
         """What a run's owner does, or tries to do to another's."""
         run = self.run(choice)
         owner = "stranger" if choice.rarely() else "owner"
-        does = choice.pick(("propose", "seat", "rotate", "pause", "cancel", "key", "close"))
+        does = choice.pick(("propose", "invite", "dismiss", "pause", "cancel", "key", "close"))
         if does == "propose":
             self.propose(choice, owner, run)
-        elif does == "seat":
-            self.duel.simple(owner, "seat_validator", run, choice.pick(VALIDATORS))
-        elif does == "rotate":
-            two = choice.pick(VALIDATORS), choice.pick(VALIDATORS)
-            self.duel.simple(owner, "rotate_validator", run, *two)
+        elif does == "invite":
+            named = choice.pick((*VALIDATORS, NOBODY)), not choice.rarely()
+            self.duel.simple(owner, "invite", run, *named)
+        elif does == "dismiss":
+            self.duel.simple(owner, "dismiss", run, choice.pick(VALIDATORS))
         elif does == "key":
             self.rotate_key(choice, owner, run)
         elif does == "pause":
@@ -187,12 +223,7 @@ class Life(RuleBasedStateMachine):
 
     def anybody_governs(self, choice: Dice) -> None:
         run = self.run(choice)
-        does = choice.pick(("apply_change", "reclaim", "unseat_validator", "record_beacon"))
-        extra: dict[str, Any] = {
-            "unseat_validator": (choice.pick(VALIDATORS),),
-            "record_beacon": (choice.pick((0, 1, 2)),),
-        }
-        self.duel.simple("stranger", does, run, *extra.get(does, ()))
+        self.duel.simple("stranger", choice.pick(("apply_change", "reclaim")), run)
 
     def pause_slashing(self, choice: Dice) -> None:
         caller = choice.pick(("v0", "orchestrator", "owner", "v5", "trainer", "stranger"))
@@ -223,10 +254,69 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def submit_direct(self, data: st.DataObject) -> None:
         choice = Dice(data)
-        work = self.submission(choice, self.run(choice))
-        signer = self.signer(choice, work)
-        caller = choice.pick((work.worker, signer, "stranger"))
-        self.duel.submit_direct("stranger" if caller == NOBODY else caller, work, signer)
+        work = self.leased(choice, self.submission(choice, self.run(choice)))
+        self.duel.submit_direct(self.sender(choice, work), work)
+
+    def leased(self, choice: Dice, work: Submission) -> Leased:
+        """Return mostly a submission with its worker's signature and its ticket."""
+        deadline = choice.pick((EVER, self.model.now - 60, self.model.now - 61))
+        ticket = Ticket(*work[:5], deadline=deadline)
+        run = self.model.runs.get(work.run)
+        issuer = run.orchestrator if run else "orchestrator"
+        if choice.rarely():
+            ticket = ticket._replace(index=7)
+        if choice.rarely():
+            issuer = choice.pick(("stranger", NOBODY))
+        return Leased(work, self.signer(choice, work), ticket, issuer)
+
+    def sender(self, choice: Dice, work: Leased) -> str:
+        sender = choice.pick(
+            (work.submission.worker, work.submission.worker, work.signer, "stranger")
+        )
+        return "stranger" if sender == NOBODY else sender
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def be_silent(self, data: st.DataObject) -> None:
+        """A batch that nobody judged: split, taken before judges, or void."""
+        choice = Dice(data)
+        batch = self.batch(choice, judged=False)
+        header = batch.header
+        due = header.posted_at or header.committed_at + FIXED.outcome_deadline
+        self.duel.next_time = due + choice.pick(
+            (0, 1, -1, FIXED.challenge_window - 1, FIXED.challenge_window)
+        )
+        place = choice.pick(range(len(batch.submissions)))
+        does = choice.pick(("split", "split", "summon", "summon", "void", "bond"))
+        if does == "split":
+            work = self.leased(choice, batch.submissions[place])
+            if choice.rarely():
+                work = work._replace(submission=work.submission._replace(units=1))
+            sender, intact = self.sender(choice, work), not choice.rarely()
+            self.duel.split_off(sender, header, work, place, intact)
+        elif does == "summon":
+            work = batch.submissions[place]
+            sender = choice.pick((work.worker, self.signer(choice, work), "stranger"))
+            self.duel.summon("stranger" if sender == NOBODY else sender, header, work)
+        elif does == "void":
+            self.duel.void(header)
+        else:
+            self.duel.return_bond(header)
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def show(self, data: st.DataObject) -> None:
+        choice = Dice(data)
+        batch = self.batch(choice, judged=False)
+        header, record = batch.header, self.judged(choice, batch.submissions[0])
+        stated = Statement(header.batch, header.root, (record,))
+        shown = choice.pick(((record,), (), (record._replace(units=1),)))
+        self.duel.show(header, stated, choice.pick((*VALIDATORS, "stranger", NOBODY)), shown)
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def return_bond(self, data: st.DataObject) -> None:
+        self.duel.return_bond(self.batch(Dice(data)).header)
 
     def signer(self, choice: Dice, work: Submission) -> str:
         """Return mostly the worker's node."""
@@ -235,17 +325,17 @@ class Life(RuleBasedStateMachine):
         worker = self.model.workers.get(work.worker)
         return worker.node if worker else NODES[0]
 
-    def batch(self, choice: Dice, *, posted: bool | None = None) -> Batch:
+    def batch(self, choice: Dice, *, judged: bool | None = None) -> Batch:
         """Return mostly a batch of a kind, the newest first."""
         batches = list(self.model.batches.values())[::-1]
-        kind = [b for b in batches if posted is None or bool(b.header.posted_at) is posted]
+        kind = [b for b in batches if judged is None or (b.header.status == JUDGED) is judged]
         return choice.pick(batches if choice.rarely() or not kind else kind)
 
     @precondition(lambda self: self.model.batches)
     @rule(data=st.data())
     def post(self, data: st.DataObject) -> None:
         choice = Dice(data)
-        batch = self.batch(choice, posted=False)
+        batch = self.batch(choice, judged=False)
         records = tuple(self.judged(choice, work) for work in batch.submissions)
         if choice.rarely():
             records = choice.pick(
@@ -254,15 +344,14 @@ class Life(RuleBasedStateMachine):
                     (records[0]._replace(verdict=5), *records[1:]),
                     (records[0]._replace(units=10**6), *records[1:]),
                     (records[0]._replace(number=77), *records[1:]),
+                    (),
                 )
             )
         self.duel.post(batch.header, records, self.signers(choice, batch.header.run))
 
     def judged(self, choice: Dice, work: Submission) -> Record:
-        verdict, reason = choice.pick(
-            ((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60), (REJECTED, 13), (INCOMPLETE, 23))
-        )
-        return self.model.as_claimed(work)._replace(verdict=verdict, reason=reason)
+        decided = ((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60), (REJECTED, 13), (INCOMPLETE, 23))
+        return record_of(self.model, work, *choice.pick((*decided, (REJECTED, 15))))
 
     def signers(self, choice: Dice, run: int) -> list[str]:
         seated = sorted(self.model.runs[run].validators, key=self.model.rank.__getitem__)
@@ -289,24 +378,30 @@ class Life(RuleBasedStateMachine):
             if proof.record.verdict == FRAUD:
                 self.duel.execute_fraud(proof, work, self.model.workers[work.worker].node)
         disputed = choice.pick(proofs)
-        claimed = ACCEPTED if disputed.record.verdict == FRAUD else FRAUD
-        self.duel.challenge("challenger", disputed, claimed)
+        ruling = RULINGS[0] if disputed.record.verdict == FRAUD else choice.pick(RULINGS[1:3])
+        self.claim_ruling("challenger", disputed, ruling)
+
+    def claim_ruling(self, claimant: str, proof: Proof, ruling: int) -> bool:
+        """Announce a claim and make it, with the submission that it is about."""
+        leaf = ("outcome", proof.header.batch, proof.position, proof.record)
+        self.duel.announce(claimant, ("announcement", claimant, leaf, ruling, 3))
+        work = self.model.batches[proof.header.batch].submissions[proof.path]
+        worker = self.model.workers.get(work.worker)
+        signer = worker.node if worker else NODES[0]
+        return self.duel.claim_ruling(claimant, proof, work, signer, ruling, 3)
 
     # ----------------------------------------------------------------- judged work
 
     def proof(self, choice: Dice, batch: Batch) -> Proof:
         """Return mostly a sound proof."""
         position = choice.pick(range(len(batch.submissions)))
-        record = (
-            batch.records[position]
-            if batch.records
-            else self.model.as_claimed(batch.submissions[position])
-        )
+        known = batch.records or [record_of(self.model, each) for each in batch.submissions]
+        record = known[position]
         proof = Proof(batch.header, position, record, position, True)
         if not choice.rarely():
             return proof
         committed = batch.header._replace(
-            root=("submissions", batch.submissions), posted_at=0, signers=0
+            root=("submissions", batch.submissions), posted_at=0, signers=0, status=0
         )
         return choice.pick(
             (
@@ -354,80 +449,110 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.batches)
     @rule(data=st.data())
-    def challenge(self, data: st.DataObject) -> None:
+    def dispute(self, data: st.DataObject) -> None:
         choice = Dice(data)
-        proof = self.proof(choice, self.batch(choice, posted=True))
-        caller = choice.pick(("challenger", "v4", "alice", "stranger"))
-        self.duel.challenge(caller, proof, choice.pick((FRAUD, ACCEPTED, REJECTED, 0, 5)))
+        proof = self.proof(choice, self.batch(choice, judged=True))
+        claimant = choice.pick(("challenger", "v4", "alice", "stranger", "j0"))
+        ruling = choice.pick((*RULINGS, 0, 5 << 8))
+        leaf: Name = ("outcome", proof.header.batch, proof.position, proof.record)
+        if not choice.rarely():
+            announced = ("announcement", claimant, leaf, ruling, 3)
+            self.duel.announce(choice.pick((claimant, "stranger")), announced)
+        if choice.rarely():
+            self.duel.mine(257)
+        evidence = self.evidence(choice, proof)
+        self.duel.claim_ruling(claimant, proof, *evidence, ruling, choice.pick((3, 3, 3, 4)))
 
-    def case(self, choice: Dice) -> tuple[Name, Proof]:
-        """Return mostly an open case, and the outcome it is about."""
-        cases = list(self.model.cases.items())[::-1]
-        open_ones = [case for case in cases if case[1].status == OPEN]
-        leaf, _ = choice.pick(cases if choice.rarely() or not open_ones else open_ones)
-        return leaf, self.about(leaf)
+    @precondition(lambda self: self.model.cases)
+    @rule(data=st.data())
+    def join_case(self, data: st.DataObject) -> None:
+        """A further claim about an outcome."""
+        choice = Dice(data)
+        name = self.case(choice)
+        if name[0] == "outcome":
+            claimant = choice.pick(("stranger", "owner", "v3"))
+            self.claim_ruling(claimant, self.about(name), choice.pick(RULINGS))
 
-    def about(self, leaf: Name) -> Proof:
-        tag, number, *rest = leaf
-        batch = self.model.batches[number]
-        if tag == "outcome":
-            position, record = rest
-        else:
-            position = batch.submissions.index(rest[0])
-            record = self.model.as_claimed(rest[0])
-        return Proof(batch.header, position, record, position, True)
+    def case(self, choice: Dice) -> Name:
+        """Return mostly an open case."""
+        names = list(self.model.cases)[::-1]
+        open_ones = [name for name in names if self.model.cases[name].status == OPEN]
+        return choice.pick(names if choice.rarely() or not open_ones else open_ones)
+
+    def about(self, name: Name) -> Proof:
+        """Return the outcome that a case is about; of work that nobody judged, as if accepted."""
+        batch = self.model.batches[int(name[1])]
+        if name[0] == "outcome":
+            return Proof(batch.header, int(name[2]), Record(*name[3]), int(name[2]), True)
+        record = record_of(self.model, batch.submissions[0])
+        return Proof(batch.header, 0, record, 0, True)
 
     @precondition(lambda self: self.model.cases)
     @rule(data=st.data())
     def draw_jury(self, data: st.DataObject) -> None:
-        self.duel.draw_jury(self.case(Dice(data))[1])
+        self.duel.draw(self.case(Dice(data)))
 
     @precondition(lambda self: self.model.cases)
     @rule(data=st.data())
     def commit_vote(self, data: st.DataObject) -> None:
         choice = Dice(data)
-        leaf, _ = self.case(choice)
-        jury = self.model.cases[leaf].jury
-        juror = choice.pick(VALIDATORS if choice.rarely() or not jury else jury)
-        self.vote(choice, leaf, juror)
+        name = self.case(choice)
+        jury = self.model.cases[name].jury
+        juror = choice.pick(JURORS if choice.rarely() or not jury else jury)
+        self.vote(choice, name, juror, choice.pick((*RULINGS, 0, 7)))
 
-    def vote(self, choice: Dice, leaf: Name, juror: str) -> None:
-        vote: Name = ("vote", leaf, juror, choice.pick((True, False)), 1, choice.pick((1, 2)))
-        if self.duel.commit_vote(juror, leaf, vote):
-            self.votes[leaf, juror] = vote
+    def vote(self, choice: Dice, name: Name, juror: str, ruling: int) -> None:
+        vote: Name = ("vote", name, juror, ruling, 1, choice.pick((1, 2)))
+        if self.duel.commit_vote(juror, name, vote):
+            self.votes[name, juror] = vote
 
     @precondition(lambda self: self.model.cases)
     @rule(data=st.data())
     def reveal_vote(self, data: st.DataObject) -> None:
         choice = Dice(data)
-        leaf, _ = self.case(choice)
-        jury = self.model.cases[leaf].jury
-        juror = choice.pick(VALIDATORS if choice.rarely() or not jury else jury)
-        vote = self.votes.get((leaf, juror), ("vote", leaf, juror, True, 0, 0))
+        name = self.case(choice)
+        jury = self.model.cases[name].jury
+        juror = choice.pick(JURORS if choice.rarely() or not jury else jury)
+        vote = self.votes.get((name, juror), ("vote", name, juror, 0, 0, 0))
         if choice.rarely():
-            vote = (*vote[:3], not vote[3], *vote[4:])
-        self.duel.reveal_vote(juror, leaf, vote)
+            vote = (*vote[:3], int(vote[3]) ^ 256, *vote[4:])
+        self.duel.reveal_vote(juror, name, vote)
 
     @precondition(lambda self: self.model.cases)
     @rule(data=st.data())
-    def close_case(self, data: st.DataObject) -> None:
-        self.duel.close_case(self.case(Dice(data))[1])
+    def settle_case(self, data: st.DataObject) -> None:
+        choice = Dice(data)
+        name = self.case(choice)
+        if choice.pick((True, False)):
+            opened_at = self.model.cases[name].opened_at
+            self.duel.next_time = opened_at + FIXED.jury_time + choice.pick((0, -1))
+        self.close(name)
+
+    def close(self, name: Name) -> bool:
+        if name[0] == "outcome":
+            return self.duel.settle(self.about(name))
+        batch = self.model.batches[int(name[1])]
+        return self.duel.settle_summoned(batch.header, batch.submissions[0])
 
     @precondition(lambda self: self.model.cases)
     @rule(data=st.data())
     def try_case(self, data: st.DataObject) -> None:
-        """A case without delays: drawn, voted on and closed."""
+        """A case without delays: drawn, voted on, closed, and its jurors paid."""
         choice = Dice(data)
-        leaf, proof = self.case(choice)
+        name = self.case(choice)
         self.duel.mine(FIXED.draw_delay)
-        if not self.duel.draw_jury(proof):
+        if not self.duel.draw(name):
             return
-        for juror in self.model.cases[leaf].jury:
-            self.vote(choice, leaf, juror)
-        for juror in self.model.cases[leaf].jury:
-            if (leaf, juror) in self.votes:
-                self.duel.reveal_vote(juror, leaf, self.votes[leaf, juror])
-        self.duel.close_case(proof)
+        ruling = choice.pick((*RULINGS, 0))
+        for juror in self.model.cases[name].jury:
+            other = choice.pick((ruling, ruling, ruling, *RULINGS))
+            self.vote(choice, name, juror, other)
+        for juror in self.model.cases[name].jury:
+            if (name, juror) in self.votes:
+                self.duel.reveal_vote(juror, name, self.votes[name, juror])
+        if self.close(name):
+            for juror in self.model.cases[name].jury:
+                self.duel.collect_fee(name, juror)
 
     # ---------------------------------------------------------------------- faults
 
@@ -435,66 +560,45 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def accuse(self, data: st.DataObject) -> None:
         choice = Dice(data)
-        kinds = (self.slash_overdue, self.prove_overcommit, self.hold_stake)
         proofs = (self.prove_double_outcome, self.prove_double_submission)
-        cases = (self.slash_by_case,) * 3 if self.model.cases else ()
-        choice.pick((*cases, *kinds, *proofs))(choice)
+        cases = (self.punish_by_case,) * 3 if self.model.cases else ()
+        choice.pick((*cases, *proofs))(choice)
 
-    def slash_by_case(self, choice: Dice) -> None:
-        leaf = choice.pick(list(self.model.cases)[::-1])
-        validator = choice.pick(VALIDATORS)
-        if choice.pick((False, True)):
-            self.duel.slash_signer(self.about(leaf), validator)
+    def punish_by_case(self, choice: Dice) -> None:
+        name = choice.pick(list(self.model.cases)[::-1])
+        juror = choice.pick((*JURORS, "stranger"))
+        does = choice.pick(("fee", "absent", "signer"))
+        if does == "fee":
+            self.duel.collect_fee(name, juror)
+        elif does == "absent":
+            self.duel.fine_absent_juror(name, juror)
         else:
-            caller = choice.pick(("stranger", "v0"))
-            self.duel.slash_absent_juror(caller, leaf, validator)
-
-    def slash_overdue(self, choice: Dice) -> None:
-        header = self.batch(choice, posted=False).header
-        caller = choice.pick(("stranger", "v0"))
-        self.duel.slash_overdue(caller, header, choice.pick(VALIDATORS))
+            self.duel.fine_signer(self.about(name), choice.pick(VALIDATORS))
 
     def prove_double_outcome(self, choice: Dice) -> None:
         batch = self.batch(choice)
         header, record = batch.header, self.judged(choice, batch.submissions[0])
         first = Statement(header.batch, ("submissions", batch.submissions), (record,))
-        second = first._replace(
-            records=(record._replace(verdict=REJECTED, reason=choice.pick((1, 13))),)
-        )
+        other = record._replace(verdict=REJECTED, reason=choice.pick((1, 13)))
+        second = first._replace(records=() if choice.rarely() else (other,))
         if choice.rarely():
             second = second._replace(batch=header.batch + 1)
         signer = choice.pick((*VALIDATORS, "stranger", NOBODY))
-        other = "v3" if choice.rarely() else signer
-        signed = [(first, signer), (second, other)]
-        self.duel.prove_double_outcome(choice.pick(("stranger", "v0")), header, signed)
+        by = "v3" if choice.rarely() else signer
+        self.duel.prove_double_outcome(header, [(first, signer), (second, by)])
 
     def prove_double_submission(self, choice: Dice) -> None:
-        first = self.submission(choice, self.run(choice))
-        second = first._replace(file=choice.pick((2, first.file)))
-        signed = [(first, self.signer(choice, first)), (second, self.signer(choice, second))]
-        self.duel.prove_double_submission("stranger", signed)
-
-    def work(self, choice: Dice, batch: Batch) -> Work:
+        batch = self.batch(choice, judged=True)
         proof = self.proof(choice, batch)
-        return Work(proof, *self.evidence(choice, proof))
-
-    def prove_overcommit(self, choice: Dice) -> None:
-        works = [self.work(choice, self.batch(choice)) for _ in range(choice.pick((2, 1, 3, 4, 0)))]
-        if not choice.rarely():
-            worker = choice.pick(WORKERS[:2])
-            slots = {
-                work.submission[:4]: work for work in works if work.submission.worker == worker
-            }
-            works = [slots[slot] for slot in sorted(slots)]
-        self.duel.prove_overcommit(works)
-
-    def hold_stake(self, choice: Dice) -> None:
-        self.duel.hold_stake(self.work(choice, self.batch(choice)))
+        first, signer = self.evidence(choice, proof)
+        second = first._replace(file=choice.pick((2, first.file)))
+        signed = [(first, signer), (second, self.signer(choice, second))]
+        self.duel.prove_double_submission(proof, signed)
 
     # ----------------------------------------------------------------------- money
 
     def claim_of(self, choice: Dice, batch: Batch, wanted: Callable[[Record], bool]) -> Claim:
-        records = batch.records or tuple(map(self.model.as_claimed, batch.submissions))
+        records = batch.records or tuple(record_of(self.model, each) for each in batch.submissions)
         one = choice.pick(records)
         places = [i for i, r in enumerate(records) if r.number == one.number and wanted(r)]
         places = places or [0]
@@ -532,10 +636,9 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
         """All that is due when a batch's window closes: pay, take back, release."""
-        batch = self.batch(Dice(data))
-        judged_at = batch.header.posted_at or batch.header.committed_at + FIXED.outcome_deadline
-        self.duel.next_time = judged_at + FIXED.challenge_window
-        records = batch.records or tuple(map(self.model.as_claimed, batch.submissions))
+        batch = self.batch(Dice(data), judged=True)
+        self.duel.next_time = batch.header.posted_at + FIXED.challenge_window
+        records = batch.records
         for number in sorted({record.number for record in records}):
             for pays in (True, False):
                 claim = self.all_of(batch, records, number, pays)

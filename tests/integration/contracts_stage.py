@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
-
-from eth_abi.abi import encode as abi_encode
 
 from muster.chain import Deployment
 from muster.chain import structs as chain
@@ -21,6 +19,7 @@ from muster.chain.contracts import (
     ContributionLedger,
     DisputeCourt,
     FaultCourt,
+    JuryPool,
     MusterToken,
     Receipt,
     RewardEscrow,
@@ -32,28 +31,29 @@ from muster.chain.conversion import to_abi
 from muster.chain.events import Event, EventTable
 from muster.chain.reverts import decode_revert
 from muster.chain.rpc import Rpc, from_hex
-from muster.devnet.simulator.model.words import NO_OFFENCE, NOBODY, Name, Run, Terms
+from muster.devnet.simulator.model.words import NO_OFFENCE, NOBODY, Name, Place, Run, Terms
 from muster.devnet.simulator.model.work import (
     Claim,
     Header,
+    Leased,
     Proof,
     Record,
     Statement,
     Submission,
-    Work,
+    Ticket,
 )
-from muster.protocol import messages
+from muster.protocol import jury, messages
 from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.jury import draw_jury, jury_seed, vote_commitment
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof, merkle_root
-from muster.protocol.messages import NodeRegistration, overdue_leaf
+from muster.protocol.messages import NodeRegistration
 
 GAS = 10_000_000
 MINED_S = 20.0
 ZERO = Hash32(bytes(32))
 PERMIT = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
+SOURCES = ["https://one.example", "https://two.example"]
 CONTRACTS = ("StakeVault", "DisputeCourt", "RewardEscrow")
 """Contracts that hold tokens."""
 
@@ -111,6 +111,27 @@ class Words:
     def signed(self, work: Submission, signer: str) -> bytes:
         return self.sign("ContributionLedger", self.submission(work).struct_hash(), signer)
 
+    def ticket(self, ticket: Ticket) -> messages.Ticket:
+        return messages.Ticket(
+            run_id=RunId(ticket.run),
+            worker=self.address[ticket.worker],
+            step=Step(ticket.step),
+            index=ticket.index,
+            policy_version=PolicyVersion(ticket.version),
+            policy_root=keccak(b"policy"),
+            beacon=keccak(b"beacon"),
+            deadline=ticket.deadline,
+        )
+
+    def leased(self, work: Leased) -> chain.LeasedWork:
+        ticket = self.ticket(work.ticket)
+        return chain.LeasedWork(
+            self.submission(work.submission),
+            self.signed(work.submission, work.signer),
+            ticket,
+            self.sign("ContributionLedger", ticket.struct_hash(), work.issuer),
+        )
+
     def record(self, record: Record) -> bytes:
         number, step, index, version, file, *rest = record
         return struct.pack(">IIII32sHIBB", number, step, index, version, _file(file), *rest)
@@ -142,14 +163,12 @@ class Words:
     # --------------------------------------------------------------------- proofs
 
     def header(self, header: Header) -> chain.Batch:
-        batch, run, root, *rest = header
-        return chain.Batch(batch, RunId(run), self.word(root), *rest)
+        batch, run, root, *rest, status = header
+        stands = chain.BatchStatus.of(status)
+        return chain.Batch(batch, RunId(run), self.word(root), *rest, status=stands)
 
     def proof(self, proof: Proof) -> chain.OutcomeProof:
-        leaves = self.leaves(proof.header.root)
-        siblings = merkle_proof(leaves, proof.path) if proof.path < len(leaves) else []
-        if not proof.intact:
-            siblings = [*siblings, keccak(b"too much")]
+        siblings = self.siblings(proof.header.root, proof.path, proof.intact)
         return chain.OutcomeProof(
             self.header(proof.header), proof.position, self.record(proof.record), siblings
         )
@@ -164,9 +183,11 @@ class Words:
             self.header(claim.header), claim.positions, self.joined(claim.records), siblings
         )
 
-    def work(self, work: Work) -> tuple[chain.OutcomeProof, messages.Submission, bytes]:
-        signature = self.signed(work.submission, work.signer)
-        return self.proof(work.proof), self.submission(work.submission), signature
+    def siblings(self, root: Name, place: int, intact: bool) -> list[Hash32]:
+        """Return the proof of a leaf, or of none; one that is not intact is too long."""
+        leaves = self.leaves(root)
+        siblings = list(merkle_proof(leaves, place)) if place < len(leaves) else []
+        return siblings if intact else [*siblings, keccak(b"too much")]
 
     def config(self, run: Run) -> chain.RunConfig:
         return chain.RunConfig(
@@ -195,19 +216,18 @@ class Words:
     def _outcome(self, batch: int, position: int, record: Record) -> Hash32:
         return keccak(batch.to_bytes(8, "big") + position.to_bytes(4, "big") + self.record(record))
 
-    def _overdue(self, batch: int, work: Submission) -> Hash32:
-        return overdue_leaf(batch, self.submission(work).leaf())
+    def _summons(self, batch: int) -> Hash32:
+        return jury.summons_of(batch)
 
-    def _offence(self, run: int, number: int, step: int, index: int, file: int) -> Hash32:
-        return keccak(abi_words(run, number, step, index, _file(file)))
+    def _escrow(self, run: int, owner: str, offence: int, tag: int) -> Hash32:
+        return keccak(abi_words(run, address_bytes(self.address[owner]), offence, tag))
 
-    def _fault(self, fault: int, subject: Name, validator: str) -> Hash32:
-        return keccak(abi_words(fault, self.word(subject), address_bytes(self.address[validator])))
+    def _announcement(self, claimant: str, leaf: Name, ruling: int, salt: int) -> Hash32:
+        who = address_bytes(self.address[claimant])
+        return keccak(abi_words(who, self.word(leaf), ruling, self._number(salt)))
 
-    def _double(self, run: int, worker: str, step: int, index: int) -> Hash32:
-        types = ["string", "uint64", "address", "uint32", "uint32"]
-        values = ["double submission", run, self.address[worker], step, index]
-        return keccak(abi_encode(types, values))
+    def _recordshash(self, records: Sequence[Record]) -> Hash32:
+        return keccak(self.joined(records))
 
     def _number(self, number: int) -> Hash32:
         return Hash32(number.to_bytes(32, "big"))
@@ -221,17 +241,29 @@ class Words:
     def _result(self, result: int) -> Hash32:
         return keccak(bytes([result]))
 
-    def _block(self, number: int) -> Hash32:
-        return self.blocks[number]
+    def _vote(self, case: Name, juror: str, ruling: int, result: int, salt: int) -> Hash32:
+        named = self.word(case), address_bytes(self.address[juror]), ruling
+        return keccak(abi_words(*named, self._result(result), self._number(salt)))
 
-    def _vote(self, leaf: Name, juror: str, overturn: bool, result: int, salt: int) -> Hash32:
-        return vote_commitment(
-            *(self.word(leaf), self.address[juror], overturn),
-            *(self._result(result), self._number(salt)),
+    def draw(
+        self,
+        places: Sequence[Place],
+        case: Name,
+        draw_block: int,
+        opened_at: int,
+        size: int,
+        excluded: Collection[str],
+    ) -> list[str]:
+        bench = [jury.Place(self.address[p.juror], p.joined_at, p.left_at) for p in places]
+        drawn = jury.draw_jury(
+            bench,
+            opened_at=opened_at,
+            size=size,
+            seed=jury.jury_seed(self.blocks[draw_block], self.word(case)),
+            excluded=[self.address[name] for name in excluded],
         )
-
-    def draw(self, weights: Sequence[int], size: int, leaf: Name, draw_block: int) -> list[int]:
-        return draw_jury(weights, size, jury_seed(self.blocks[draw_block], self.word(leaf)))
+        names = {address: name for name, address in self.address.items()}
+        return [names[address] for address in drawn]
 
     # --------------------------------------------------------------------- events
 
@@ -257,6 +289,15 @@ class Words:
             return self.joined(rest[0])
         if tag == "signed":
             return self.signed(rest[1], rest[0])
+        if tag == "leased":
+            return to_abi(self.leased(rest[0]))
+        if tag == "verdict":
+            run, owner, *others = rest
+            return (run, self.address[owner], *others)
+        if tag == "nothing":
+            return b""
+        if tag == "sources":
+            return tuple(SOURCES)
         if tag == "signatures":
             return b"".join(self.stated(rest[1], signer) for signer in rest[0])
         return self.word(value)
@@ -277,6 +318,7 @@ class Stage:
         self.acting, self.now = names[0], 0
         self.token = MusterToken(self)
         self.vault = StakeVault(self)
+        self.bench = JuryPool(self)
         self.workers = WorkerRegistry(self)
         self.runs = RunRegistry(self)
         self.ledger = ContributionLedger(self)

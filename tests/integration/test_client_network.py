@@ -77,7 +77,8 @@ async def test_forger_is_slashed_and_stops_while_the_honest_go_on(network: Netwo
 
         await eventually(goes_on)
     view = await network.view()
-    cheater = view.workers[WORKERS[1].address]
+    cheater = view.member(network.run_id, WORKERS[1].address)
+    assert cheater is not None
     assert cheater.status is WorkerStatus.BANNED
     assert cheater.slashed_wei >= 50 * TOKEN
     records = [r for b in view.batches.values() for r in b.records or ()]
@@ -125,7 +126,7 @@ async def test_rotated_node_stops_at_once_and_what_was_earned_stays(network: Net
     view = await network.view()
     earnings = await find_earnings(network.owner, view, network.run_id, worker.address)
     assert len(earnings.claimable) + len(earnings.pending) >= 1
-    assert view.workers[worker.address].slashed_wei == 0
+    assert view.stake(network.run_id, worker.address).slashed_wei == 0
 
 
 async def muster(*words: str) -> Any:
@@ -149,14 +150,17 @@ async def test_newcomer_stakes_and_looks_at_rewards_from_the_command_line(
     await network.anvil.set_balance(newcomer, TOKEN)
 
     keys = ["--keystore", str(folder / "cold"), "--node", str(folder / "hot")]
-    staked = await muster("stake", *keys, "--faucet", "--yes", *chain)
+    staked = await muster("stake", "--run", "1", *keys, "--faucet", "--yes", *chain)
     assert staked.stdout.startswith("0x")
-    assert "slashed" in staked.stderr
-    account = await network.owner.workers.worker_of(newcomer)
-    assert (account.status, account.worker_id) == (WorkerStatus.ACTIVE, 3)
+    assert "join run 1 under its terms 1" in staked.stderr
+    assert "at most these 100 tokens, to this run only" in staked.stderr
+    number, _ = await network.owner.workers.worker_of(newcomer)
+    member = await network.owner.workers.member_of(network.run_id, newcomer)
+    assert (member.status, number) == (WorkerStatus.ACTIVE, 3)
 
     more = ["--keystore", str(folder / "cold"), "--amount", "2.5", "--faucet", "--yes"]
-    await muster("stake", *more, *chain)
-    assert await network.owner.vault.active_stake(newcomer) == 102 * TOKEN + TOKEN // 2
+    await muster("stake", "--run", "1", *more, *chain)
+    staked_wei = await network.owner.vault.active_stake(network.run_id, newcomer)
+    assert staked_wei == 102 * TOKEN + TOKEN // 2
     shown = await muster("rewards", "--run", "1", "--worker", newcomer, "--json", *chain)
     assert json.loads(shown.stdout)["claimable_slots"] == 0

@@ -1,4 +1,4 @@
-"""Eight contracts on Anvil against their model in Python.
+"""Nine contracts on Anvil against their model in Python.
 
 The model is `muster.devnet.simulator.model`, written from the interfaces; `contracts_duel` gives
 every call to both and compares them after it; `contracts_life` draws the calls, `contracts_story`
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from contracts_duel import CROWD, NAMES, VALIDATORS, WALLET, Calls
+from contracts_duel import CROWD, JURORS, NAMES, VALIDATORS, WALLET, Calls
 from contracts_life import EVER, FIXED, TERMS, Life
 from contracts_stage import CONTRACTS, Stage
 from contracts_story import tell
@@ -35,6 +35,7 @@ PARAMETERS = DeployParameters(
     initial_supply=0,
     required_worker_stake=FIXED.required_stake,
     required_validator_stake=FIXED.required_validator_stake,
+    required_juror_stake=FIXED.required_juror_stake,
     activation_delay_blocks=FIXED.activation_delay,
     jail_time_s=FIXED.jail_time,
     challenge_window_s=FIXED.challenge_window,
@@ -43,7 +44,8 @@ PARAMETERS = DeployParameters(
     vote_reveal_s=FIXED.reveal_time,
     draw_delay_blocks=FIXED.draw_delay,
     jury_size=FIXED.jury_size,
-    challenge_bond=FIXED.challenge_bond,
+    bond=FIXED.bond,
+    juror_fee=FIXED.juror_fee,
     wrong_verdict_ppm=FIXED.wrong_verdict_ppm,
     absence_ppm=FIXED.absence_ppm,
     change_delay_s=FIXED.change_delay,
@@ -106,12 +108,20 @@ async def _hand_out(stage: Stage, model: Network) -> None:
 @pytest.fixture(scope="module")
 def lives(duel: Calls) -> type[Life]:
     """Lives that all begin at the same block of one chain."""
+    for owner in ("owner", "challenger"):
+        invited = list(VALIDATORS[:5]) if owner == "owner" else ["v0"]
+        terms = TERMS if owner == "owner" else TERMS._replace(quorum=1)
+        assert duel.create_run(owner, Run("", "trainer", "orchestrator", terms, invited))
+        assert duel.fund(owner, len(duel.model.runs), 100_000)
     for validator in VALIDATORS[:5]:
-        duel.deposit(validator, validator, FIXED.required_validator_stake)
-    duel.register("alice", 1500, "node a", EVER, consents=True, permit=True)
-    duel.register("bob", FIXED.required_stake, "node b", EVER, consents=True, permit=False)
-    duel.create_run("owner", Run("", "trainer", "orchestrator", TERMS, list(VALIDATORS[:5])))
-    duel.fund("owner", 1, 100_000)
+        assert duel.simple(validator, "take_seat", 1, 1, FIXED.required_validator_stake)
+    assert duel.simple("v0", "take_seat", 2, 1, FIXED.required_validator_stake)
+    for juror in JURORS:
+        assert duel.simple(juror, "join_bench", FIXED.required_juror_stake)
+    assert duel.join("alice", 1, 1, 1500, "node a", EVER, consents=True, permit=False)
+    stake = FIXED.required_stake
+    assert duel.join("bob", 1, 1, stake, "node b", EVER, consents=True, permit=True)
+    assert duel.join("alice", 2, 1, stake, "nobody", EVER, consents=True, permit=False)
     duel.mine(FIXED.activation_delay)
     model, rpc = duel.model, duel.stage.rpc
     snapshot = [duel.runner.run(rpc.call("evm_snapshot"))]

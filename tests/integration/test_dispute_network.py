@@ -1,6 +1,7 @@
-"""A wrong verdict before a jury: two signers in league, an honest third, real contracts.
+"""A wrong verdict before the network's jurors: a quorum in league, real contracts and processes.
 
-The worker challenges from the command line; the third validator serves on the jury by itself.
+Three validators with quorum two, three jurors who have nothing to do with the run. The worker
+claims from the command line; jurors' processes do the rest by themselves.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 
 from click.testing import CliRunner
 from client_network import (
+    JUROR_STAKE,
+    JURORS,
     PARAMETERS,
-    THIRD,
-    TOKEN,
+    VALIDATOR_STAKE,
     VALIDATORS,
     WORKERS,
     Network,
@@ -23,17 +25,22 @@ from client_network import (
     running,
 )
 
-from muster.chain import BatchView, ChainView, Fault
+from muster.chain import BatchView, CaseView, ChainView, Offence
 from muster.client.dispute import dispute
 from muster.client.rewards import claim, find_earnings
 from muster.client.validator.checks import Claim, Finding
 from muster.client.validator.judging import Judgement, unread
 from muster.client.validator.loop import ValidatorLoop
+from muster.protocol.jury import Ruling
 from muster.protocol.messages import Reason, Verdict
 from muster.wallet import save_wallet
 
 WINDOW_S = 20
-"""Long enough to challenge on a busy machine."""
+"""Long enough to claim on a busy machine."""
+LONGER = PARAMETERS.model_copy(
+    update={"challenge_window_s": WINDOW_S, "vote_commit_s": 80, "vote_reveal_s": 20}
+)
+ACCEPTED = Ruling(Verdict.ACCEPTED, Reason.NONE).number
 
 
 class InLeague(ValidatorLoop):
@@ -64,59 +71,90 @@ async def judged_batch(network: Network) -> BatchView:
     return found[0]
 
 
-async def test_wrong_rejection_is_overturned_paid_and_its_signers_slashed(tmp_path: Path) -> None:
-    parameters = PARAMETERS.model_copy(
-        update={"challenge_window_s": WINDOW_S, "vote_commit_s": 40, "vote_reveal_s": 20}
-    )
-    async with open_network(tmp_path, parameters) as network:
+async def test_wrong_rejection_is_overturned_paid_and_its_signers_fined(tmp_path: Path) -> None:
+    async with open_network(tmp_path, LONGER) as network:
         await network.seat_third()
+        await network.seat_jurors()
         worker = WORKERS[0]
         mains = (
             network.worker(0),
             network.validator(0, InLeague),
             network.validator(1, InLeague),
             network.validator(2),
+            *(network.juror(number) for number in range(len(JURORS))),
         )
         async with running(*mains) as tasks:
             batch = await judged_batch(network)
             tasks[0].cancel()
-            await network.owner.token.faucet(worker.address, parameters.challenge_bond)
+            await network.owner.token.faucet(worker.address, LONGER.bond)
             keystore = tmp_path / "worker.json"
             save_wallet(keystore, worker.key, "secret", light=True)
             place = f"{batch.batch_id}:0"
             opened = await muster(
-                network, "open", place, "--verdict", "accepted", "--yes",
-                "--keystore", str(keystore),
+                network, "open", place, "--ruling", "accepted", "--yes",
+                "--keystore", str(keystore), "--orchestrator", network.orchestrator,
             )  # fmt: skip
-            view = await closed_case(network)
+            view = await settled_case(network)
         assert "bond    10 of 10 tokens" in opened.stderr
+        assert "jury    3 of the 3 that may sit" in opened.stderr
         [case] = json.loads((await muster(network, "list", "--json")).stdout)
         assert case["case"] == opened.stdout.strip()
         assert f"later: muster dispute settle {place} --keystore FILE" in opened.stderr
-        assert (case["phase"], case["jurors"]) == ("overturned", [THIRD.address])
-        slashed = await signers_are_slashed(network, parameters.wrong_verdict_ppm)
+        assert (case["phase"], set(case["jurors"])) == ("overturned", addresses(JURORS))
+        lost = signers_are_fined(view)
         rewards = sum(
-            min(each * parameters.reporter_ppm // 10**6, parameters.reporter_cap)
-            for each in slashed
+            min(each * LONGER.reporter_ppm // 10**6, LONGER.reporter_cap) for each in lost
         )
         balance = await network.owner.token.balance_of(worker.address)
-        assert balance == parameters.challenge_bond + rewards
+        assert balance == LONGER.bond + rewards
+        await jurors_are_paid(network)
         await has_been_paid(network, view, batch)
 
 
-async def closed_case(network: Network) -> ChainView:
+def addresses(wallets: Any) -> set[str]:
+    return {wallet.address for wallet in wallets}
+
+
+async def settled_case(network: Network) -> ChainView:
+    """Return the view once jurors have closed the case, fined both signers and taken their fees."""
     views: list[ChainView] = []
 
-    async def is_closed() -> bool:
-        views[:] = [await network.view()]
-        return all(case.closed for case in views[0].cases.values())
+    def is_over(case: CaseView) -> bool:
+        return case.closed and len(case.fined) == 2 and len(case.collected) == 3
 
-    await eventually(is_closed, 70)
+    async def is_settled() -> bool:
+        views[:] = [await network.view()]
+        return all(map(is_over, views[0].cases.values()))
+
+    await eventually(is_settled, 110)
     [case] = views[0].cases.values()
-    assert (case.overturned, case.votes) == (True, {THIRD.address: True})
-    results = list(network.folder.glob("validator-2/evidence/*/case-*.json"))
-    assert [f"case-{case.leaf.hex()}.json"] == [path.name for path in results]
+    assert case.overturned
+    assert case.votes == dict.fromkeys(addresses(JURORS), ACCEPTED)
+    results = list(network.folder.glob("juror-*/cases/case-*.json"))
+    assert len(results) == len(JURORS)
+    assert {path.name for path in results} == {f"case-1-{case.case_id.hex()}.json"}
     return views[0]
+
+
+def signers_are_fined(view: ChainView) -> list[int]:
+    """Return what each signer lost, in wei; the validator that did not sign lost nothing."""
+    fined = {slash.owner: slash for slash in view.slashes}
+    assert set(fined) == addresses(VALIDATORS)
+    assert {slash.offence for slash in fined.values()} == {Offence.WRONG_VERDICT}
+    expected = VALIDATOR_STAKE * LONGER.wrong_verdict_ppm // 10**6
+    assert {slash.amount_wei for slash in fined.values()} == {expected}
+    assert view.contradictions == []
+    return [slash.amount_wei for slash in fined.values()]
+
+
+async def jurors_are_paid(network: Network) -> None:
+    """The run pays them, as its validators were wrong; none of their stake was touched."""
+    view = await network.view()
+    assert view.runs[network.run_id].court_wei == LONGER.juror_fee * len(JURORS)
+    for juror in JURORS:
+        assert await network.owner.token.balance_of(juror.address) == LONGER.juror_fee
+        assert view.stake(network.run_id, juror.address).active_wei == 0
+        assert await network.owner.vault.active_stake(0, juror.address) == JUROR_STAKE
 
 
 async def has_been_paid(network: Network, view: ChainView, batch: BatchView) -> None:
@@ -131,19 +169,3 @@ async def has_been_paid(network: Network, view: ChainView, batch: BatchView) -> 
     paid = await network.owner.token.balance_of(worker) - before
     assert batch.records is not None
     assert paid == batch.records[0].units * batch.price_per_unit > 0
-
-
-async def signers_are_slashed(network: Network, ppm: int) -> list[int]:
-    """The orchestrator sees to it by itself; returns what each lost, in wei."""
-
-    async def both_are() -> bool:
-        return len((await network.view()).slashes) == len(VALIDATORS)
-
-    await eventually(both_are)
-    view = await network.view()
-    punished = {slash.owner: slash for slash in view.slashes}
-    assert set(punished) == {validator.address for validator in VALIDATORS}
-    assert {slash.fault for slash in punished.values()} == {Fault.WRONG_VERDICT}
-    assert {slash.amount_wei for slash in punished.values()} == {500 * TOKEN * ppm // 10**6}
-    assert view.contradictions == []
-    return [slash.amount_wei for slash in punished.values()]

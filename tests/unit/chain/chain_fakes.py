@@ -14,6 +14,7 @@ from eth_utils.abi import collapse_if_tuple
 
 from muster.chain import Deployment, Event
 from muster.chain.abi import ARTIFACTS, CONTRACTS, snake_case
+from muster.chain.conversion import SolidityEnum
 from muster.chain.rpc import Rpc
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import RpcError
@@ -44,7 +45,9 @@ def event_abi(contract: str, name: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a struct's fields as the tuple that eth_abi takes."""
+    """Return a struct's fields as the tuple that eth_abi takes, and an enum as its number."""
+    if isinstance(value, SolidityEnum):
+        return list(type(value)).index(value)
     if dataclasses.is_dataclass(value):
         return tuple(plain(getattr(value, f.name)) for f in dataclasses.fields(value))
     return value

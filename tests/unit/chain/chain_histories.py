@@ -7,13 +7,18 @@ from typing import Any
 
 from chain_fakes import History, address
 
-from muster.chain import ChainView, RunConfig, RunTerms
+from muster.chain import ChainView, Offence, RunConfig, RunTerms
+from muster.chain.structs import ZERO_ADDRESS, SlashSubject
 from muster.protocol.encoding import keccak
-from muster.protocol.ids import PolicyVersion, RunId, Step
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict, pack_records
+from muster.protocol.ids import Address, PolicyVersion, RunId, Step
+from muster.protocol.jury import Ruling
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, pack_records
 
 OWNER, TRAINER, ORCHESTRATOR = address(1), address(2), address(3)
 WORKER, CHEATER, NODE, OTHER_NODE = address(10), address(11), address(20), address(21)
+CLAIMANT = address(50)
+UPHELD, OVERTURNED = 2, 3
+"""What became of a case, as contracts number it."""
 VALIDATORS = (address(30), address(31), address(32))
 RUN = RunId(1)
 CONFIG = RunConfig(
@@ -30,6 +35,7 @@ COMMITTED = {
     "count": 1,
     "units": 1,
     "price_per_unit": 1,
+    "terms": 1,
     "committed_at": 1,
 }
 """What a commitment says beside its batch and run."""
@@ -53,22 +59,45 @@ def outcome(
 
 
 RECORDS = [outcome(1, 0), outcome(2, 0, Verdict.FRAUD), outcome(1, 1, Verdict.REJECTED)]
-OFFENCE, LEAF = RECORDS[1].offence(RUN), RECORDS[1].leaf(1, 1)
-FINALISED = {"batch_id": 1, "offence": OFFENCE, "leaf": LEAF}
+LEAF, ESCROW = RECORDS[1].leaf(1, 1), keccak(b"escrow of the fraud")
+FRAUD = SlashSubject(RUN, CHEATER, Offence.EXACT_FRAUD, 1 << 32, 1, 1)
+FINALISED = {"batch_id": 1, "escrow_id": ESCROW, "leaf": LEAF}
 
 
-def register(history: History, worker: str, worker_id: int, node: str, stake: int) -> None:
-    history.add(
-        "WorkerRegistry",
-        "WorkerRegistered",
-        worker=worker,
-        node=node,
-        worker_id=worker_id,
-        active_from=history.block + 2,
-    )
-    history.add(
-        "StakeVault", "Deposited", same_block=True, owner=worker, amount=stake, active=stake
-    )
+SLASHED = {
+    "run_id": RUN,
+    "owner": CHEATER,
+    "escrow_id": ESCROW,
+    "verdict": FRAUD,
+    "from_active": 401,
+    "from_unbonding": 0,
+}
+RELEASED = {
+    "escrow_id": ESCROW,
+    "reporter": ZERO_ADDRESS,
+    "burned": 301,
+    "insured": 100,
+    "rewarded": 0,
+}
+
+
+def join(history: History, worker: Address, worker_id: int, node: Address, stake: int) -> None:
+    history.add("WorkerRegistry", "WorkerRegistered", worker=worker, worker_id=worker_id)
+    history.add("WorkerRegistry", "NodeBound", same_block=True, worker=worker, node=node)
+    joined = {"run_id": RUN, "worker": worker, "terms": 1, "active_from": history.block + 2}
+    history.add("WorkerRegistry", "WorkerJoined", same_block=True, **joined)
+    deposited = {"run_id": RUN, "owner": worker, "amount": stake, "active": stake}
+    history.add("StakeVault", "Deposited", same_block=True, **deposited)
+
+
+def create_run(history: History) -> None:
+    """A run whose validators were invited and took their seats."""
+    history.add("RunRegistry", "RunCreated", run_id=RUN, owner=OWNER, config=CONFIG)
+    for seat, validator in enumerate(VALIDATORS):
+        invited = {"run_id": RUN, "validator": validator, "invited": True}
+        history.add("RunRegistry", "ValidatorInvited", same_block=True, **invited)
+        seated = {"run_id": RUN, "validator": validator, "seat_bit": 1 << seat, "terms": 1}
+        history.add("RunRegistry", "ValidatorSeated", same_block=True, **seated)
 
 
 def post(history: History, batch_id: int, records: list[OutcomeRecord]) -> None:
@@ -95,20 +124,18 @@ def commit(history: History, batch_id: int, count: int) -> None:
         count=count,
         units=300,
         price_per_unit=10,
+        terms=1,
         committed_at=history.block + 1,
     )
     history.add("RewardEscrow", "RewardReserved", same_block=True, run_id=RUN, amount=3000)
 
 
 def begun() -> History:
-    """Two workers, a run with version 0, one committed batch."""
+    """A run with two workers and version 0, one committed batch."""
     history = History()
-    register(history, WORKER, 1, NODE, 1000)
-    register(history, CHEATER, 2, OTHER_NODE, 801)
-    history.add("RunRegistry", "RunCreated", run_id=RUN, owner=OWNER, config=CONFIG)
-    for seat, validator in enumerate(VALIDATORS):
-        seated = {"run_id": RUN, "validator": validator, "seat_bit": 1 << seat}
-        history.add("RunRegistry", "ValidatorSeated", same_block=True, **seated)
+    create_run(history)
+    join(history, WORKER, 1, NODE, 1000)
+    join(history, CHEATER, 2, OTHER_NODE, 801)
     history.add("RewardEscrow", "RunFunded", run_id=RUN, **{"from": OWNER}, amount=5000)
     publish(history, 0)
     commit(history, 1, 3)
@@ -126,28 +153,11 @@ def publish(history: History, version: int) -> None:
 
 
 def slash(history: History) -> None:
-    history.add("WorkerRegistry", "WorkerBanned", worker=CHEATER, offence=OFFENCE)
-    history.add(
-        "StakeVault",
-        "Slashed",
-        same_block=True,
-        owner=CHEATER,
-        offence=OFFENCE,
-        from_active=401,
-        from_unbonding=0,
-        reporter=address(0),
-    )
-    history.add(
-        "ContributionLedger",
-        "FraudExecuted",
-        same_block=True,
-        batch_id=1,
-        worker=CHEATER,
-        offence=OFFENCE,
-        leaf=LEAF,
-        position=1,
-        amount=401,
-    )
+    convicted = {"run_id": RUN, "worker": CHEATER, "escrow_id": ESCROW}
+    history.add("WorkerRegistry", "WorkerBanned", **convicted)
+    history.add("StakeVault", "Slashed", same_block=True, **SLASHED)
+    executed = {"worker": CHEATER, "position": 1, "amount": 401}
+    history.add("ContributionLedger", "FraudExecuted", same_block=True, **FINALISED, **executed)
 
 
 def full() -> History:
@@ -155,7 +165,7 @@ def full() -> History:
     history = begun()
     post(history, 1, RECORDS)
     slash(history)
-    history.add("StakeVault", "SlashReleased", offence=OFFENCE, burned=301, insured=100, rewarded=0)
+    history.add("StakeVault", "SlashReleased", **RELEASED)
     history.add("ContributionLedger", "FraudFinalised", same_block=True, **FINALISED)
     history.add(
         "RewardEscrow",
@@ -180,39 +190,68 @@ def state(view: ChainView) -> dict[str, Any]:
     return copy.deepcopy(vars(view))
 
 
-def revealed(juror: str, overturn: bool) -> dict[str, Any]:
-    return {
-        "leaf": LEAF,
-        "juror": juror,
-        "overturn": overturn,
-        "result_hash": keccak(b"recomputed"),
-    }
+FRAUD_FOUND = Ruling(RECORDS[1].verdict, RECORDS[1].reason).number
+ACCEPTED = Ruling(Verdict.ACCEPTED, Reason.NONE).number
+SUBMISSION = Submission(RUN, CHEATER, Step(1), 0, PolicyVersion(0), RECORDS[1].file_hash, 8, 100)
 
 
-def dispute(history: History, votes: list[bool], *, overturned: bool, verdict: int) -> None:
+def revealed(juror: str, ruling: int, case_id: bytes = LEAF) -> dict[str, Any]:
+    result_hash = keccak(b"recomputed")
+    return {"case_id": case_id, "juror": juror, "ruling": ruling, "result_hash": result_hash}
+
+
+def seat_jurors(history: History, count: int) -> list[Address]:
+    """So many jurors join the network's bench."""
+    jurors = [address(60 + i) for i in range(count)]
+    for place, juror in enumerate(jurors):
+        history.add("JuryPool", "JurorJoined", juror=juror, place=place)
+    return jurors
+
+
+def open_case(history: History, case_id: bytes, recorded: int, places: int) -> None:
     history.add(
         "DisputeCourt",
         "CaseOpened",
-        leaf=LEAF,
+        case_id=case_id,
         batch_id=1,
-        challenger=address(50),
+        run_id=RUN,
+        number=1,
         position=1,
-        recorded_verdict=4,
-        claimed_verdict=1,
+        worker=CHEATER,
+        recorded=recorded,
         draw_block=history.block + 3,
+        places=places,
     )
-    jurors = [address(60 + i) for i in range(len(votes))]
-    history.add("DisputeCourt", "JuryDrawn", leaf=LEAF, seats=7, jurors=jurors)
-    for juror in jurors:
-        secret = {"juror": juror, "commitment": keccak(juror.encode())}
-        history.add("DisputeCourt", "VoteCommitted", leaf=LEAF, **secret)
-    for juror, vote in zip(jurors, votes, strict=True):
-        history.add("DisputeCourt", "VoteRevealed", **revealed(juror, vote))
+
+
+def claim(history: History, claimant: Address, ruling: int, case_id: bytes = LEAF) -> None:
     history.add(
         "DisputeCourt",
-        "CaseClosed",
-        leaf=LEAF,
-        overturned=overturned,
-        verdict=verdict,
-        bond_returned=10,
+        "Claimed",
+        same_block=True,
+        case_id=case_id,
+        claimant=claimant,
+        ruling=ruling,
+        submission=SUBMISSION,
+        node_signature=b"n",
+        sources=("http://file",),
     )
+
+
+def dispute(
+    history: History, votes: list[int], *, status: int, ruling: int, recorded: int = FRAUD_FOUND
+) -> None:
+    """A case from its claim to its end; jurors vote rulings."""
+    jurors = seat_jurors(history, len(votes))
+    open_case(history, LEAF, recorded, len(votes))
+    claim(history, CLAIMANT, ACCEPTED)
+    history.add("DisputeCourt", "JuryDrawn", case_id=LEAF, jurors=tuple(jurors))
+    for juror in jurors:
+        secret = {"juror": juror, "commitment": keccak(juror.encode())}
+        history.add("DisputeCourt", "VoteCommitted", case_id=LEAF, **secret)
+    for juror, vote in zip(jurors, votes, strict=True):
+        history.add("DisputeCourt", "VoteRevealed", **revealed(juror, vote))
+    settled = {"claimant": CLAIMANT, "right": status == OVERTURNED, "returned": 10}
+    history.add("DisputeCourt", "ClaimSettled", case_id=LEAF, **settled)
+    closed = {"status": status, "ruling": ruling, "reporter": CLAIMANT, "fee": 3}
+    history.add("DisputeCourt", "CaseClosed", same_block=True, case_id=LEAF, **closed)

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_chain_codec import values_of
 
-from muster.chain import RunConfig, RunTerms
+from muster.chain import LeasedWork, Offence, RunConfig, RunTerms
 from muster.chain.abi import CONTRACTS, snake_case
 from muster.chain.conversion import from_abi
 from muster.chain.events import EventTable
+from muster.chain.structs import SlashSubject
 from muster.protocol.errors import EncodingError
 from muster.protocol.messages import Submission
 
@@ -24,11 +25,20 @@ EVENTS = [
     for entry in abi_entries(contract, "event")
     if entry["name"] != "EIP712DomainChanged"
 ]
-STRUCTS: dict[str, Any] = {
-    "config": lambda *values: from_abi(RunConfig, values),
-    "submission": Submission,
-    "terms": RunTerms,
+
+
+def subject(run_id: int, owner: str, offence: int, *rest: int) -> SlashSubject:
+    return from_abi(SlashSubject, (run_id, owner, offence % len(Offence), *rest))
+
+
+STRUCTS: dict[tuple[str, str], Any] = {
+    ("config", "tuple"): lambda *values: from_abi(RunConfig, values),
+    ("submission", "tuple"): Submission,
+    ("terms", "tuple"): RunTerms,
+    ("verdict", "tuple"): subject,
+    ("work", "tuple"): lambda *values: from_abi(LeasedWork, values),
 }
+"""By name and type: `terms` is a number in some events."""
 
 
 @st.composite
@@ -39,7 +49,8 @@ def emitted(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     for parameter in entry["inputs"]:
         name = snake_case(parameter["name"])
         value = draw(values_of(collapse_if_tuple(parameter)))
-        args[name] = STRUCTS[name](*value) if name in STRUCTS else value
+        struct = STRUCTS.get((name, parameter["type"]))
+        args[name] = value if struct is None else struct(*value)
     return contract, entry["name"], args
 
 
@@ -54,7 +65,7 @@ def test_event_is_decoded_as_emitted(drawn: tuple[str, str, dict[str, Any]]) -> 
 
 
 def deposited() -> dict[str, Any]:
-    args = {"owner": address(1), "amount": 5, "active": 5}
+    args = {"run_id": 1, "owner": address(1), "amount": 5, "active": 5}
     return placed(encode_log("StakeVault", "Deposited", args), BLOCK, 0)
 
 

@@ -8,24 +8,27 @@ from types import SimpleNamespace
 import pytest
 
 from muster.chain import ChainView, SlashState, SlashView, loss_of, losses
-from muster.chain.structs import ZERO_ADDRESS, Fault
-from muster.protocol.ids import Address, Hash32
+from muster.chain.structs import Offence
+from muster.protocol.ids import Address, Hash32, RunId
 
 CHEATER, OTHER = Address("0x" + "11" * 20), Address("0x" + "22" * 20)
+RUN, OTHER_RUN = RunId(1), RunId(2)
 TOKEN = 10**18
 
 
 def slash(number: int, amount: int, before: int, **changes: object) -> SlashView:
     """Return a final slash of some tokens of the cheater's active stake."""
     made = SlashView(
+        run_id=RUN,
         owner=CHEATER,
-        offence=Hash32(bytes([number]) * 32),
+        escrow_id=Hash32(bytes([number]) * 32),
+        offence=Offence.FRAUD,
+        tag=number,
         amount_wei=amount * TOKEN,
         tx_hash=f"0x{number}",
         block_number=number,
         stake_before=(before * TOKEN, 0),
         taken=(amount * TOKEN, 0),
-        reporter=ZERO_ADDRESS,
         batch_id=number,
         position=0,
         state=SlashState.RELEASED,
@@ -39,12 +42,13 @@ def view_of(*slashes: SlashView) -> ChainView:
     record = SimpleNamespace(reason=SimpleNamespace(name="TOPLOC_MISMATCH"))
     batches = {s.batch_id: SimpleNamespace(records=[record]) for s in slashes}
     view.batches.update(batches)  # type: ignore[arg-type]
-    view.workers[CHEATER] = SimpleNamespace(status="Banned")  # type: ignore[assignment]
+    member = SimpleNamespace(status="Banned")
+    view.runs[RUN] = SimpleNamespace(members={CHEATER: member})  # type: ignore[assignment]
     return view
 
 
 def words(*slashes: SlashView) -> str:
-    loss = loss_of(view_of(*slashes), CHEATER)
+    loss = loss_of(view_of(*slashes), RUN, CHEATER)
     assert loss is not None
     return loss.words(lambda wei: f"{wei / TOKEN:,g}")
 
@@ -85,13 +89,19 @@ def test_stake_that_was_added_between_two_slashes_counts() -> None:
     assert "lost 700 tokens of 1,200 for" in words(slash(1, 500, 1000), slash(2, 200, 700))
 
 
-def test_each_owner_has_one_line_and_a_validators_fault_is_its_reason() -> None:
-    fault = slash(3, 10, 100, owner=OTHER, fault=Fault.WRONG_VERDICT, batch_id=None)
-    first, second = losses(view_of(slash(1, 500, 1000), fault, slash(2, 500, 500)))
-    assert (first.owner, first.lost_wei) == (CHEATER, 1000 * TOKEN)
+def test_each_stake_has_one_line_and_another_offence_is_its_reason() -> None:
+    elsewhere = slash(4, 10, 100, run_id=OTHER_RUN)
+    wrong = slash(3, 10, 100, owner=OTHER, offence=Offence.WRONG_VERDICT, batch_id=None)
+    view = view_of(slash(1, 500, 1000), wrong, slash(2, 500, 500), elsewhere)
+    first, second, third = losses(view)
+    assert (first.run_id, first.owner, first.lost_wei) == (RUN, CHEATER, 1000 * TOKEN)
     assert (second.owner, second.status) == (OTHER, "")
-    assert second.reasons == (str(Fault.WRONG_VERDICT),)
+    assert second.reasons == ("wrong_verdict",)
+    assert (third.run_id, third.owner, third.lost_wei) == (OTHER_RUN, CHEATER, 10 * TOKEN)
+    assert losses(view, OTHER_RUN) == [third]
 
 
-def test_nobody_lost_who_was_never_slashed() -> None:
-    assert loss_of(view_of(slash(1, 500, 1000)), OTHER) is None
+def test_nobody_lost_who_was_never_slashed_in_that_run() -> None:
+    view = view_of(slash(1, 500, 1000))
+    assert loss_of(view, RUN, OTHER) is None
+    assert loss_of(view, OTHER_RUN, CHEATER) is None

@@ -1,23 +1,33 @@
 from __future__ import annotations
 
+import pytest
 from chain_fakes import address
 from chain_histories import (
     CHEATER,
+    ESCROW,
     LEAF,
     NODE,
-    OFFENCE,
+    OTHER_NODE,
     RECORDS,
+    RELEASED,
+    RUN,
+    SLASHED,
     VALIDATORS,
     WORKER,
     begun,
     full,
     post,
+    seat_jurors,
     slash,
     viewed,
 )
 
 from muster.chain import SlashState, WorkerStatus
 from muster.protocol.encoding import keccak
+from muster.protocol.ids import RunId
+from muster.protocol.jury import BENCH, Place
+
+OF_WORKER = {"run_id": RUN, "worker": WORKER}
 
 
 def test_worker_is_found_by_address_number_and_node() -> None:
@@ -25,91 +35,118 @@ def test_worker_is_found_by_address_number_and_node() -> None:
     worker = view.workers[WORKER]
     assert view.worker_by_id[1] is worker
     assert view.worker_by_node[NODE] is worker
-    assert (worker.status, worker.active_from, worker.registered_block) == ("Active", 3, 1)
-    assert (worker.active_wei, worker.unbonding_wei, worker.slashed_wei) == (1000, 0, 0)
+    member = view.member(RUN, WORKER)
+    assert member is not None
+    assert view.runs[RUN].member_of_node(NODE) is member is worker.memberships[RUN]
+    assert (member.address, member.worker_id, member.node) == (WORKER, 1, NODE)
+    assert (member.status, member.active_from, member.terms) == ("Active", 4, 1)
+    assert (worker.registered_block, member.joined_block) == (2, 2)
+    assert (member.active_wei, member.unbonding_wei, member.slashed_wei) == (1000, 0, 0)
 
 
-def test_worker_is_active_from_its_block_on() -> None:
-    worker = viewed(begun()).workers[WORKER]
-    assert [worker.is_active(block) for block in (2, 3, 4)] == [False, True, True]
+def test_nobody_is_a_member_of_a_run_that_it_did_not_join() -> None:
+    view = viewed(begun())
+    assert view.member(RunId(2), WORKER) is None
+    assert view.member(RUN, VALIDATORS[0]) is None
+    assert view.runs[RUN].member_of_node(address(99)) is None
 
 
-def test_rotated_node_replaces_the_old_one() -> None:
+def test_member_is_active_from_its_block_on() -> None:
+    member = viewed(begun()).runs[RUN].members[WORKER]
+    assert [member.is_active(block) for block in (3, 4, 5)] == [False, True, True]
+
+
+def test_another_node_replaces_the_one_that_served() -> None:
     history = begun()
     fresh = address(22)
-    history.add("WorkerRegistry", "NodeRotated", worker=WORKER, old_node=NODE, new_node=fresh)
+    history.add("WorkerRegistry", "NodeUnbound", worker=WORKER, node=NODE)
+    history.add("WorkerRegistry", "NodeBound", same_block=True, worker=WORKER, node=fresh)
     view = viewed(history)
     assert NODE not in view.worker_by_node
     assert view.worker_by_node[fresh].address == WORKER
-    worker = view.workers[WORKER]
-    rotated = history.block
-    assert [worker.node_at(b) for b in (0, 1, rotated - 1, rotated)] == [None, NODE, NODE, fresh]
+    member, rotated = view.runs[RUN].members[WORKER], history.block
+    assert [member.node_at(b) for b in (1, 2, rotated - 1, rotated)] == [None, NODE, NODE, fresh]
+
+
+def test_key_answers_for_what_was_committed_while_it_served() -> None:
+    history = begun()
+    history.add("WorkerRegistry", "NodeUnbound", worker=WORKER, node=NODE)
+    rotated_at = history.events[-1].block_timestamp
+    history.add("WorkerRegistry", "NodeBound", same_block=True, worker=WORKER, node=address(22))
+    member = viewed(history).runs[RUN].members[WORKER]
+    assert [member.answers_for(NODE, rotated_at + s) for s in (-1, 0, 1)] == [True, True, False]
+    assert member.answers_for(address(22), rotated_at + 1)
+    assert not member.answers_for(OTHER_NODE, rotated_at)
+
+
+def test_who_left_answers_for_what_was_committed_before() -> None:
+    history = begun()
+    history.add("WorkerRegistry", "WorkerExiting", **OF_WORKER)
+    left_at = history.events[-1].block_timestamp
+    member = viewed(history).runs[RUN].members[WORKER]
+    assert [member.answers_for(NODE, left_at + s) for s in (0, 1)] == [True, False]
+    returned = {"terms": 1, "active_from": 40}
+    history.add("WorkerRegistry", "WorkerReturned", **OF_WORKER, **returned)
+    assert viewed(history).runs[RUN].members[WORKER].answers_for(NODE, left_at + 1)
 
 
 def test_statuses_are_remembered_with_their_blocks() -> None:
     history = begun()
-    history.add("WorkerRegistry", "WorkerJailed", worker=WORKER, offence=bytes(32), until=99)
+    jailing = {"escrow_id": bytes(32), "until": 99}
+    history.add("WorkerRegistry", "WorkerJailed", **OF_WORKER, **jailing)
     jailed = history.block
-    history.add("WorkerRegistry", "WorkerUnjailed", worker=WORKER, active_from=50)
-    history.add("WorkerRegistry", "WorkerExiting", worker=WORKER)
-    worker = viewed(history).workers[WORKER]
-    assert (worker.status, worker.jailed_until, worker.active_from) == ("Exiting", 99, 50)
-    assert worker.first_active_from == 3
+    returned = {"terms": 2, "active_from": 50}
+    history.add("WorkerRegistry", "WorkerReturned", **OF_WORKER, **returned)
+    history.add("WorkerRegistry", "WorkerExiting", **OF_WORKER)
+    member = viewed(history).runs[RUN].members[WORKER]
+    assert (member.status, member.jailed_until, member.active_from) == ("Exiting", 99, 50)
+    assert (member.first_active_from, member.terms) == (4, 2)
     expected = ["None", "Active", "Jailed", "Active", "Exiting"]
-    assert [worker.status_at(b) for b in (0, 1, jailed, jailed + 1, jailed + 2)] == expected
+    assert [member.status_at(b) for b in (1, 2, jailed, jailed + 1, jailed + 2)] == expected
 
 
 def test_convictions_are_counted_and_acquittals_tell_the_status() -> None:
     history = begun()
-    history.add("WorkerRegistry", "WorkerJailed", worker=CHEATER, offence=OFFENCE, until=9)
-    history.add("WorkerRegistry", "WorkerBanned", worker=CHEATER, offence=keccak(b"second"))
-    cheater = viewed(history).workers[CHEATER]
-    assert (cheater.status, cheater.convictions) == (WorkerStatus.BANNED, 2)
-    acquitted = {"worker": CHEATER, "offence": OFFENCE, "status": 2}
-    history.add("WorkerRegistry", "WorkerAcquitted", **acquitted)
-    cheater = viewed(history).workers[CHEATER]
-    assert (cheater.status, cheater.convictions) == (WorkerStatus.JAILED, 1)
+    of_cheater = {"run_id": RUN, "worker": CHEATER}
+    history.add("WorkerRegistry", "WorkerJailed", **of_cheater, escrow_id=ESCROW, until=9)
+    history.add("WorkerRegistry", "WorkerBanned", **of_cheater, escrow_id=keccak(b"second"))
+    member = viewed(history).runs[RUN].members[CHEATER]
+    assert (member.status, member.convictions) == (WorkerStatus.BANNED, 2)
+    history.add("WorkerRegistry", "WorkerAcquitted", **of_cheater, escrow_id=ESCROW, status=2)
+    member = viewed(history).runs[RUN].members[CHEATER]
+    assert (member.status, member.convictions) == (WorkerStatus.JAILED, 1)
 
 
 def test_jail_for_low_stake_is_no_conviction_and_spares_who_leaves() -> None:
     history = begun()
-    history.add("WorkerRegistry", "WorkerExiting", worker=WORKER)
-    history.add("WorkerRegistry", "WorkerJailed", worker=WORKER, offence=bytes(32), until=9)
-    worker = viewed(history).workers[WORKER]
-    assert (worker.status, worker.convictions, worker.jailed_until) == ("Exiting", 0, 9)
-    history.add("WorkerRegistry", "WorkerRejoined", worker=WORKER, active_from=40)
-    worker = viewed(history).workers[WORKER]
-    assert (worker.status, worker.active_from) == ("Active", 40)
+    history.add("WorkerRegistry", "WorkerExiting", **OF_WORKER)
+    jailing = {"escrow_id": bytes(32), "until": 9}
+    history.add("WorkerRegistry", "WorkerJailed", **OF_WORKER, **jailing)
+    member = viewed(history).runs[RUN].members[WORKER]
+    assert (member.status, member.convictions, member.jailed_until) == ("Exiting", 0, 9)
 
 
-def test_held_stake_is_known() -> None:
+@pytest.mark.parametrize("run_id", [BENCH, RUN, 2])
+def test_stake_is_of_one_account_and_run(run_id: int) -> None:
     history = begun()
-    history.add("StakeVault", "StakeHeld", owner=WORKER, held_until=70, open_cases=2)
-    stake = viewed(history).stakes[WORKER]
-    assert (stake.held_until, stake.open_cases) == (70, 2)
-
-
-def test_stake_of_accounts_that_are_no_workers_is_kept() -> None:
-    history = begun()
-    history.add("StakeVault", "Deposited", owner=VALIDATORS[0], amount=7, active=7)
-    assert viewed(history).stakes[VALIDATORS[0]].active_wei == 7
+    deposit = {"run_id": run_id, "owner": VALIDATORS[0], "amount": 7, "active": 7}
+    history.add("StakeVault", "Deposited", **deposit)
+    view = viewed(history)
+    staked = {n: view.stake(RunId(n), VALIDATORS[0]).active_wei for n in (BENCH, RUN, 2)}
+    assert staked == {BENCH: 0, RUN: 0, 2: 0, run_id: 7}
+    assert view.contradictions == []
 
 
 def test_unbonding_stake_moves_and_leaves() -> None:
     history = begun()
-    history.add(
-        "StakeVault",
-        "UnbondRequested",
-        owner=WORKER,
-        amount=300,
-        unbonding=300,
-        withdrawable_at=5000,
-    )
-    stake = viewed(history).stakes[WORKER]
-    assert (stake.active_wei, stake.unbonding_wei, stake.withdrawable_at) == (700, 300, 5000)
-    history.add("StakeVault", "Withdrawn", owner=WORKER, amount=300)
+    stake = {"run_id": RUN, "owner": WORKER, "amount": 300}
+    history.add("StakeVault", "UnbondRequested", **stake, unbonding=300, withdrawable_at=5000)
+    found = viewed(history).stake(RUN, WORKER)
+    assert (found.active_wei, found.unbonding_wei, found.withdrawable_at) == (700, 300, 5000)
+    history.add("StakeVault", "Withdrawn", **stake)
     view = viewed(history)
-    assert (view.stakes[WORKER].unbonding_wei, view.stakes[WORKER].withdrawable_at) == (0, 0)
+    found = view.stake(RUN, WORKER)
+    assert (found.active_wei, found.unbonding_wei, found.withdrawable_at) == (700, 0, 0)
     assert view.contradictions == []
 
 
@@ -119,12 +156,12 @@ def test_slash_is_linked_to_its_outcome() -> None:
     slash(history)
     view = viewed(history)
     (found,) = view.slashes
-    assert (found.owner, found.batch_id, found.position) == (CHEATER, 1, 1)
-    assert (found.leaf, found.priors) == (LEAF, 0)
+    assert (found.run_id, found.owner, found.batch_id, found.position) == (RUN, CHEATER, 1, 1)
+    assert (found.leaf, found.priors, found.tag) == (LEAF, 0, 1 << 32)
     assert (found.amount_wei, found.stake_before, found.taken) == (401, (801, 0), (401, 0))
     assert found.state is SlashState.ESCROWED
-    assert view.workers[CHEATER].active_wei == 400
-    assert view.workers[CHEATER].slashed_wei == 401
+    member = view.runs[RUN].members[CHEATER]
+    assert (member.active_wei, member.slashed_wei) == (400, 401)
 
 
 def test_released_slash_keeps_its_split() -> None:
@@ -137,9 +174,53 @@ def test_restored_slash_gives_the_stake_back() -> None:
     history = begun()
     post(history, 1, RECORDS)
     slash(history)
-    history.add("StakeVault", "SlashRestored", owner=CHEATER, offence=OFFENCE, amount=401)
+    given = {"run_id": RUN, "owner": CHEATER, "escrow_id": ESCROW, "returned": 401, "followed": 0}
+    history.add("StakeVault", "SlashRestored", **given)
     view = viewed(history)
     assert view.slashes[0].state is SlashState.RESTORED
-    assert view.workers[CHEATER].active_wei == 801
-    assert view.workers[CHEATER].slashed_wei == 0
+    member = view.runs[RUN].members[CHEATER]
+    assert (member.active_wei, member.slashed_wei) == (801, 0)
+    assert view.contradictions == []
+
+
+def test_what_a_later_offence_takes_of_stake_given_back_is_its_own() -> None:
+    history = begun()
+    post(history, 1, RECORDS)
+    slash(history)
+    later = {"escrow_id": keccak(b"later"), "from_active": 40}
+    history.add("StakeVault", "Slashed", **{**SLASHED, **later})
+    followed = {"escrow_id": keccak(b"later"), "from_escrow_id": ESCROW, "amount": 50}
+    history.add("StakeVault", "SlashFollowed", **followed)
+    given = {"run_id": RUN, "owner": CHEATER, "escrow_id": ESCROW, "returned": 351, "followed": 50}
+    history.add("StakeVault", "SlashRestored", same_block=True, **given)
+    view = viewed(history)
+    _, last = view.slashes
+    assert (last.amount_wei, last.followed_wei, last.taken) == (90, 50, (40, 0))
+    assert view.stake(RUN, CHEATER).active_wei == 801 - 40 - 50
+    assert view.contradictions == []
+
+
+def test_what_follows_a_final_slash_is_split_without_a_reporter() -> None:
+    history = full()
+    followed = {"escrow_id": ESCROW, "from_escrow_id": keccak(b"before"), "amount": 30}
+    history.add("StakeVault", "SlashFollowed", **followed)
+    more = {"burned": 20, "insured": 10}
+    history.add("StakeVault", "SlashReleased", same_block=True, **{**RELEASED, **more})
+    view = viewed(history)
+    (found,) = view.slashes
+    assert (found.amount_wei, found.split) == (431, (321, 110, 0))
+    assert view.contradictions == []
+
+
+def test_bench_keeps_its_places_in_order() -> None:
+    history = begun()
+    first, second = seat_jurors(history, 2)
+    joined = history.events[-1].block_timestamp
+    history.add("JuryPool", "JurorLeft", juror=first, place=0)
+    view = viewed(history)
+    assert view.bench == [Place(first, joined - 1, joined + 1), Place(second, joined)]
+    assert view.jurors() == [second]
+    history.add("JuryPool", "JurorJoined", juror=address(80), place=0)
+    view = viewed(history)
+    assert view.bench == [Place(address(80), joined + 2), Place(second, joined)]
     assert view.contradictions == []

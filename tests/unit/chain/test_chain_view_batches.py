@@ -1,29 +1,41 @@
 from __future__ import annotations
 
 import pytest
+from chain_fakes import History
 from chain_histories import (
+    ACCEPTED,
+    CLAIMANT,
+    FRAUD_FOUND,
     LEAF,
-    OFFENCE,
+    OVERTURNED,
     RECORDS,
     RUN,
+    UPHELD,
+    VALIDATORS,
     WORKER,
     begun,
+    claim,
     commit,
     dispute,
     full,
+    open_case,
     outcome,
     post,
+    revealed,
+    seat_jurors,
     viewed,
 )
 
-from muster.chain import Batch
+from muster.chain import Batch, BatchStatus, LeasedWork
 from muster.chain.conversion import lenient_reason
+from muster.chain.structs import ZERO_ADDRESS
 from muster.chain.view_parts import parse_records
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import PolicyVersion, RunId, Step
+from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import merkle_root, verify_merkle_proof
-from muster.protocol.messages import Reason, Submission, Verdict, pack_records
+from muster.protocol.messages import Reason, Submission, Ticket, Verdict, pack_records
 
 
 def test_batch_has_no_outcomes_until_posted() -> None:
@@ -42,7 +54,9 @@ def test_posted_batch_holds_everything_an_auditor_needs() -> None:
     assert batch.outcomes_root == keccak(b"outcomes")
     event = history.events[-1]
     assert (batch.posted_at, batch.posted_tx) == (event.args["posted_at"], event.tx_hash)
-    header = Batch(1, RUN, keccak(b"outcomes"), 3, 300, 10, batch.committed_at, batch.posted_at, 3)
+    times = batch.committed_at, batch.posted_at
+    judged = BatchStatus.JUDGED
+    header = Batch(1, RUN, keccak(b"outcomes"), 3, 300, 10, 1, *times, 3, judged)
     assert batch.header() == header
 
 
@@ -60,21 +74,100 @@ def test_outcomes_are_proven_one_by_one_and_together() -> None:
     assert list(claim.siblings) == [batch.leaves()[1]]
 
 
-def test_direct_submission_is_kept_with_its_signature() -> None:
+def work_on(index: int, units: int = 100) -> LeasedWork:
+    submission = Submission(RUN, WORKER, Step(1), index, PolicyVersion(0), keccak(b"f"), 8, units)
+    root = keccak(b"policy")
+    ticket = Ticket(RUN, WORKER, Step(1), index, PolicyVersion(0), root, keccak(b"beacon"), 9)
+    return LeasedWork(submission, b"s", ticket, b"t")
+
+
+def test_direct_submission_is_kept_with_all_that_proves_it() -> None:
     history = begun()
-    submission = Submission(RUN, WORKER, Step(1), 9, PolicyVersion(0), keccak(b"f"), 8, 10)
+    work = work_on(9)
     commit(history, 2, 1)
+    said = {"batch_id": 2, "worker": WORKER, "work": work, "sources": ("http://file",)}
+    history.add("ContributionLedger", "DirectlySubmitted", same_block=True, **said)
+    view = viewed(history)
+    batch = view.batches[2]
+    assert (batch.work, batch.direct, batch.sources) == (work, work.submission, ("http://file",))
+    assert list(view.file_hashes(batch)) == [keccak(b"f")]
+    assert list(view.file_hashes(view.batches[1])) == []
+
+
+def withhold(history: History) -> None:
     history.add(
         "ContributionLedger",
-        "DirectlySubmitted",
-        same_block=True,
-        batch_id=2,
-        worker=WORKER,
-        submission=submission,
-        node_signature=b"s",
+        "BatchWithheld",
+        batch_id=1,
+        posted_at=1001 + history.block,
+        signers=0b101,
+        signatures=b"a" * 65 + b"c" * 65,
     )
-    batch = viewed(history).batches[2]
-    assert (batch.direct, batch.direct_signature) == (submission, b"s")
+
+
+def test_batch_is_due_at_its_deadline_or_when_it_is_withheld() -> None:
+    history = begun()
+    batch = viewed(history).batches[1]
+    assert batch.due_at(60) == batch.committed_at + 60
+    withhold(history)
+    batch = viewed(history).batches[1]
+    assert batch.due_at(60) == history.events[-1].block_timestamp == batch.posted_at
+    header = batch.header()
+    assert (header.status, header.signers) == (BatchStatus.WITHHELD, 0b101)
+    assert header.root == batch.root
+
+
+@pytest.mark.parametrize("withheld", [False, True])
+def test_split_off_work_leaves_as_many_units_less(withheld: bool) -> None:
+    history, work = begun(), work_on(0, units=120)
+    if withheld:
+        withhold(history)
+    commit(history, 2, 1)
+    said = {"batch_id": 2, "from_batch_id": 1, "worker": WORKER, "work": work, "sources": ()}
+    history.add("ContributionLedger", "BatchSplit", same_block=True, **said)
+    batches = viewed(history).batches
+    left, taken = batches[1], batches[2]
+    assert (left.units, left.split_off) == (180, {2: work.submission})
+    assert (taken.split_from, taken.work, taken.status) == (1, work, left.status)
+    assert (taken.signers, taken.posted_at) == (left.signers, left.posted_at)
+
+
+def test_what_validators_show_is_kept_by_its_records() -> None:
+    history, (first, second, third) = begun(), VALIDATORS
+    packed = pack_records(RECORDS)
+    agreed, other = keccak(packed), keccak(b"other records")
+    for validator, shown, records in (
+        (first, agreed, packed),
+        (second, agreed, b""),
+        (third, other, b""),
+    ):
+        history.add(
+            "ContributionLedger",
+            "OutcomesShown",
+            batch_id=1,
+            validator=validator,
+            batch_root=keccak(b"batch"),
+            records_hash=shown,
+            records=records,
+            signature=validator.encode(),
+        )
+    batch = viewed(history).batches[1]
+    assert batch.shown == {
+        agreed: {first: first.encode(), second: second.encode()},
+        other: {third: third.encode()},
+    }
+    assert batch.shown_records == {agreed: packed}
+
+
+def test_void_batch_is_no_more_and_what_was_set_aside_is_free() -> None:
+    history = begun()
+    assert not viewed(history).batches[1].is_void
+    history.add("ContributionLedger", "BatchVoided", batch_id=1, run_id=RUN)
+    history.add("RewardEscrow", "RewardFreed", same_block=True, run_id=RUN, amount=3000)
+    view = viewed(history)
+    assert view.batches[1].is_void
+    assert (view.runs[RUN].reserved_wei, view.runs[RUN].available_wei) == (0, 5000)
+    assert view.contradictions == []
 
 
 def test_training_stream_is_in_order_of_posting() -> None:
@@ -134,30 +227,74 @@ def test_partial_records_are_refused(data: bytes) -> None:
         parse_records(data)
 
 
-def test_offence_names_the_file_whatever_batch_it_is_in() -> None:
-    assert RECORDS[1].leaf(1, 1) != RECORDS[1].leaf(2, 1)
-    assert RECORDS[1].offence(RUN) == OFFENCE != RECORDS[1].offence(RunId(2))
-
-
 def test_overturned_case_changes_the_verdict_that_stands() -> None:
     history = begun()
     post(history, 1, RECORDS)
-    dispute(history, [True, False, True], overturned=True, verdict=1)
+    dispute(history, [ACCEPTED, FRAUD_FOUND, ACCEPTED], status=OVERTURNED, ruling=ACCEPTED)
     view = viewed(history)
     case = view.cases[LEAF]
-    assert (case.closed, case.overturned, case.verdict) == (True, True, 1)
-    assert list(case.votes.values()) == [True, False, True]
+    assert (case.closed, case.overturned, case.ruling) == (True, True, ACCEPTED)
+    assert list(case.votes.values()) == [ACCEPTED, FRAUD_FOUND, ACCEPTED]
+    assert (case.reporter, case.fee_wei, case.returned_wei) == (CLAIMANT, 3, {0: 10})
     assert view.standing_verdict(1, 1) is Verdict.ACCEPTED
     assert view.standing_verdict(1, 0) is Verdict.ACCEPTED
     assert view.contradictions == []
 
 
-def test_upheld_case_leaves_the_verdict() -> None:
+UNAVAILABLE = Ruling(Verdict.INCOMPLETE, Reason.FILE_UNAVAILABLE).number
+OTHER_EXACT = Ruling(Verdict.FRAUD, Reason.WRONG_PROBLEM).number
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        [],
+        [0, 0, ACCEPTED],
+        [ACCEPTED, FRAUD_FOUND],
+        [FRAUD_FOUND, FRAUD_FOUND, ACCEPTED],
+        [UNAVAILABLE, UNAVAILABLE, ACCEPTED],
+        [OTHER_EXACT, OTHER_EXACT, ACCEPTED],
+    ],
+    ids=["silence", "nothing seen", "tie", "confirmed", "not to be had", "same consequences"],
+)
+def test_what_is_recorded_stands_unless_jurors_find_otherwise(votes: list[int]) -> None:
     history = begun()
     post(history, 1, RECORDS)
-    dispute(history, [True, False], overturned=False, verdict=4)
+    dispute(history, votes, status=UPHELD, ruling=FRAUD_FOUND)
     view = viewed(history)
     assert view.standing_verdict(1, 1) is Verdict.FRAUD
+    assert view.contradictions == []
+
+
+def test_summons_is_a_case_without_a_recorded_ruling() -> None:
+    history, case_id = begun(), summons_of(1)
+    jurors = seat_jurors(history, 3)
+    open_case(history, case_id, 0, 3)
+    claim(history, WORKER, 0, case_id)
+    postponed = {"case_id": case_id, "draw_block": 77}
+    history.add("DisputeCourt", "DrawPostponed", **postponed)
+    case = viewed(history).cases[case_id]
+    assert (case.is_summons, case.closed, case.draw_block) == (True, False, 77)
+    (made,) = case.claims
+    assert (made.claimant, made.ruling, made.sources) == (WORKER, 0, ("http://file",))
+    history.add("DisputeCourt", "JuryDrawn", case_id=case_id, jurors=tuple(jurors))
+    for juror in jurors[:2]:
+        secret = {"juror": juror, "commitment": keccak(b"vote")}
+        history.add("DisputeCourt", "VoteCommitted", case_id=case_id, **secret)
+        history.add("DisputeCourt", "VoteRevealed", **revealed(juror, ACCEPTED, case_id))
+    settled = {"claimant": WORKER, "right": True, "returned": 10}
+    history.add("DisputeCourt", "ClaimSettled", case_id=case_id, **settled)
+    closed = {"status": OVERTURNED, "ruling": ACCEPTED, "reporter": ZERO_ADDRESS, "fee": 3}
+    history.add("DisputeCourt", "CaseClosed", same_block=True, case_id=case_id, **closed)
+    collected = {"juror": jurors[0], "amount": 3}
+    history.add("DisputeCourt", "FeeCollected", case_id=case_id, **collected)
+    history.add("RewardEscrow", "CourtPaid", run_id=RUN, amount=6)
+    fined = {"account": jurors[2], "amount": 5}
+    history.add("DisputeCourt", "Fined", case_id=case_id, **fined)
+    view = viewed(history)
+    case = view.cases[case_id]
+    assert (case.collected, case.fined) == ({jurors[0]}, {jurors[2]})
+    assert (view.runs[RUN].court_wei, view.runs[RUN].available_wei) == (6, 1994)
     assert view.contradictions == []
 
 

@@ -3,17 +3,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chain_fakes import address
+from chain_fakes import History, address
 from chain_histories import (
+    ACCEPTED,
     CHEATER,
     COMMITTED,
     CONFIG,
+    ESCROW,
     FINALISED,
+    FRAUD_FOUND,
     LEAF,
-    OFFENCE,
+    NODE,
+    OVERTURNED,
     OWNER,
     RECORDS,
+    RELEASED,
     RUN,
+    SLASHED,
+    UPHELD,
     VALIDATORS,
     WORKER,
     begun,
@@ -28,6 +35,9 @@ from muster.chain import RunTerms
 from muster.protocol.encoding import keccak
 from muster.protocol.messages import pack_records
 
+OF_WORKER = {"run_id": RUN, "owner": WORKER}
+OF_CHEATER = {"run_id": RUN, "owner": CHEATER}
+
 
 def test_honest_history_has_no_contradiction() -> None:
     assert viewed(full()).contradictions == []
@@ -36,55 +46,62 @@ def test_honest_history_has_no_contradiction() -> None:
 @pytest.mark.parametrize(
     ("contract", "name", "args", "problem"),
     [
-        ("StakeVault", "Deposited", {"owner": WORKER, "amount": 1, "active": 5}, "active stake"),
+        ("StakeVault", "Deposited", {**OF_WORKER, "amount": 1, "active": 5}, "active stake"),
         (
             "StakeVault",
             "UnbondRequested",
-            {"owner": WORKER, "amount": 1, "unbonding": 2, "withdrawable_at": 1},
+            {**OF_WORKER, "amount": 1, "unbonding": 2, "withdrawable_at": 1},
             "unbonding stake",
         ),
-        ("StakeVault", "Withdrawn", {"owner": WORKER, "amount": 3}, "amount"),
+        ("StakeVault", "Withdrawn", {**OF_WORKER, "amount": 3}, "amount"),
+        ("StakeVault", "Slashed", SLASHED, "slashed twice"),
+        ("StakeVault", "SlashReleased", {**RELEASED, "burned": 302}, "what is split"),
+        ("StakeVault", "SlashReleased", {**RELEASED, "escrow_id": keccak(b"?")}, "unknown"),
         (
             "StakeVault",
-            "Slashed",
-            {
-                "owner": CHEATER,
-                "offence": OFFENCE,
-                "from_active": 1,
-                "from_unbonding": 0,
-                "reporter": address(0),
-            },
-            "slashed twice",
-        ),
-        (
-            "StakeVault",
-            "SlashReleased",
-            {"offence": OFFENCE, "burned": 401, "insured": 0, "rewarded": 0},
+            "SlashRestored",
+            {**OF_CHEATER, "escrow_id": ESCROW, "returned": 401, "followed": 0},
             "released before",
         ),
         (
             "StakeVault",
             "SlashRestored",
-            {"owner": CHEATER, "offence": keccak(b"?"), "amount": 1},
+            {**OF_CHEATER, "escrow_id": keccak(b"?"), "returned": 1, "followed": 0},
             "unknown",
         ),
         (
+            "StakeVault",
+            "SlashFollowed",
+            {"escrow_id": keccak(b"?"), "from_escrow_id": ESCROW, "amount": 1},
+            "unknown",
+        ),
+        ("JuryPool", "JurorJoined", {"juror": OWNER, "place": 1}, "the place"),
+        ("JuryPool", "JurorLeft", {"juror": OWNER, "place": 0}, "no place 0"),
+        (
             "WorkerRegistry",
             "WorkerRegistered",
-            {"worker": address(70), "node": address(71), "worker_id": 9, "active_from": 1},
+            {"worker": address(70), "worker_id": 9},
             "worker id",
         ),
         (
             "WorkerRegistry",
-            "NodeRotated",
-            {"worker": WORKER, "old_node": address(99), "new_node": address(98)},
+            "NodeUnbound",
+            {"worker": WORKER, "node": address(99)},
             "old node",
         ),
-        ("WorkerRegistry", "WorkerExiting", {"worker": address(99)}, "unknown"),
+        ("WorkerRegistry", "NodeBound", {"worker": address(99), "node": NODE}, "unknown"),
+        (
+            "WorkerRegistry",
+            "WorkerJoined",
+            {"run_id": RUN, "worker": WORKER, "terms": 2, "active_from": 9},
+            "the run's terms",
+        ),
+        ("WorkerRegistry", "WorkerExiting", {"run_id": RUN, "worker": address(99)}, "unknown"),
+        ("WorkerRegistry", "WorkerExiting", {"run_id": 2, "worker": WORKER}, "unknown"),
         (
             "WorkerRegistry",
             "WorkerAcquitted",
-            {"worker": address(99), "offence": OFFENCE, "status": 1},
+            {"run_id": RUN, "worker": address(99), "escrow_id": ESCROW, "status": 1},
             "unknown",
         ),
         ("RunRegistry", "RunCreated", {"run_id": 5, "owner": OWNER, "config": CONFIG}, "run id"),
@@ -102,12 +119,6 @@ def test_honest_history_has_no_contradiction() -> None:
         ),
         (
             "RunRegistry",
-            "BeaconRecorded",
-            {"run_id": RUN, "version": 0, "beacon": keccak(b"x")},
-            "beacon",
-        ),
-        (
-            "RunRegistry",
             "ValidatorUnseated",
             {"run_id": RUN, "validator": OWNER},
             "was no validator",
@@ -115,7 +126,7 @@ def test_honest_history_has_no_contradiction() -> None:
         (
             "RunRegistry",
             "ValidatorSeated",
-            {"run_id": RUN, "validator": VALIDATORS[0], "seat_bit": 1},
+            {"run_id": RUN, "validator": VALIDATORS[0], "seat_bit": 1, "terms": 1},
             "seated already",
         ),
         (
@@ -123,12 +134,6 @@ def test_honest_history_has_no_contradiction() -> None:
             "TrainerRotated",
             {"run_id": RUN, "old_trainer": OWNER, "new_trainer": OWNER},
             "old trainer",
-        ),
-        (
-            "RunRegistry",
-            "ChangeApplied",
-            {"run_id": RUN, "terms": RunTerms(1, 1, 1, 1)},
-            "the terms",
         ),
         (
             "ContributionLedger",
@@ -165,9 +170,11 @@ def test_honest_history_has_no_contradiction() -> None:
         (
             "ContributionLedger",
             "FraudFinalised",
-            {**FINALISED, "offence": keccak(b"?")},
+            {**FINALISED, "escrow_id": keccak(b"?")},
             "unknown",
         ),
+        ("ContributionLedger", "BatchVoided", {"batch_id": 1, "run_id": RUN}, "has outcomes"),
+        ("ContributionLedger", "BatchVoided", {"batch_id": 9, "run_id": RUN}, "unknown"),
         ("RewardEscrow", "RunFunded", {"run_id": 5, "from": OWNER, "amount": 1}, "unknown"),
         (
             "RewardEscrow",
@@ -178,8 +185,24 @@ def test_honest_history_has_no_contradiction() -> None:
         (
             "DisputeCourt",
             "VoteRevealed",
-            {"leaf": keccak(b"?"), "juror": OWNER, "overturn": True, "result_hash": LEAF},
+            revealed(OWNER, ACCEPTED, keccak(b"?")),
             "unknown",
+        ),
+        (
+            "DisputeCourt",
+            "CaseOpened",
+            {
+                "case_id": LEAF,
+                "batch_id": 1,
+                "run_id": RUN,
+                "number": 1,
+                "position": 1,
+                "worker": CHEATER,
+                "recorded": FRAUD_FOUND,
+                "draw_block": 9,
+                "places": 3,
+            },
+            "places of the bench",
         ),
     ],
 )
@@ -194,19 +217,65 @@ def test_event_that_does_not_follow_is_noted(
     assert history.events[-1].tx_hash in view.contradictions[0]
 
 
-def test_juror_that_reveals_twice_is_noted() -> None:
+def test_terms_that_were_not_announced_are_noted() -> None:
+    history, terms = begun(), RunTerms(20, 1, 2, 3)
+    changed = {"run_id": RUN, "number": 2, "terms": terms}
+    history.add("RunRegistry", "ChangeApplied", **changed)
+    (problem,) = viewed(history).contradictions
+    assert "the terms should be None" in problem
+
+
+def test_number_of_terms_that_skips_one_is_noted() -> None:
+    history, terms = begun(), RunTerms(20, 1, 2, 3)
+    history.add("RunRegistry", "ChangeProposed", run_id=RUN, terms=terms, effective_at=99)
+    history.add("RunRegistry", "ChangeApplied", run_id=RUN, number=3, terms=terms)
+    (problem,) = viewed(history).contradictions
+    assert "the number of terms should be 2" in problem
+
+
+def judged(ruling: int, status: int, *votes: int) -> History:
     history = begun()
     post(history, 1, RECORDS)
-    dispute(history, [False], overturned=False, verdict=4)
-    history.add("DisputeCourt", "VoteRevealed", **revealed(address(60), True))
-    assert "reveals twice" in viewed(history).contradictions[0]
+    dispute(history, list(votes), status=status, ruling=ruling)
+    return history
+
+
+def test_juror_that_reveals_twice_is_noted() -> None:
+    history = judged(FRAUD_FOUND, UPHELD, FRAUD_FOUND)
+    history.add("DisputeCourt", "VoteRevealed", **revealed(address(60), ACCEPTED))
+    (problem,) = viewed(history).contradictions
+    assert "reveals twice" in problem
+
+
+def test_commitment_of_whoever_was_not_drawn_is_noted() -> None:
+    history = judged(FRAUD_FOUND, UPHELD, FRAUD_FOUND)
+    secret = {"case_id": LEAF, "juror": OWNER, "commitment": keccak(b"vote")}
+    history.add("DisputeCourt", "VoteCommitted", **secret)
+    (problem,) = viewed(history).contradictions
+    assert "is no juror" in problem
 
 
 def test_case_decided_against_its_votes_is_noted() -> None:
-    history = begun()
-    post(history, 1, RECORDS)
-    dispute(history, [False, True], overturned=True, verdict=1)
-    assert "overturned should be False" in viewed(history).contradictions[0]
+    # A tie leaves what was recorded.
+    history = judged(ACCEPTED, OVERTURNED, FRAUD_FOUND, ACCEPTED)
+    (problem,) = viewed(history).contradictions
+    assert f"what the jury voted should be {FRAUD_FOUND}" in problem
+
+
+def test_bond_settled_with_another_claimant_is_noted() -> None:
+    history = judged(FRAUD_FOUND, UPHELD, FRAUD_FOUND)
+    settled = {"claimant": OWNER, "right": True, "returned": 10}
+    history.add("DisputeCourt", "ClaimSettled", case_id=LEAF, **settled)
+    (problem,) = viewed(history).contradictions
+    assert "the claimant" in problem
+
+
+def test_fee_other_than_the_cases_is_noted() -> None:
+    history = judged(FRAUD_FOUND, UPHELD, FRAUD_FOUND)
+    collected = {"juror": address(60), "amount": 4}
+    history.add("DisputeCourt", "FeeCollected", case_id=LEAF, **collected)
+    (problem,) = viewed(history).contradictions
+    assert "the fee should be 3" in problem
 
 
 def test_wrong_number_of_records_is_noted() -> None:

@@ -53,11 +53,14 @@ def test_other_branch_replaces_what_was_rewound() -> None:
     history = full()
     view = viewed(history)
     view.rewind(2)
-    branch = History(history.events[:4], block=2, log_index=1)
-    branch.add("StakeVault", "Deposited", owner=WORKER, amount=5, active=1005)
+    standing = [event for event in history.events if event.block_number <= 2]
+    branch = History(standing, block=2, log_index=standing[-1].log_index)
+    more = {"run_id": RUN, "owner": WORKER, "amount": 5, "active": 1005}
+    branch.add("StakeVault", "Deposited", **more)
     view.apply(branch.events[-1])
-    assert view.workers[WORKER].active_wei == 1005
-    assert view.runs == {}
+    assert view.runs[RUN].members[WORKER].active_wei == 1005
+    assert list(view.workers) == [WORKER]
+    assert view.contradictions == []
 
 
 @given(st.integers(0, 2**32), st.integers(0, 100))
@@ -82,7 +85,8 @@ def test_recent_blocks_are_those_with_events() -> None:
 def test_recent_blocks_are_bounded() -> None:
     history = History()
     for i in range(300):
-        history.add("StakeVault", "Deposited", owner=WORKER, amount=1, active=i + 1)
+        deposited = {"run_id": RUN, "owner": WORKER, "amount": 1, "active": i + 1}
+        history.add("StakeVault", "Deposited", **deposited)
     blocks = viewed(history).recent_blocks()
     assert len(blocks) == 256
     assert blocks[-1].number == history.block

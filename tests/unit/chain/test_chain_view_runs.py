@@ -4,7 +4,6 @@ import pytest
 from chain_fakes import History, address
 from chain_histories import (
     CONFIG,
-    LEAF,
     ORCHESTRATOR,
     OWNER,
     RECORDS,
@@ -14,6 +13,7 @@ from chain_histories import (
     WORKER,
     begun,
     commit,
+    create_run,
     full,
     post,
     publish,
@@ -23,7 +23,8 @@ from chain_histories import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain import Fault, PauseCause, PauseView, RunTerms
+from muster.chain import Offence, PauseCause, PauseView, RunTerms
+from muster.chain.structs import SlashSubject
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion
 
@@ -49,10 +50,7 @@ def test_beacon_is_the_hash_of_the_publishing_block() -> None:
 
 def test_run_without_checkpoint_has_no_version() -> None:
     history = History()
-    history.add("RunRegistry", "RunCreated", run_id=RUN, owner=OWNER, config=CONFIG)
-    for seat, validator in enumerate(VALIDATORS):
-        seated = {"run_id": RUN, "validator": validator, "seat_bit": 1 << seat}
-        history.add("RunRegistry", "ValidatorSeated", same_block=True, **seated)
+    create_run(history)
     assert viewed(history).runs[RUN].latest_version is None
 
 
@@ -141,13 +139,27 @@ def test_a_fraud_executed_in_a_pause_is_a_contradiction() -> None:
 def test_replaced_validator_keeps_its_seat_and_signs_no_more() -> None:
     history = begun()
     history.add("RunRegistry", "ValidatorUnseated", run_id=RUN, validator=VALIDATORS[1])
-    seated = {"run_id": RUN, "validator": address(40), "seat_bit": 8}
+    of_fourth = {"run_id": RUN, "validator": address(40)}
+    history.add("RunRegistry", "ValidatorInvited", same_block=True, **of_fourth, invited=True)
+    seated = {**of_fourth, "seat_bit": 8, "terms": 1}
     history.add("RunRegistry", "ValidatorSeated", same_block=True, **seated)
     post(history, 1, RECORDS)
     view = viewed(history)
     now = (VALIDATORS[0], VALIDATORS[2], address(40))
     assert (tuple(view.runs[RUN].validators), view.batches[1].validators) == (now, now)
     assert view.runs[RUN].seats == {VALIDATORS[0]: 1, VALIDATORS[1]: 2, VALIDATORS[2]: 4, now[2]: 8}
+    assert view.contradictions == []
+
+
+def test_whoever_was_invited_may_be_seated_until_the_owner_changes_its_mind() -> None:
+    history, fourth = begun(), {"run_id": RUN, "validator": address(40)}
+    history.add("RunRegistry", "ValidatorInvited", **fourth, invited=True)
+    assert viewed(history).runs[RUN].invited == {*VALIDATORS, address(40)}
+    history.add("RunRegistry", "ValidatorInvited", **fourth, invited=False)
+    assert viewed(history).runs[RUN].invited == set(VALIDATORS)
+    history.add("RunRegistry", "ValidatorSeated", **fourth, seat_bit=8, terms=1)
+    (problem,) = viewed(history).contradictions
+    assert "was not invited" in problem
 
 
 def test_keys_and_terms_of_a_run_follow_its_events() -> None:
@@ -158,12 +170,13 @@ def test_keys_and_terms_of_a_run_follow_its_events() -> None:
     history.add("RunRegistry", "OrchestratorRotated", run_id=RUN, **keys)
     history.add("RunRegistry", "ChangeProposed", run_id=RUN, terms=terms, effective_at=99)
     assert viewed(history).runs[RUN].proposed == (terms, 99)
-    history.add("RunRegistry", "ChangeApplied", run_id=RUN, terms=terms)
+    history.add("RunRegistry", "ChangeApplied", run_id=RUN, number=2, terms=terms)
     history.add("RunRegistry", "RunClosed", run_id=RUN)
     view = viewed(history)
     run = view.runs[RUN]
     assert (run.config.trainer, run.config.orchestrator) == (address(41), address(42))
     assert (run.config.terms, run.proposed, run.closed_at > 0) == (terms, None, True)
+    assert (run.terms, run.terms_number) == ([CONFIG.terms, terms], 2)
     assert view.contradictions == []
 
 
@@ -200,12 +213,13 @@ def test_owner_of_a_closed_run_takes_back_what_is_left() -> None:
     assert (run.available_wei, run.reserved_wei, run.reclaimed_wei) == (0, 0, 4000)
 
 
-def test_punished_validator_is_told_with_its_fault() -> None:
-    history = begun()
-    history.add("StakeVault", "Deposited", owner=VALIDATORS[0], amount=10, active=10)
-    taken = {"from_active": 1, "from_unbonding": 0, "reporter": address(0)}
-    history.add("StakeVault", "Slashed", owner=VALIDATORS[0], offence=LEAF, **taken)
-    fault = {"fault": 2, "subject": bytes(32), "amount": 1}
-    history.add("FaultCourt", "ValidatorPunished", validator=VALIDATORS[0], offence=LEAF, **fault)
-    (slash,) = viewed(history).slashes
-    assert (slash.owner, slash.fault) == (VALIDATORS[0], Fault.MISSED_DEADLINE)
+def test_validators_offence_is_of_the_run_and_no_outcome() -> None:
+    history, validator = begun(), VALIDATORS[0]
+    stake = {"run_id": RUN, "owner": validator}
+    history.add("StakeVault", "Deposited", **stake, amount=10, active=10)
+    wrong = SlashSubject(RUN, validator, Offence.WRONG_VERDICT, 1, 0, 0)
+    taken = {"escrow_id": keccak(b"wrong"), "from_active": 1, "from_unbonding": 0}
+    history.add("StakeVault", "Slashed", **stake, verdict=wrong, **taken)
+    (slashed,) = viewed(history).slashes
+    assert (slashed.owner, slashed.offence) == (validator, Offence.WRONG_VERDICT)
+    assert (slashed.tag, slashed.batch_id, slashed.position) == (1, None, None)

@@ -22,7 +22,7 @@ from client_world import (
 )
 
 from muster.api import BatchContents, BatchEntry, HeartbeatAnswer, Lease, NoWork
-from muster.chain import BatchView, WorkerStatus
+from muster.chain import BatchStatus, BatchView, WorkerStatus
 from muster.client.facts import Standing
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
@@ -51,18 +51,22 @@ def make_view() -> Any:
         checkpoints={VERSION: checkpoint},
         latest_version=VERSION,
         closed_at=0,
+        paused=False,
+        terms=[SimpleNamespace(price_per_unit=10, quorum=1)],
     )
-    view = SimpleNamespace(
-        workers={WORKER: make_account()}, runs={RUN: run}, batches={}, payments=[]
-    )
+    members = {WORKER: make_account()}
+    run.members = members
+    view = SimpleNamespace(workers=members, runs={RUN: run}, batches={}, payments=[], cases={})
 
-    def standing(worker: Address, *, before: int) -> Standing | None:
-        account = view.workers.get(worker)
+    def standing(_run_id: RunId, worker: Address, *, before: int) -> Standing | None:
+        account = members.get(worker)
         if account is None or before <= account.active_from:
             return None
         return Standing(account.worker_id, account.node, account.status, account.active_from)
 
     view.standing = standing
+    view.member = lambda _run_id, worker: members.get(worker)
+    view.stake = lambda _run_id, owner: members[owner]
     return view
 
 
@@ -97,6 +101,8 @@ def make_batch(
         records=records,
         posted_at=NOW + 60,
         price_per_unit=10,
+        terms=1,
+        status=BatchStatus.COMMITTED if records is None else BatchStatus.JUDGED,
     )
 
 

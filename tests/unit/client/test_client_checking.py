@@ -16,12 +16,12 @@ from client_world import (
     VALIDATOR_KEY,
     VERSION,
     HashEngine,
+    as_claimed,
     make_claim,
     make_rollouts,
     make_submission,
     make_ticket,
 )
-from muster.client.case_proofs import as_claimed
 from test_client_jury import make_view_batch
 
 from muster.api.answers import BatchChecking, CheckingAnswer

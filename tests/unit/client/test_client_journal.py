@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 
 from muster.client import journal as journals
 from muster.client.journal import Journal, write_durably
-from muster.client.worker.journal import SubmissionJournal
-from muster.protocol.encoding import file_hash
+from muster.client.worker.journal import Proven, SubmissionJournal
+from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ConfigError, StorageError
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.ids import BatchName, PolicyVersion
 from muster.protocol.messages import Submission, Ticket
+
+
+SIGNED = b"\1" * 65
+"""An orchestrator's signature on a ticket."""
 
 
 class Entries(Journal):
@@ -127,7 +131,7 @@ def test_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 def test_recorded_submission_comes_back_with_its_file(tmp_path: Path) -> None:
     ticket = make_ticket()
     with SubmissionJournal(tmp_path) as journal:
-        recorded = journal.record(ticket, claimed(ticket, b"one"), b"one")
+        recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
     with SubmissionJournal(tmp_path) as journal:
         assert journal.signed(ticket) == recorded
         assert list(journal.unfinished().values()) == [recorded]
@@ -138,18 +142,18 @@ def test_slot_keeps_its_first_file_whatever_comes_later(tmp_path: Path) -> None:
     ticket = make_ticket()
     other = make_ticket(policy_version=PolicyVersion(9), deadline=5)
     with SubmissionJournal(tmp_path) as journal:
-        first = journal.record(ticket, claimed(ticket, b"one"), b"one")
-        assert journal.record(other, claimed(other, b"two"), b"two") == first
+        first = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
+        assert journal.record(other, SIGNED, claimed(other, b"two"), b"two") == first
         journal.finish(first, "ACCEPTED")
-        assert journal.record(other, claimed(other, b"two"), b"two") == first
+        assert journal.record(other, SIGNED, claimed(other, b"two"), b"two") == first
     with SubmissionJournal(tmp_path) as journal:
-        assert journal.record(other, claimed(other, b"two"), b"two") == first
+        assert journal.record(other, SIGNED, claimed(other, b"two"), b"two") == first
 
 
 def test_finished_submission_is_remembered_without_its_file(tmp_path: Path) -> None:
     ticket = make_ticket()
     with SubmissionJournal(tmp_path) as journal:
-        recorded = journal.record(ticket, claimed(ticket, b"one"), b"one")
+        recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
         journal.finish(recorded, "ACCEPTED")
         journal.finish(recorded, "ACCEPTED")
     with SubmissionJournal(tmp_path) as journal:
@@ -162,9 +166,38 @@ def test_finished_submission_is_remembered_without_its_file(tmp_path: Path) -> N
 def test_changed_file_is_not_handed_out(tmp_path: Path) -> None:
     ticket = make_ticket()
     with SubmissionJournal(tmp_path) as journal:
-        recorded = journal.record(ticket, claimed(ticket, b"one"), b"one")
+        recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
         next((tmp_path / "files").iterdir()).write_bytes(b"0ne")
         assert journal.data(recorded) is None
+
+
+def test_proof_of_where_work_is_comes_back_until_it_is_finished(tmp_path: Path) -> None:
+    ticket = make_ticket()
+    proven = Proven(BatchName(3, keccak(b"root")), (keccak(b"a"), keccak(b"b")))
+    with SubmissionJournal(tmp_path) as journal:
+        recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
+        assert journal.proven(recorded) is None
+        journal.prove(recorded, proven)
+        size = (tmp_path / "submissions.jsonl").stat().st_size
+        journal.prove(recorded, proven)
+        assert (tmp_path / "submissions.jsonl").stat().st_size == size
+    with SubmissionJournal(tmp_path) as journal:
+        assert journal.proven(recorded) == proven
+        journal.finish(recorded, "ACCEPTED")
+        assert journal.proven(recorded) is None
+    with SubmissionJournal(tmp_path) as journal:
+        assert journal.proven(recorded) is None
+
+
+def test_signature_of_a_ticket_is_kept_and_never_shown(tmp_path: Path) -> None:
+    ticket = make_ticket()
+    with SubmissionJournal(tmp_path) as journal:
+        journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
+    with SubmissionJournal(tmp_path) as journal:
+        kept = journal.signed(ticket)
+    assert kept is not None
+    assert kept.ticket_signature == SIGNED
+    assert repr(SIGNED) not in repr(kept)
 
 
 @pytest.mark.parametrize("line", [b'{"ticket":{}}\n', b'{"finished":7}\n', b'{"other":1}\n'])
@@ -203,7 +236,7 @@ def test_no_slot_is_ever_signed_twice_whenever_the_power_goes(
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(journals.os, "fsync", Power(operations).fsync)
                 try:
-                    recorded = journal.record(ticket, claimed(ticket, data), data)
+                    recorded = journal.record(ticket, SIGNED, claimed(ticket, data), data)
                 except Crash:
                     continue
             # Only here, after `record`, does a signature exist.
@@ -219,7 +252,7 @@ def test_no_slot_is_ever_signed_twice_whenever_the_power_goes(
 def test_what_was_not_accepted_keeps_its_file_for_a_dispute(tmp_path: Path) -> None:
     ticket = make_ticket()
     with SubmissionJournal(tmp_path) as journal:
-        recorded = journal.record(ticket, claimed(ticket, b"one"), b"one")
+        recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
         journal.finish(recorded, "REJECTED")
     assert list((tmp_path / "files").iterdir()) == []
     kept = tmp_path / "refused" / f"{recorded.submission.file_hash.hex()}.parquet"
@@ -234,7 +267,7 @@ def test_kept_files_are_bounded_and_the_oldest_go_first(
         for index in range(4):
             data = b"file %d" % index
             recorded = journal.record(
-                make_ticket(index=index), claimed(make_ticket(index=index), data), data
+                make_ticket(index=index), SIGNED, claimed(make_ticket(index=index), data), data
             )
             path = tmp_path / "files" / f"{recorded.submission.file_hash.hex()}.parquet"
             os.utime(path, (index, index))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,70 +10,94 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from client_chain import UNREACHABLE, make_batch
-from client_world import (
-    CALIBRATION,
-    ORCHESTRATOR_KEY,
-    RUN,
-    VERSION,
-    make_rollouts,
-    make_submission,
-    make_ticket,
-)
+from client_world import ORCHESTRATOR_KEY, RUN, make_submission, make_ticket
 from hypothesis import given
 from hypothesis import strategies as st
-from muster.client.case_proofs import as_claimed, position_in_batch, prove_outcome
-from muster.client.validator.jury import (
-    PATIENCE,
-    JuryDuty,
-    JuryPlace,
-    Moment,
-    Step,
-    next_step,
-)
-from muster.client.validator.votes import Vote, VoteJournal
-from test_client_validator_loop import Bench, honest, make_entry
 
-from muster.chain import BatchView, CaseView, CourtTerms
+from muster.chain import BatchView, CaseStatus, CaseView, ClaimView, CourtTerms, Offence
+from muster.client.juror.duty import PATIENCE, JurorDuty, JurorPlace, Moment, Step, next_step
+from muster.client.juror.votes import Vote, VoteJournal
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak, parse_canonical_json
-from muster.protocol.errors import ChainError, ChainUnreachable, ContractRevert
+from muster.protocol.errors import ApiError, ChainError, ChainUnreachable, ContractRevert
 from muster.protocol.ids import Address, Hash32, to_address
-from muster.protocol.jury import vote_commitment
-from muster.protocol.merkle import merkle_root, verify_merkle_proof
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict, overdue_leaf
-from muster.protocol.rollouts import encode_rollouts
+from muster.protocol.jury import Ruling, vote_commitment
+from muster.protocol.merkle import merkle_root
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 
 ME, PEER, STRANGER = (to_address(keccak(name)[:20]) for name in (b"me", b"peer", b"stranger"))
-TERMS = CourtTerms(challenge_bond=10, draw_delay=1, jury_size=3, commit_time=80, reveal_time=40)
+TERMS = CourtTerms(
+    bond=10 * 10**18,
+    juror_fee=2 * 10**18,
+    draw_delay=1,
+    jury_size=3,
+    commit_time=80,
+    reveal_time=40,
+    wrong_verdict_ppm=100_000,
+    absence_ppm=20_000,
+)
 OPENED_AT = 5000
-LEAF = keccak(b"leaf")
+ACCEPTED = Ruling(Verdict.ACCEPTED, Reason.NONE)
+REJECTED = Ruling(Verdict.REJECTED, Reason.LATE)
+FRAUD = Ruling(Verdict.FRAUD, Reason.WRONG_REWARD)
+SUBMISSION = make_submission(make_ticket(), [])
+RECORD = OutcomeRecord(
+    5,
+    SUBMISSION.step,
+    SUBMISSION.index,
+    SUBMISSION.policy_version,
+    SUBMISSION.file_hash,
+    SUBMISSION.rollouts,
+    SUBMISSION.units,
+    REJECTED.verdict,
+    REJECTED.reason,
+)
+LEAF = RECORD.leaf(1, 0)
 
 
 def make_case(**changes: Any) -> CaseView:
     values: dict[str, Any] = {
-        "leaf": LEAF,
+        "case_id": LEAF,
+        "number": 4,
+        "run_id": RUN,
         "batch_id": 1,
         "position": 0,
-        "challenger": STRANGER,
-        "recorded_verdict": Verdict.REJECTED,
-        "claimed_verdict": Verdict.ACCEPTED,
+        "worker": SUBMISSION.worker,
+        "recorded": REJECTED.number,
         "draw_block": 100,
+        "places": 5,
         "opened_at": OPENED_AT,
         "opened_tx": "0x",
+        "claims": [ClaimView(STRANGER, ACCEPTED.number, SUBMISSION, b"", (), "0x")],
     }
     return CaseView(**values | changes)
 
 
 def make_vote(**changes: Any) -> Vote:
-    return replace(
-        Vote(LEAF, ME, Verdict.ACCEPTED, True, keccak(b"result"), keccak(b"salt")), **changes
+    vote = Vote(LEAF, 4, ME, ACCEPTED.number, keccak(b"result"), keccak(b"salt"))
+    return replace(vote, **changes)
+
+
+def make_view_batch(leaves: list[Hash32], records: list[OutcomeRecord] | None = None) -> BatchView:
+    return BatchView(
+        batch_id=1,
+        run_id=RUN,
+        root=merkle_root(leaves),
+        count=len(leaves),
+        units=1,
+        price_per_unit=1,
+        terms=1,
+        committed_at=1,
+        block_number=51,
+        tx_hash="0x",
+        orchestrator=address_of(ORCHESTRATOR_KEY),
+        records=records,
     )
 
 
 # What is next
 
-DRAWN = {"jurors": (ME, PEER)}
+DRAWN: dict[str, Any] = {"jurors": (ME, PEER)}
 COMMITTED = DRAWN | {"commitments": {ME: keccak(b"c")}}
 ALL_COMMITTED = DRAWN | {"commitments": {ME: keccak(b"c"), PEER: keccak(b"d")}}
 
@@ -81,20 +106,21 @@ ALL_COMMITTED = DRAWN | {"commitments": {ME: keccak(b"c"), PEER: keccak(b"d")}}
     ("case", "has_vote", "block", "seconds", "expected"),
     [
         ({}, False, 99, 0, None),
-        ({}, False, 100, 79, Step.DRAW),
-        ({}, False, 100, 80, None),
-        ({}, False, 100, 120, Step.CLOSE),
+        ({}, False, 100, 39, Step.DRAW),
+        ({}, False, 100, 40, None),
+        ({}, False, 100, 120, Step.SETTLE),
         (DRAWN, False, 101, 10, Step.JUDGE),
+        (DRAWN, False, 101, 80, None),
         (DRAWN, True, 101, 79, Step.COMMIT),
         (DRAWN, True, 101, 80, None),
         ({"jurors": (PEER,)}, False, 101, 10, None),
         (COMMITTED, True, 101, 79, None),
         (COMMITTED, True, 101, 80, Step.REVEAL),
-        (COMMITTED, True, 101, 120, Step.CLOSE),
+        (COMMITTED, True, 101, 120, Step.SETTLE),
         (ALL_COMMITTED, True, 101, 10, Step.REVEAL),
-        (ALL_COMMITTED | {"votes": {ME: True}}, True, 101, 10, None),
-        (ALL_COMMITTED | {"votes": {ME: True, PEER: False}}, True, 101, 10, Step.CLOSE),
-        (ALL_COMMITTED | {"closed": True}, True, 101, 500, None),
+        (ALL_COMMITTED | {"votes": {ME: 0}}, True, 101, 10, None),
+        (ALL_COMMITTED | {"votes": {ME: 0, PEER: 0}}, True, 101, 10, Step.SETTLE),
+        (ALL_COMMITTED | {"status": CaseStatus.UPHELD}, True, 101, 500, None),
     ],
 )
 def test_next_step_follows_from_the_case_and_the_time(
@@ -110,15 +136,21 @@ def test_next_step_follows_from_the_case_and_the_time(
 
 def test_vote_keeps_what_was_recorded_first_across_restarts(tmp_path: Path) -> None:
     first = make_vote()
-    other = make_vote(overturn=False, salt=keccak(b"another"))
+    other = make_vote(ruling=FRAUD.number, salt=keccak(b"another"))
     with VoteJournal(tmp_path) as journal:
-        assert journal.find(LEAF, ME, Verdict.ACCEPTED) is None
+        assert journal.find(LEAF, ME, 4) is None
         assert journal.record(first) == first
         assert journal.record(other) == first
     with VoteJournal(tmp_path) as journal:
         assert journal.record(other) == first
-        assert journal.find(LEAF, PEER, Verdict.ACCEPTED) is None
-        assert journal.find(LEAF, ME, Verdict.FRAUD) is None
+        assert journal.find(LEAF, PEER, 4) is None
+
+
+def test_case_of_the_same_name_on_a_reorganised_chain_is_voted_anew(tmp_path: Path) -> None:
+    again = make_vote(number=5, ruling=FRAUD.number)
+    with VoteJournal(tmp_path) as journal:
+        journal.record(make_vote())
+        assert journal.record(again) == again
 
 
 def test_votes_are_for_their_owner_only_and_show_nothing(tmp_path: Path) -> None:
@@ -129,48 +161,12 @@ def test_votes_are_for_their_owner_only_and_show_nothing(tmp_path: Path) -> None
     assert vote.salt.hex() not in repr(vote)
 
 
-@given(st.booleans(), st.binary(min_size=32, max_size=32))
-def test_commitment_is_that_of_the_court(overturn: bool, salt: bytes) -> None:
-    vote = make_vote(overturn=overturn, salt=Hash32(salt))
-    expected = vote_commitment(LEAF, ME, overturn, vote.result_hash, Hash32(salt))
+@given(st.sampled_from([None, ACCEPTED, FRAUD]), st.binary(min_size=32, max_size=32))
+def test_commitment_is_that_of_the_court(ruling: Ruling | None, salt: bytes) -> None:
+    vote = make_vote(ruling=ruling.number if ruling else 0, salt=Hash32(salt))
+    expected = vote_commitment(LEAF, ME, ruling, vote.result_hash, Hash32(salt))
     assert vote.commitment() == expected
-    assert replace(vote, overturn=not overturn).commitment() != expected
-
-
-# Proofs of overdue submissions
-
-
-@given(st.integers(1, 9), st.data())
-def test_overdue_submission_is_found_and_proven_by_its_own_leaf(
-    count: int, data: st.DataObject
-) -> None:
-    submissions = [make_submission(make_ticket(index=i), []) for i in range(count)]
-    position = data.draw(st.integers(0, count - 1))
-    view: Any = SimpleNamespace(workers={submissions[0].worker: SimpleNamespace(worker_id=5)})
-    batch = make_view_batch([s.leaf() for s in submissions])
-    leaf = overdue_leaf(1, submissions[position].leaf())
-    assert position_in_batch(batch, leaf, submissions) == position
-    proof = prove_outcome(view, batch, position, submissions)
-    assert proof.record == as_claimed(submissions[position], 5).to_bytes()
-    assert verify_merkle_proof(submissions[position].leaf(), list(proof.proof), batch.root)
-    with pytest.raises(ChainError, match="no outcome"):
-        position_in_batch(batch, keccak(leaf), submissions)
-
-
-def make_view_batch(leaves: list[Hash32], records: list[OutcomeRecord] | None = None) -> BatchView:
-    return BatchView(
-        batch_id=1,
-        run_id=RUN,
-        root=merkle_root(leaves),
-        count=len(leaves),
-        units=1,
-        price_per_unit=1,
-        committed_at=1,
-        block_number=51,
-        tx_hash="0x",
-        orchestrator=address_of(ORCHESTRATOR_KEY),
-        records=records,
-    )
+    assert replace(vote, ruling=REJECTED.number).commitment() != expected
 
 
 # Duty, with a court in memory
@@ -224,79 +220,94 @@ class Court:
         self.sent.append(what)
         return True
 
-    async def draw_jury(self, _proof: Any) -> None:
-        if self.case.jurors:
-            raise ContractRevert("CourtJuryDrawn")
+    async def draw(self, case_id: Hash32) -> None:
+        assert case_id == self.case.case_id
         if self._send("draw"):
             self.case.jurors = self.drawn
         self.point()
 
-    async def commit_vote(self, leaf: Hash32, commitment: Hash32) -> None:
+    async def commit_vote(self, case_id: Hash32, commitment: Hash32) -> None:
         if self._send("commit"):
-            assert (leaf, ME in self.case.commitments) == (self.case.leaf, False)
+            assert (case_id, ME in self.case.commitments) == (self.case.case_id, False)
             self.case.commitments[ME] = commitment
         self.point()
 
     async def reveal_vote(
-        self, leaf: Hash32, overturn: bool, result_hash: Hash32, salt: Hash32
+        self, case_id: Hash32, number: int, result_hash: Hash32, salt: Hash32
     ) -> None:
         if self._send("reveal"):
-            expected = vote_commitment(leaf, ME, overturn, result_hash, salt)
+            expected = vote_commitment(case_id, ME, Ruling.of(number), result_hash, salt)
             assert self.case.commitments[ME] == expected
-            self.case.votes[ME], self.case.results[ME] = overturn, result_hash
+            self.case.votes[ME], self.case.results[ME] = number, result_hash
         self.point()
 
-    async def close(self, _proof: Any) -> None:
-        if self._send("close"):
-            self.case.closed = True
+    async def settle(self, proof: Any) -> None:
+        assert proof.record == RECORD.to_bytes()
+        if self._send("settle"):
+            self.case.status = CaseStatus.OVERTURNED
+            self.case.fee_wei = 10**18
         self.point()
 
+    async def collect_fee(self, _case_id: Hash32, juror: Address) -> None:
+        if self._send("collect"):
+            self.case.collected.add(juror)
+        self.point()
 
-class JuryBench:
-    """A juror's duty about one submission, recorded as rejected and claimed to be acceptable."""
+    async def fine_signer(self, _proof: Any, signer: Address) -> None:
+        self._send(f"fine {signer}")
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        forged: bool = False,
-        has_file: bool = True,
-        reason: Reason = Reason.LATE,
-    ) -> None:
-        self.bench = Bench(folder)
+    async def fine_absent_juror(self, _case_id: Hash32, juror: Address) -> None:
+        self._send(f"fine {juror}")
+
+
+@dataclass
+class Finder:
+    """Finds what it was told to; before that something is missing, or it hangs."""
+
+    ruling: Ruling | None = ACCEPTED
+    hangs: bool = False
+    asked: int = 0
+
+    async def judge(self, _case: CaseView) -> tuple[Ruling, dict[str, Any]]:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.ruling is None:
+            raise ApiError("no source shows the file", status=503, code="no_source")
+        return self.ruling, {"verdict": self.ruling.verdict.name}
+
+
+class Courtroom:
+    """A juror's duty about one case, recorded as rejected and claimed to be acceptable."""
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ticket = make_ticket()
-        rows = make_rollouts(ticket)
-        if forged:
-            rows = [replace(row, task_reward=1.0 - row.task_reward) for row in rows]
-        self.submission = make_submission(ticket, rows)
-        record = replace(as_claimed(self.submission, 5), verdict=Verdict.REJECTED, reason=reason)
-        files = [encode_rollouts(rows)] if has_file else []
-        fake = self.bench.commit(1, [make_entry(ticket, self.submission)], *files)
-        batch = make_view_batch([self.submission.leaf()], [record])
-        batch.committed_at, batch.block_number = fake.committed_at, fake.block_number
-        self.bench.view.batches[1] = batch
-        self.case = make_case(leaf=record.leaf(1, 0))
-        self.bench.view.cases = {self.case.leaf: self.case}
+        self.seconds = 0.0
+        self.case = make_case()
+        batch = make_view_batch([SUBMISSION.leaf()], [RECORD])
+        batch.signers = 0b10
+        run = SimpleNamespace(seats={PEER: 1, STRANGER: 2})
+        self.view: Any = SimpleNamespace(
+            cases={LEAF: self.case}, batches={1: batch}, runs={RUN: run}, slashes=[]
+        )
         self.court = Court(self.case)
+        self.finder = Finder()
         self.journal = VoteJournal(folder)
         self.duty = self.start()
 
-    def start(self) -> JuryDuty:
+    def start(self) -> JurorDuty:
         salts = iter(range(1000))
-        return JuryDuty(
-            JuryPlace(
-                run_id=RUN,
+        return JurorDuty(
+            JurorPlace(
                 juror=ME,
                 chain=self.court,  # type: ignore[arg-type]
-                view=self.bench.view,
-                judge=self.bench.loop,
+                view=self.view,
+                judge=self.finder,
                 journal=self.journal,
-                evidence=self.bench.loop.place.evidence,
-                calibration=CALIBRATION,
+                results=self.folder / "cases",
                 terms=TERMS,
                 poll_s=0.001,
-                clock=lambda: self.bench.seconds,
+                clock=lambda: self.seconds,
                 salt=lambda size: keccak(bytes([next(salts)]))[:size],
             )
         )
@@ -309,190 +320,189 @@ class JuryBench:
     async def serve(self, rounds: int = 1) -> None:
         for _ in range(rounds):
             await self.duty.serve()
-            self.bench.seconds += 3
+            await self.duty.judged()
+            self.seconds += 3
 
     def result(self) -> Any:
-        [document] = self.bench.evidence.glob("*/case-*.json")
+        [document] = (self.folder / "cases").glob("case-4-*.json")
         data = document.read_bytes()
         assert keccak(data) == self.case.results[ME]
         return parse_canonical_json(data, max_bytes=1 << 20)
 
-    def close(self) -> None:
-        self.journal.close()
-        self.bench.close()
+    def find_slashed(self, offence: Offence, owner: Address, tag: int) -> None:
+        self.view.slashes.append(SimpleNamespace(offence=offence, owner=owner, tag=tag))
 
 
 @pytest.fixture
-async def jury(tmp_path: Path) -> AsyncIterator[JuryBench]:
-    opened = JuryBench(tmp_path)
+async def room(tmp_path: Path) -> AsyncIterator[Courtroom]:
+    opened = Courtroom(tmp_path)
     yield opened
-    opened.close()
+    opened.journal.close()
 
 
-async def test_juror_overturns_a_wrong_rejection_by_itself(jury: JuryBench) -> None:
-    await jury.serve(6)
-    assert jury.court.sent == ["draw", "commit", "reveal", "close"]
-    assert jury.case.votes == {ME: True}
-    result = jury.result()
-    assert (result["verdict"], result["reason"], result["overturn"]) == ("ACCEPTED", "NONE", True)
-    assert result["units"] == jury.submission.units
-    assert [sample["proofs_pass"] for sample in result["samples"]] == [True] * 4
+ALL_STEPS = ["draw", "commit", "reveal", "settle", "collect", f"fine {STRANGER}"]
 
 
-async def test_juror_upholds_when_the_challenger_is_wrong(tmp_path: Path) -> None:
-    jury = JuryBench(tmp_path, forged=True)
-    await jury.serve(6)
-    assert jury.case.votes == {ME: False}
-    assert jury.result()["verdict"] == "FRAUD"
-    jury.close()
-
-
-async def test_juror_that_finds_the_claimed_fraud_overturns(tmp_path: Path) -> None:
-    jury = JuryBench(tmp_path, forged=True)
-    jury.case.claimed_verdict = Verdict.FRAUD
-    await jury.serve(6)
-    assert jury.case.votes == {ME: True}
-    jury.close()
-
-
-@pytest.mark.parametrize(("missing_units", "overturns"), [(0, True), (1, False)])
-async def test_batch_that_was_refused_as_a_whole_is_judged_as_a_whole(
-    tmp_path: Path, missing_units: int, overturns: bool
+@pytest.mark.parametrize("ruling", [ACCEPTED, FRAUD])
+async def test_juror_votes_what_it_finds_whatever_is_claimed_and_clears_up(
+    room: Courtroom, ruling: Ruling
 ) -> None:
-    jury = JuryBench(tmp_path, reason=Reason.BATCH_MISDECLARED)
-    jury.bench.view.batches[1].units = jury.submission.units - missing_units
-    await jury.serve(6)
-    assert jury.case.votes == {ME: overturns}
-    jury.close()
+    room.finder.ruling = ruling
+    await room.serve(7)
+    assert room.court.sent == ALL_STEPS
+    assert room.case.votes == {ME: ruling.number}
+    assert room.result()["ruling"] == ruling.number
 
 
-async def test_missing_file_is_waited_for_then_counts_for_the_record(tmp_path: Path) -> None:
-    jury = JuryBench(tmp_path, has_file=False)
-    await jury.serve(8)
-    assert jury.court.sent == ["draw"]
-    jury.bench.seconds += PATIENCE * TERMS.commit_time
-    jury.court.timestamp = int(OPENED_AT + PATIENCE * TERMS.commit_time)
-    await jury.serve(4)
-    assert jury.case.votes == {ME: False}
-    jury.close()
+async def test_who_was_fined_is_left_alone(room: Courtroom) -> None:
+    room.find_slashed(Offence.WRONG_VERDICT, STRANGER, 1)
+    await room.serve(8)
+    assert room.court.sent == ALL_STEPS[:-1]
 
 
-async def test_lasting_loss_of_the_batch_counts_for_the_record(jury: JuryBench) -> None:
-    jury.bench.orchestrator.fail("batch", *[UNREACHABLE] * 3)
-    await jury.serve(3)
-    assert jury.court.sent == ["draw"]
-    jury.court.timestamp = int(OPENED_AT + PATIENCE * TERMS.commit_time)
-    jury.bench.orchestrator.fail("batch", UNREACHABLE)
-    await jury.serve(4)
-    assert jury.case.votes == {ME: False}
-    assert "unavailable" in jury.result()
+async def test_work_that_is_missing_is_waited_for_then_voted_as_not_seen(room: Courtroom) -> None:
+    room.finder.ruling = None
+    await room.serve(8)
+    assert room.court.sent == ["draw"]
+    assert room.finder.asked > 1
+    room.court.timestamp = int(OPENED_AT + PATIENCE * TERMS.commit_time)
+    await room.serve(4)
+    assert room.case.votes == {ME: 0}
+    assert "no source shows the file" in room.result()["unavailable"]
 
 
-@pytest.mark.parametrize("point", range(8))
+async def test_work_that_comes_late_is_judged_yet(room: Courtroom) -> None:
+    room.finder.ruling = None
+    await room.serve(2)
+    room.finder.ruling = ACCEPTED
+    await room.serve(4)
+    assert room.case.votes == {ME: ACCEPTED.number}
+
+
+async def test_judging_without_end_counts_as_not_seen_in_time(room: Courtroom) -> None:
+    room.finder.hangs = True
+    room.case.jurors = (ME,)
+    at = Moment(101, OPENED_AT + PATIENCE * TERMS.commit_time - 0.01)
+    vote = await room.duty.decide(room.case, at)
+    assert vote.ruling == 0
+
+
+async def test_slow_case_makes_no_other_late(room: Courtroom) -> None:
+    room.finder.hangs = True
+    room.case.jurors = (ME,)
+    other = make_case(case_id=keccak(b"other"), number=5)
+    room.view.cases[other.case_id] = room.court.case = other
+    await room.duty.serve()
+    assert room.court.sent == ["draw"]
+    running = asyncio.ensure_future(room.duty.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+@pytest.mark.parametrize("point", range(10))
 async def test_juror_killed_at_any_point_votes_once_and_the_same(
-    tmp_path: Path, point: int
+    room: Courtroom, point: int
 ) -> None:
-    jury = JuryBench(tmp_path)
-    jury.court.kill_at = point
+    room.court.kill_at = point
     with pytest.raises(Killed):
-        await jury.serve(8)
-    jury.restart()
-    await jury.serve(8)
-    assert jury.court.sent == ["draw", "commit", "reveal", "close"]
-    assert jury.case.votes == {ME: True}
-    jury.close()
+        await room.serve(8)
+    room.restart()
+    await room.serve(8)
+    assert room.court.sent == ALL_STEPS
+    assert room.case.votes == {ME: ACCEPTED.number}
 
 
 @pytest.mark.parametrize("is_before", [True, False])
 async def test_juror_killed_around_its_journal_commits_to_what_is_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool
+    room: Courtroom, monkeypatch: pytest.MonkeyPatch, is_before: bool
 ) -> None:
-    jury = JuryBench(tmp_path)
     record = VoteJournal.record
 
     def killed(self: VoteJournal, vote: Vote) -> Vote:
         if not is_before:
             record(self, vote)
-        raise Killed
+        raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
         patch.setattr(VoteJournal, "record", killed)
-        with pytest.raises(Killed):
-            await jury.serve(3)
-    assert jury.court.sent == ["draw"]
-    jury.restart()
-    await jury.serve(6)
-    vote = jury.journal.find(jury.case.leaf, ME, jury.case.claimed_verdict)
+        with pytest.raises(RuntimeError, match="killed"):
+            await room.serve(3)
+    assert room.court.sent == ["draw"]
+    room.restart()
+    room.finder.ruling = ACCEPTED if is_before else FRAUD
+    await room.serve(6)
+    vote = room.journal.find(LEAF, ME, 4)
     assert vote is not None
-    assert jury.case.commitments[ME] == vote.commitment()
-    assert jury.case.votes == {ME: True}
-    jury.close()
+    assert room.case.commitments[ME] == vote.commitment()
+    assert room.case.votes == {ME: ACCEPTED.number}
 
 
-async def test_signer_of_the_batch_only_draws_and_closes(jury: JuryBench) -> None:
-    jury.court.drawn = (PEER,)
-    await jury.serve(3)
-    jury.case.commitments[PEER], jury.case.votes[PEER] = keccak(b"c"), True
-    await jury.serve(2)
-    assert jury.court.sent == ["draw", "close"]
-    assert not list(jury.bench.evidence.glob("*/case-*.json"))
+async def test_who_was_not_drawn_only_draws_and_settles(room: Courtroom) -> None:
+    room.court.drawn = (PEER,)
+    await room.serve(3)
+    room.case.commitments[PEER], room.case.votes[PEER] = keccak(b"c"), ACCEPTED.number
+    await room.serve(3)
+    assert room.court.sent == ["draw", "settle"]
+    assert not (room.folder / "cases").exists()
+    assert room.finder.asked == 0
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
 async def test_draw_that_another_was_first_with_is_no_failure(
-    jury: JuryBench, caplog: pytest.LogCaptureFixture
+    room: Courtroom, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jury.court.error = ContractRevert("CourtJuryDrawn")
-    await jury.duty._try(jury.case, Step.DRAW, Moment(101, OPENED_AT + 1))
-    assert not [r for r in caplog.records if r.levelname == "WARNING"]
-    jury.court.error = ContractRevert("CourtNoJurors")
+    room.court.error = ContractRevert("CourtJuryDrawn")
+    await room.duty._try(room.case, Step.DRAW, lambda: room.duty.draw(room.case))
+    assert warnings(caplog) == []
+    room.court.error = ContractRevert("CourtNoJurors")
     for _ in range(2):
-        await jury.duty._try(jury.case, Step.DRAW, Moment(101, OPENED_AT + 1))
-    assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
+        await room.duty._try(room.case, Step.DRAW, lambda: room.duty.draw(room.case))
+    assert warnings(caplog) == ["jury: draw refused"]
 
 
-async def test_postponed_draw_is_drawn_again(jury: JuryBench) -> None:
-    jury.court.drawn = ()
-    await jury.serve()
-    jury.case.draw_block, jury.court.drawn = 101, (ME,)
-    await jury.serve(2)
-    assert jury.court.sent[:2] == ["draw", "draw"]
+async def test_postponed_draw_is_drawn_again(room: Courtroom) -> None:
+    room.court.drawn = ()
+    await room.serve()
+    room.case.draw_block, room.court.drawn = 101, (ME,)
+    await room.serve(2)
+    assert room.court.sent[:2] == ["draw", "draw"]
 
 
-async def test_vote_that_is_not_in_the_journal_is_not_revealed(jury: JuryBench) -> None:
-    await jury.serve(2)
-    jury.case.jurors, jury.case.commitments = (ME,), {ME: keccak(b"of another process")}
+async def test_vote_that_is_not_in_the_journal_is_not_revealed(room: Courtroom) -> None:
+    await room.serve(2)
+    room.case.jurors, room.case.commitments = (ME,), {ME: keccak(b"of another process")}
     with pytest.raises(ChainError, match="not in the journal"):
-        await jury.duty.reveal(jury.case)
-    assert "reveal" not in jury.court.sent
+        await room.duty.reveal(room.case)
+    assert "reveal" not in room.court.sent
 
 
-async def test_chain_that_does_not_answer_is_lived_through(jury: JuryBench) -> None:
-    jury.court.error = ChainUnreachable("no answer")
-    await jury.serve(2)
-    assert jury.court.sent == []
-    jury.court.error = None
-    await jury.serve(6)
-    assert jury.case.closed
+async def test_chain_that_does_not_answer_is_lived_through(room: Courtroom) -> None:
+    room.court.error = ChainUnreachable("no answer")
+    await room.serve(2)
+    assert room.court.sent == []
+    room.court.error = None
+    await room.serve(6)
+    assert room.case.closed
 
 
-async def test_cases_of_other_runs_are_left_alone(jury: JuryBench) -> None:
-    jury.bench.view.batches[1].run_id = RUN + 1
-    await jury.serve(3)
-    assert jury.court.sent == []
+async def test_absent_juror_is_fined_by_its_peer(room: Courtroom) -> None:
+    room.court.drawn = (ME, PEER)
+    await room.serve(3)
+    room.court.timestamp = OPENED_AT + TERMS.commit_time
+    await room.serve(2)
+    room.court.timestamp = OPENED_AT + TERMS.jury_time
+    await room.serve(4)
+    assert room.court.sent == [*ALL_STEPS, f"fine {PEER}"]
 
 
-async def test_reconsidering_loads_the_policy_of_the_ticket(jury: JuryBench) -> None:
-    assert (
-        await jury.bench.loop.reconsider(
-            jury.bench.view.batches[1], jury.bench.orchestrator.batches[1], 0
-        )
-    )[1].finding is None
-    assert jury.bench.engine.policy_version == VERSION
-
-
-async def test_reconsidered_slot_of_the_same_batch_counts_as_used(jury: JuryBench) -> None:
-    entry, _data = honest(make_ticket())
-    batch = make_batch(2, [entry.submission, entry.submission])
-    _, judgement, _ = await jury.bench.loop.reconsider(batch, [entry, entry], 1)
-    assert judgement.finding is not None
-    assert judgement.finding.reason is Reason.SLOT_REUSED
+async def test_clock_goes_on_between_blocks(room: Courtroom) -> None:
+    room.court.block_number = 99
+    assert (await room.duty.moment()).time == OPENED_AT + 1
+    room.seconds += 7.5
+    assert (await room.duty.moment()).time == OPENED_AT + 8.5
+    room.court.block_number, room.court.timestamp = 100, OPENED_AT + 9
+    assert (await room.duty.moment()).time == OPENED_AT + 9

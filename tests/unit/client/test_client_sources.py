@@ -64,7 +64,7 @@ class Internet(httpx.AsyncBaseTransport):
 
 
 def says(body: bytes, status: int = 200, **headers: str) -> Answer:
-    return lambda _: httpx.Response(status, content=body, headers=headers)
+    return lambda _: httpx.Response(status, stream=httpx.ByteStream(body), headers=headers)
 
 
 def hangs(_: httpx.Request) -> httpx.Response:
@@ -154,7 +154,7 @@ def test_no_list_of_sources_is_endless() -> None:
 
 async def test_who_asks_is_said_to_a_source_that_wants_to_know() -> None:
     def for_the_signed(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200 if "x-muster-address" in request.headers else 401, content=FILE)
+        return says(FILE, 200 if "x-muster-address" in request.headers else 401)(request)
 
     internet = Internet(one=for_the_signed)
     signer = Signer(b"\1" * 32, Domain(1, WORKER), WORKER)

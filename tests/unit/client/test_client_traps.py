@@ -17,15 +17,15 @@ from client_world import (
     TASK_SET,
     VERSION,
     HashEngine,
+    as_claimed,
     make_claim,
     make_rollouts,
     make_submission,
     make_ticket,
 )
-from muster.client.case_proofs import as_claimed
 from test_client_jury import ME, PEER, STRANGER, make_view_batch
 
-from muster.chain.structs import Fault
+from muster.chain.structs import Offence
 from muster.client.trap_cli import trap
 from muster.client.validator.judging import examine
 from muster.client.validator.traps import (
@@ -38,7 +38,7 @@ from muster.client.validator.traps import (
     to_challenge,
 )
 from muster.client.worker.trapping import TrapJournal, lay
-from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, WalletError
 from muster.protocol.ids import RunId, Step
 from muster.protocol.messages import Reason, Verdict
@@ -145,13 +145,17 @@ def test_fate_follows_from_verdict_and_case(verdict: Verdict, about: Any, fate: 
 
 
 def test_who_lost_stake_for_a_trap_is_named() -> None:
-    view, record = world(Verdict.ACCEPTED, case(closed=True, overturned=True))
-    leaf = record.leaf(1, 0)
-    filed = keccak(abi_words(Fault.WRONG_VERDICT.number, leaf, address_bytes(PEER)))
-    other = keccak(abi_words(Fault.ABSENT_JUROR.number, leaf, address_bytes(ME)))
+    view, _ = world(Verdict.ACCEPTED, case(closed=True, overturned=True))
+    wrong = {"run_id": 7, "offence": Offence.WRONG_VERDICT, "tag": 1, "owner": PEER}
+    others = [
+        {"offence": Offence.ABSENT_JUROR, "owner": ME},
+        {"tag": 2, "owner": ME},
+        {"run_id": 8, "owner": ME},
+        {"owner": STRANGER},
+    ]
     view.slashes = [
-        SimpleNamespace(offence=filed, amount_wei=5),
-        SimpleNamespace(offence=other, amount_wei=7),
+        SimpleNamespace(**wrong, amount_wei=5),
+        *(SimpleNamespace(**wrong | other, amount_wei=7) for other in others),
     ]
     [found] = find_traps(view, PLAN)
     assert found.slashed == {PEER: 5}

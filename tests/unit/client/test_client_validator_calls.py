@@ -11,6 +11,7 @@ from client_chain import UNREACHABLE, WORKER_ID
 from client_world import NOW, RUN, VALIDATOR_KEY, make_ticket
 from test_client_validator_loop import ACCEPTED, Bench, honest, run_until
 
+from muster.chain import BatchStatus
 from muster.client.validator import calls as duties
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -161,6 +162,7 @@ def post(bench: Bench, batch: Any, *, is_drawn: bool = True, signers: tuple[Addr
             Verdict.ACCEPTED, Reason.NONE,
         )
     ]  # fmt: skip
+    batch.status = BatchStatus.JUDGED
     seats = bench.view.runs[RUN].seats
     batch.signers = sum(seats[signer] for signer in signers)
     fresh = [v for v in (ME, *OTHERS) if v not in signers]

@@ -45,7 +45,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.api import BatchEntry
-from muster.chain import WorkerStatus
+from muster.chain import BatchStatus, WorkerStatus
 from muster.client.outage import Outages
 from muster.client.validator import loop as loops
 from muster.client.validator.calls import Windows
@@ -202,7 +202,7 @@ async def test_every_submission_leaves_evidence(bench: Bench) -> None:
 
 
 async def test_batches_with_outcomes_and_of_other_runs_are_left_alone(bench: Bench) -> None:
-    for batch_id, change in ((1, {"records": []}), (2, {"run_id": RUN + 1})):
+    for batch_id, change in ((1, {"status": BatchStatus.JUDGED}), (2, {"run_id": RUN + 1})):
         bench.commit_honest(batch_id, 0)
         bench.view.batches[batch_id] = replace(bench.view.batches[batch_id], **change)
     assert await bench.loop.duty.due() == ([], False)

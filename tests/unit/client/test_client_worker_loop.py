@@ -343,9 +343,9 @@ async def test_worker_stops_with_the_reason_when_it_may_not_work(desk: Desk, sta
         await run_until(desk.loop, lambda: False)
 
 
-async def test_worker_stops_when_it_is_not_registered(desk: Desk) -> None:
+async def test_worker_stops_when_it_never_joined_the_run(desk: Desk) -> None:
     desk.view.workers.clear()
-    with pytest.raises(ConfigError, match="not registered") as caught:
+    with pytest.raises(ConfigError, match="is no worker of run") as caught:
         await run_until(desk.loop, lambda: False)
     assert "muster stake" in (caught.value.hint or "")
 

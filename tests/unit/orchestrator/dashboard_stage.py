@@ -16,10 +16,11 @@ from typing import Any
 
 import uvicorn
 from orchestrator_bench import Bench
-from orchestrator_fakes import RUN, Network
+from orchestrator_fakes import ACCEPTED, RUN, Network, escrow_of, slash_of
 from sqlalchemy import insert
 
-from muster.chain import ZERO_ADDRESS
+from muster.chain import Offence
+from muster.chain.structs import SlashSubject
 from muster.orchestrator.db.engine import Database, continue_numbers
 from muster.orchestrator.db.models import BatchRow, HeartbeatRow, LeaseRow, SubmissionRow
 from muster.protocol.encoding import file_hash, keccak
@@ -64,11 +65,7 @@ class History:
         for number in range(len(self.workers) + 1, count + 1):
             worker = to_address(keccak(b"worker %d" % number)[:20])
             stake = self.random.randrange(1, 50) * 10**18
-            self.network.apply("StakeVault", "Deposited", owner=worker, amount=stake, active=stake)
-            self.network.apply(
-                "WorkerRegistry", "WorkerRegistered",
-                worker=worker, node=node_of(number), worker_id=number, active_from=1,
-            )  # fmt: skip
+            self.network.join(worker, node_of(number), number, stake)
             self.workers.append(worker)
 
     def work(
@@ -104,7 +101,7 @@ class History:
         # Uneven: a leaderboard of equals shows nothing.
         index = min(int(self.random.expovariate(2.5) * len(self.workers)), len(self.workers) - 1)
         worker = self.workers[index]
-        if self.network.view.workers[worker].status == "Banned":
+        if self.network.run.members[worker].status == "Banned":
             index = len(self.workers) // 2 + number % (len(self.workers) - len(self.workers) // 2)
             worker = self.workers[index]
         slot = self.slots[worker, step] = self.slots.get((worker, step), -1) + 1
@@ -157,7 +154,7 @@ class History:
         self.network.apply(
             "ContributionLedger", "BatchCommitted",
             batch_id=ledger.batches, run_id=RUN, root=root, count=len(batch), units=units,
-            price_per_unit=10**12, committed_at=chain.time,
+            price_per_unit=10**12, terms=1, committed_at=chain.time,
         )  # fmt: skip
 
     def _row(
@@ -211,20 +208,20 @@ class History:
                 self._slash(batch_id, position, record)
 
     def _slash(self, batch_id: int, position: int, record: OutcomeRecord) -> None:
-        worker = self.network.view.worker_by_id[record.worker_id]
-        offence = record.offence(RUN)
+        address = self.network.view.worker_by_id[record.worker_id].address
+        worker = self.network.run.members[address]
         if worker.status == "Banned":
             return
-        amount = worker.active_wei
-        self.network.apply("WorkerRegistry", "WorkerBanned", worker=worker.address, offence=offence)
+        amount, tag = worker.active_wei, record.step << 32 | record.index
+        subject = SlashSubject(RUN, address, Offence.EXACT_FRAUD, tag, batch_id, position)
+        escrow_id = escrow_of(subject)
         self.network.apply(
-            "StakeVault", "Slashed",
-            owner=worker.address, offence=offence, from_active=amount, from_unbonding=0,
-            reporter=ZERO_ADDRESS,
-        )  # fmt: skip
+            "WorkerRegistry", "WorkerBanned", run_id=RUN, worker=address, escrow_id=escrow_id
+        )
+        self.network.apply("StakeVault", "Slashed", **slash_of(subject, amount))
         self.network.apply(
             "ContributionLedger", "FraudExecuted",
-            batch_id=batch_id, worker=worker.address, offence=offence, position=position,
+            batch_id=batch_id, worker=address, escrow_id=escrow_id, position=position,
             leaf=record.leaf(batch_id, position), amount=amount,
         )  # fmt: skip
 
@@ -240,32 +237,14 @@ class History:
 
     def dispute(self) -> None:
         """Let somebody challenge the first rejection, and win."""
-        batch, position, record = next(
-            (batch, position, record)
+        batch, position = next(
+            (batch, position)
             for batch in self.network.view.batches.values()
             for position, record in enumerate(batch.records or ())
             if record.verdict is Verdict.REJECTED
         )
-        leaf, jurors = record.leaf(batch.batch_id, position), self.network.run.validators
-        owner = self.network.view.worker_by_id[record.worker_id].address
-        self.network.apply(
-            "DisputeCourt", "CaseOpened",
-            leaf=leaf, batch_id=batch.batch_id, position=position, challenger=owner,
-            recorded_verdict=Verdict.REJECTED, claimed_verdict=Verdict.ACCEPTED, draw_block=1,
-        )  # fmt: skip
-        self.network.apply("DisputeCourt", "JuryDrawn", leaf=leaf, jurors=jurors)
-        for juror in jurors:
-            self.network.apply(
-                "DisputeCourt", "VoteCommitted", leaf=leaf, juror=juror, commitment=leaf
-            )
-            self.network.apply(
-                "DisputeCourt", "VoteRevealed", leaf=leaf, juror=juror, overturn=True,
-                result_hash=leaf,
-            )  # fmt: skip
-        self.network.apply(
-            "DisputeCourt", "CaseClosed",
-            leaf=leaf, overturned=True, verdict=Verdict.ACCEPTED, bond_returned=1,
-        )  # fmt: skip
+        case = self.network.open_case(batch.batch_id, position, ACCEPTED)
+        self.network.close_case(case, ACCEPTED)
 
     def take(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the batches and rows written since the last call, and forget them."""

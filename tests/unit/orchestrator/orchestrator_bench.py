@@ -24,7 +24,6 @@ from muster.orchestrator.loop import (
     commit_once,
     follow_once,
     guard_once,
-    punish_once,
     record_once,
     settle_once,
 )
@@ -90,10 +89,6 @@ class Bench:
 
     async def settle(self) -> None:
         await settle_once(self.services, self.backoff)
-        await self.follow()
-
-    async def punish(self) -> None:
-        await punish_once(self.services, self.backoff)
         await self.follow()
 
     async def upload(self, number: int = 0, body: bytes = b"a file") -> Submission:

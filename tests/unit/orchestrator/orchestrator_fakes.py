@@ -11,24 +11,28 @@ from muster.chain import (
     ZERO_ADDRESS,
     Batch,
     BlockId,
+    CaseStatus,
     ChainView,
     Event,
-    Fault,
+    LeasedWork,
+    MemberView,
+    Offence,
     OutcomeProof,
     PauseCause,
     Poll,
     RunConfig,
     RunTerms,
     RunView,
-    WorkerView,
 )
 from muster.chain.abi import CONTRACTS
 from muster.chain.deployment import Deployment
+from muster.chain.structs import SlashSubject
 from muster.chain.view_parts import split_signatures
-from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId, Step
+from muster.protocol.jury import Ruling
 from muster.protocol.messages import (
     OutcomeRecord,
     Outcomes,
@@ -50,6 +54,10 @@ RUN = RunId(1)
 NOW = 1_700_000_000
 STAKE_PER_UNIT = 10**14
 """A worker's stake of one token covers 10,000 units, a submission is worth 32 at most."""
+
+
+ACCEPTED = Ruling(Verdict.ACCEPTED, Reason.NONE)
+FRAUD = Ruling(Verdict.FRAUD, Reason.WRONG_SEED)
 
 
 class Emitter:
@@ -80,17 +88,41 @@ class Mined:
     block_number: int
 
 
+def slot_tag(submission: Submission) -> int:
+    return submission.step << 32 | submission.index
+
+
+def escrow_of(subject: SlashSubject) -> Hash32:
+    named = (subject.run_id, subject.owner, subject.offence, subject.tag)
+    return keccak(repr(named).encode())
+
+
+def slash_of(subject: SlashSubject, amount: int) -> dict[str, Any]:
+    """What a slash's event says."""
+    return {
+        "run_id": subject.run_id,
+        "owner": subject.owner,
+        "escrow_id": escrow_of(subject),
+        "verdict": subject,
+        "from_active": amount,
+        "from_unbonding": 0,
+    }
+
+
 @dataclass
 class FakeLedger:
     """The contribution ledger; `fail_next` makes the next write fail, `lose_next` its answer."""
 
     emit: Emitter
+    domain: Domain
     events: list[Event] = field(default_factory=list)
     batches: int = 0
     committed: list[tuple[Hash32, int, int]] = field(default_factory=list)
     posted: list[tuple[int, bytes, list[bytes]]] = field(default_factory=list)
     executed: list[OutcomeProof] = field(default_factory=list)
+    escrows: list[Hash32] = field(default_factory=list)
     finalised: list[OutcomeProof] = field(default_factory=list)
+    voided: list[int] = field(default_factory=list)
     fail_next: Exception | None = None
     lose_next: Exception | None = None
 
@@ -114,16 +146,16 @@ class FakeLedger:
         self._emit(
             "ContributionLedger", "BatchCommitted",
             batch_id=self.batches, run_id=run_id, root=root, count=count, units=units,
-            price_per_unit=10**12, committed_at=self.emit.now(),
+            price_per_unit=10**12, terms=1, committed_at=self.emit.now(),
         )  # fmt: skip
         return self.batches
 
-    def submit_direct(self, submission: Submission, signature: bytes) -> int:
+    def submit_direct(self, work: LeasedWork) -> int:
+        submission = work.submission
         batch_id = self.commit(submission.run_id, submission.leaf(), 1, submission.units)
         self._emit(
             "ContributionLedger", "DirectlySubmitted",
-            batch_id=batch_id, worker=submission.worker, submission=submission,
-            node_signature=signature,
+            batch_id=batch_id, worker=submission.worker, work=work, sources=(),
         )  # fmt: skip
         return batch_id
 
@@ -133,42 +165,64 @@ class FakeLedger:
         if any(p[0] == batch_id for p in self.posted):
             raise ContractRevert("LedgerOutcomesPosted", (batch_id,))
         self.posted.append((batch_id, records, split_signatures(signatures)))
-        self._emit(
-            "ContributionLedger", "OutcomesPosted",
-            batch_id=batch_id, run_id=RUN, outcomes_root=keccak(records), records=records,
-            posted_at=self.emit.now(), signers=3, signatures=signatures,
-        )  # fmt: skip
+        about = {"batch_id": batch_id, "posted_at": self.emit.now(), "signers": 3}
+        if records:
+            self._emit(
+                "ContributionLedger", "OutcomesPosted",
+                run_id=RUN, outcomes_root=keccak(records), records=records, signatures=signatures,
+                **about,
+            )  # fmt: skip
+        else:
+            self._emit("ContributionLedger", "BatchWithheld", signatures=signatures, **about)
         return object()
 
     async def execute_fraud(
         self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
     ) -> object:
         self.maybe_fail()
-        record = OutcomeRecord.from_bytes(outcome.record)
+        record, batch_id = OutcomeRecord.from_bytes(outcome.record), outcome.batch.batch_id
         assert record.file_hash == submission.file_hash
         assert len(node_signature) == 65
         self.executed.append(outcome)
-        worker, offence = submission.worker, record.offence(RUN)
-        self._emit("WorkerRegistry", "WorkerBanned", worker=worker, offence=offence)
+        subject = SlashSubject(
+            RUN, submission.worker, Offence.FRAUD, slot_tag(submission), batch_id, outcome.position
+        )
         self._emit(
-            "StakeVault", "Slashed",
-            owner=worker, offence=offence, from_active=5, from_unbonding=0, reporter=ZERO_ADDRESS,
+            "WorkerRegistry", "WorkerBanned",
+            run_id=RUN, worker=submission.worker, escrow_id=escrow_of(subject),
         )  # fmt: skip
+        self._emit("StakeVault", "Slashed", **slash_of(subject, 5))
         self._emit(
             "ContributionLedger", "FraudExecuted",
-            batch_id=outcome.batch.batch_id, worker=worker, offence=offence,
-            leaf=record.leaf(outcome.batch.batch_id, outcome.position),
-            position=outcome.position, amount=5,
+            batch_id=batch_id, worker=submission.worker, escrow_id=escrow_of(subject),
+            leaf=record.leaf(batch_id, outcome.position), position=outcome.position, amount=5,
         )  # fmt: skip
+        self.escrows.append(escrow_of(subject))
         return object()
 
     async def finalise_fraud(self, outcome: OutcomeProof) -> object:
         self.maybe_fail()
         self.finalised.append(outcome)
-        record = OutcomeRecord.from_bytes(outcome.record)
-        offence = record.offence(RUN)
-        self._emit("StakeVault", "SlashReleased", offence=offence, burned=5, insured=0, rewarded=0)
+        place = outcome.batch.batch_id, outcome.position
+        executed = [(p.batch.batch_id, p.position) for p in self.executed]
+        assert place in executed
+        self._emit(
+            "StakeVault", "SlashReleased",
+            escrow_id=self.escrows[executed.index(place)], reporter=ZERO_ADDRESS,
+            burned=5, insured=0, rewarded=0,
+        )  # fmt: skip
         return object()
+
+    async def void_batch(self, batch: Batch) -> object:
+        self.maybe_fail()
+        self.voided.append(batch.batch_id)
+        self._emit(
+            "ContributionLedger", "BatchVoided", batch_id=batch.batch_id, run_id=batch.run_id
+        )
+        return object()
+
+    async def appeal_time(self) -> int:
+        return 100
 
     async def challenge_window(self) -> int:
         return 100
@@ -212,41 +266,50 @@ class FakeRuns:
 
 
 class FakeFaults:
-    """The court of faults; `punished` is what it was told, in order."""
+    """The court of faults; `proven` is what it was shown, in order."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self._ledger = ledger
-        self.punished: list[tuple[Fault, Address]] = []
+        self.proven: list[tuple[Any, ...]] = []
 
-    async def slash_signer(self, outcome: OutcomeProof, validator: Address) -> object:
-        leaf = OutcomeRecord.from_bytes(outcome.record).leaf(
-            outcome.batch.batch_id, outcome.position
-        )
-        return self._punish(Fault.WRONG_VERDICT, leaf, validator)
+    async def prove_double_outcome(
+        self,
+        batch: Batch,
+        first: Outcomes,
+        first_signature: bytes,
+        second: Outcomes,
+        second_signature: bytes,
+    ) -> object:
+        domain = self._ledger.domain
+        validator = recover(digest(domain, first.struct_hash()), first_signature)
+        assert validator == recover(digest(domain, second.struct_hash()), second_signature)
+        assert first.batch_id == second.batch_id == batch.batch_id
+        assert first.batch_root == second.batch_root
+        assert first.records_hash != second.records_hash
+        assert keccak(b"") not in (first.records_hash, second.records_hash)
+        return self._slash(validator, Offence.DOUBLE_OUTCOME, batch.batch_id)
 
-    async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> object:
-        return self._punish(Fault.ABSENT_JUROR, leaf, juror)
+    async def prove_double_submission(
+        self,
+        outcome: OutcomeProof,
+        first: Submission,
+        first_signature: bytes,
+        second: Submission,
+        second_signature: bytes,
+    ) -> object:
+        domain = self._ledger.domain
+        assert OutcomeRecord.from_bytes(outcome.record).file_hash == first.file_hash
+        assert first != second
+        assert (first.worker, slot_tag(first)) == (second.worker, slot_tag(second))
+        node = recover(digest(domain, first.struct_hash()), first_signature)
+        assert node == recover(digest(domain, second.struct_hash()), second_signature)
+        return self._slash(first.worker, Offence.DOUBLE_SUBMISSION, slot_tag(first))
 
-    async def slash_overdue(self, batch: Batch, validator: Address) -> object:
-        subject = Hash32(batch.batch_id.to_bytes(32, "big"))
-        return self._punish(Fault.MISSED_DEADLINE, subject, validator)
-
-    def _punish(self, fault: Fault, subject: Hash32, validator: Address) -> object:
+    def _slash(self, owner: Address, offence: Offence, tag: int) -> object:
         self._ledger.maybe_fail()
-        self.punished.append((fault, validator))
-        number = fault.number
-        offence = keccak(
-            number.to_bytes(32, "big") + subject + bytes(12) + bytes.fromhex(validator[2:])
-        )
-        self._ledger._emit(
-            "StakeVault", "Slashed",
-            owner=validator, offence=offence, from_active=5, from_unbonding=0,
-            reporter=ZERO_ADDRESS,
-        )  # fmt: skip
-        self._ledger._emit(
-            "FaultCourt", "ValidatorPunished",
-            validator=validator, offence=offence, fault=number, subject=subject, amount=5,
-        )  # fmt: skip
+        self.proven.append((offence, owner, tag))
+        subject = SlashSubject(RUN, owner, offence, tag, 0, 0)
+        self._ledger._emit("StakeVault", "Slashed", **slash_of(subject, 5))
         return object()
 
 
@@ -305,7 +368,7 @@ class FakeChain:
         self.deployment = Deployment(self.chain_id, 0, contracts)
         self.time = NOW
         self.emit = Emitter(lambda: self.time)
-        self.ledger = FakeLedger(self.emit)
+        self.ledger = FakeLedger(self.emit, self.domain("ContributionLedger"))
         self.faults = FakeFaults(self.ledger)
         self.runs = FakeRuns(self.ledger, account)
         self.escrow = FakeEscrow()
@@ -378,13 +441,6 @@ class Network:
         self.documents[tasks.hash()] = tasks.to_bytes()
         self.chain = FakeChain(address_of(self.keys.orchestrator))
         self.view = ChainView()
-        for number, key in enumerate(self.keys.nodes, start=1):
-            worker = address_of(os.urandom(32))
-            self.apply("StakeVault", "Deposited", owner=worker, amount=10**18, active=10**18)
-            self.apply(
-                "WorkerRegistry", "WorkerRegistered",
-                worker=worker, node=address_of(key), worker_id=number, active_from=1,
-            )  # fmt: skip
         config = RunConfig(
             trainer=address_of(self.keys.trainer),
             orchestrator=address_of(self.keys.orchestrator),
@@ -398,14 +454,85 @@ class Network:
         self.apply("RunRegistry", "RunCreated", run_id=RUN, owner=config.trainer, config=config)
         for seat, validator in enumerate(config.validators):
             self.apply(
+                "RunRegistry", "ValidatorInvited", run_id=RUN, validator=validator, invited=True
+            )
+            self.apply(
                 "RunRegistry", "ValidatorSeated",
-                run_id=RUN, validator=validator, seat_bit=1 << seat,
+                run_id=RUN, validator=validator, seat_bit=1 << seat, terms=1,
             )  # fmt: skip
+        for key in self.keys.validators:
+            self.deposit(address_of(key), 10**20)
+        for number, key in enumerate(self.keys.nodes, start=1):
+            self.join(address_of(os.urandom(32)), address_of(key), number)
         self.publish(0)
 
-    def apply(self, contract: str, name: str, **args: Any) -> None:
+    def deposit(self, owner: Address, amount: int) -> None:
+        """Let an account stake for the run, once."""
+        self.apply("StakeVault", "Deposited", run_id=RUN, owner=owner, amount=amount, active=amount)
+
+    def join(self, worker: Address, node: Address, number: int, stake: int = 10**18) -> None:
+        """Let a worker join the network and the run."""
+        self.apply("WorkerRegistry", "WorkerRegistered", worker=worker, worker_id=number)
+        self.apply("WorkerRegistry", "NodeBound", worker=worker, node=node)
+        self.deposit(worker, stake)
+        self.apply(
+            "WorkerRegistry", "WorkerJoined", run_id=RUN, worker=worker, terms=1, active_from=1
+        )
+
+    def open_case(self, batch_id: int, position: int, claimed: Ruling) -> Hash32:
+        """Let somebody claim another ruling; returns the case's name."""
+        batch = self.view.batches[batch_id]
+        assert batch.records is not None
+        record = batch.records[position]
+        leaf, claimant = record.leaf(batch_id, position), address_of(b"\x07" * 32)
+        worker = self.view.worker_by_id[record.worker_id].address
+        self.apply(
+            "DisputeCourt", "CaseOpened",
+            case_id=leaf, batch_id=batch_id, run_id=RUN, number=len(self.view.cases) + 1,
+            position=position, worker=worker, draw_block=9, places=len(self.view.bench),
+            recorded=Ruling(record.verdict, record.reason).number,
+        )  # fmt: skip
+        submission = Submission(
+            RUN, worker, record.step, record.index, record.policy_version, record.file_hash,
+            record.rollouts, record.units,
+        )  # fmt: skip
+        self.apply(
+            "DisputeCourt", "Claimed",
+            case_id=leaf, claimant=claimant, ruling=claimed.number, submission=submission,
+            node_signature=bytes(65), sources=(),
+        )  # fmt: skip
+        return leaf
+
+    def draw(self, case_id: Hash32, *jurors: Address) -> None:
+        """Draw the jury of a case."""
+        self.apply("DisputeCourt", "JuryDrawn", case_id=case_id, jurors=jurors)
+
+    def close_case(self, case_id: Hash32, ruling: Ruling | None = None) -> Event:
+        """Let a jury of one vote for a ruling, or nobody vote, and the case be closed."""
+        case = self.view.cases[case_id]
+        if ruling is not None:
+            juror = address_of(b"\x08" * 32)
+            self.draw(case_id, juror)
+            vote = {"case_id": case_id, "juror": juror}
+            self.apply("DisputeCourt", "VoteCommitted", commitment=case_id, **vote)
+            self.apply(
+                "DisputeCourt", "VoteRevealed", ruling=ruling.number, result_hash=case_id, **vote
+            )
+        recorded = Ruling.of(case.recorded)
+        is_other = ruling is not None and (recorded is None or not ruling.is_same(recorded))
+        status = CaseStatus.OVERTURNED if is_other else CaseStatus.UPHELD
+        stands = ruling.number if ruling is not None and is_other else case.recorded
+        return self.apply(
+            "DisputeCourt", "CaseClosed",
+            case_id=case_id, status=list(CaseStatus).index(status), ruling=stands,
+            reporter=case.claims[0].claimant if is_other else ZERO_ADDRESS, fee=0,
+        )  # fmt: skip
+
+    def apply(self, contract: str, name: str, **args: Any) -> Event:
         """Let something happen on chain that the orchestrator reads at once."""
-        self.view.apply(self.chain.emit(contract, name, **args))
+        event = self.chain.emit(contract, name, **args)
+        self.view.apply(event)
+        return event
 
     @property
     def run(self) -> RunView:
@@ -415,8 +542,8 @@ class Network:
     def domain(self) -> Domain:
         return self.chain.domain("ContributionLedger")
 
-    def worker(self, number: int) -> WorkerView:
-        return self.view.worker_by_id[number + 1]
+    def worker(self, number: int) -> MemberView:
+        return self.run.members[self.view.worker_by_id[number + 1].address]
 
     def publish(self, version: int) -> None:
         self.apply(
@@ -431,6 +558,16 @@ class Network:
 
     def sign_submission(self, submission: Submission, node: int = 0) -> bytes:
         return sign(digest(self.domain, submission.struct_hash()), self.keys.nodes[node])
+
+    def work(self, submission: Submission, node: int = 0) -> LeasedWork:
+        """A submission as its worker commits it itself, on a ticket of the orchestrator."""
+        checkpoint = self.run.checkpoints[submission.policy_version]
+        ticket = Ticket(
+            submission.run_id, submission.worker, submission.step, submission.index,
+            submission.policy_version, checkpoint.manifest_root, checkpoint.beacon, NOW + 60,
+        )  # fmt: skip
+        signature = sign(digest(self.domain, ticket.struct_hash()), self.keys.orchestrator)
+        return LeasedWork(submission, self.sign_submission(submission, node), ticket, signature)
 
     def judge(
         self,

@@ -169,9 +169,9 @@ async def test_a_fraudster_has_one_line_with_all_that_was_lost(site: Site) -> No
     """A fraud that finds nothing left hides no earlier slash, which the page of cases lists."""
     view = site.bench.services.projection.view
     taken = view.slashes[0]
-    empty = [replace(taken, offence=Hash32(bytes([n]) * 32), amount_wei=0) for n in range(9)]
+    empty = [replace(taken, escrow_id=Hash32(bytes([n]) * 32), amount_wei=0) for n in range(9)]
     view.slashes.extend(empty)
-    loss = loss_of(view, taken.owner)
+    loss = loss_of(view, RUN, taken.owner)
     assert loss is not None
     for path in ("/", f"/workers/{taken.owner}"):
         html = await site.get(path)

@@ -48,11 +48,9 @@ def history() -> History:
     history.fund_and_pay()
     history.dispute()
     twin = _file(history.network.view.batches[3], 1).hex()[:6]
-    history.network.apply(
-        "WorkerRegistry", "WorkerRegistered",
-        worker=to_address("0x" + twin + "00" * 17), node=to_address(bytes(19) + b"\1"),
-        worker_id=99, active_from=1,
-    )  # fmt: skip
+    history.network.join(
+        to_address("0x" + twin + "00" * 17), to_address(bytes(19) + b"\1"), number=99
+    )
     return history
 
 
@@ -127,7 +125,7 @@ def _table(history: History) -> Iterator[Row]:
     published = run.checkpoints[run.latest_version or 0].tx_hash
     yield Row(published, "no submission is named by it", "publishes version 10 of run")
     # By a case.
-    yield Row(f"0x{case.leaf.hex()}", f"{case.batch_id}:{case.position}", disputed)
+    yield Row(f"0x{case.case_id.hex()}", f"{case.batch_id}:{case.position}", disputed)
     # By nothing.
     yield Row("", "is no name", "is no name")
     yield Row("<script>", "is no name", "&lt;script&gt;")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api import Lease
+from muster.chain import LeasedWork
 from muster.orchestrator.db.models import SubmissionRow
 from muster.orchestrator.loop import commit_once
 from muster.protocol.encoding import keccak
@@ -227,8 +227,7 @@ async def test_submission_is_not_committed_again_when_its_worker_did_so_itself(
 ) -> None:
     direct = await bench.upload(0, b"one")
     other = await bench.upload(1, b"two")
-    signature = bench.network.sign_submission(direct)
-    bench.network.chain.ledger.submit_direct(direct, signature)
+    bench.network.chain.ledger.submit_direct(bench.network.work(direct))
     await bench.follow()
     composition = await bench.services.batching.next()
     assert composition is not None
@@ -237,7 +236,7 @@ async def test_submission_is_not_committed_again_when_its_worker_did_so_itself(
         assert [e.submission for e in (await api.batch(1)).submissions] == [direct]
 
 
-async def test_direct_batch_is_served_with_its_ticket_and_takes_its_file_late(
+async def test_direct_batch_is_served_as_the_chain_has_it_and_takes_its_file_late(
     bench: Bench,
 ) -> None:
     async with bench.node() as api:
@@ -245,7 +244,8 @@ async def test_direct_batch_is_served_with_its_ticket_and_takes_its_file_late(
         assert isinstance(lease, Lease)
         submission = submission_for(lease.ticket, b"rows")
         signature = bench.network.sign_submission(submission)
-        bench.network.chain.ledger.submit_direct(submission, signature)
+        work = LeasedWork(submission, signature, lease.ticket, lease.signature)
+        bench.network.chain.ledger.submit_direct(work)
         await bench.follow()
         (entry,) = (await api.batch(1)).submissions
         assert (entry.submission, entry.signature) == (submission, signature)
@@ -255,15 +255,3 @@ async def test_direct_batch_is_served_with_its_ticket_and_takes_its_file_late(
     async with bench.validator() as api:
         assert await api.file(submission.file_hash) == b"rows"
     assert await bench.commit() is False
-
-
-async def test_direct_batch_is_served_without_ticket_when_none_was_given_out(
-    bench: Bench,
-) -> None:
-    submission = replace(await bench.upload(), index=7)
-    signature = bench.network.sign_submission(submission)
-    bench.network.chain.ledger.submit_direct(submission, signature)
-    await bench.follow()
-    async with bench.api() as api:
-        (entry,) = (await api.batch(1)).submissions
-    assert (entry.ticket, entry.ticket_signature) == (None, None)

@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 from orchestrator_bench import Bench, open_bench
-from orchestrator_fakes import RUN, Network
+from orchestrator_fakes import ACCEPTED, RUN, Network
 
 from muster.chain import PauseCause
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ChainUnreachable, ContractRevert
-from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
+from muster.protocol.messages import Reason, Submission, Verdict
 from muster.protocol.recipe import BreakerRecipe
 
 WINDOW_S = 500
@@ -185,7 +185,7 @@ async def test_stake_on_its_way_out_is_slashed_as_soon_as_the_chain_allows(bench
     cheater = bench.network.worker(1)
     bench.network.apply(
         "StakeVault", "UnbondRequested",
-        owner=cheater.address, amount=1, unbonding=1, withdrawable_at=1 << 40,
+        run_id=RUN, owner=cheater.address, amount=1, unbonding=1, withdrawable_at=1 << 40,
     )  # fmt: skip
     await bench.settle()
     assert executed(bench) == []
@@ -197,25 +197,11 @@ async def test_stake_on_its_way_out_is_slashed_as_soon_as_the_chain_allows(bench
 async def test_overturned_frauds_are_never_slashed_and_no_failures_any_more(bench: Bench) -> None:
     await judged(bench, TOPLOC, TOPLOC, TOPLOC)
     await bench.guard()
-    records = bench.network.view.batches[1].records
-    assert records is not None
-    for place, record in enumerate(records[:2]):
-        _overturn(bench, place, record)
+    for place in (0, 1):
+        bench.network.close_case(bench.network.open_case(1, place, ACCEPTED), ACCEPTED)
     pass_time(bench, 1000)
     await bench.settle()
     assert executed(bench) == [(1, 2)]
-
-
-def _overturn(bench: Bench, place: int, record: OutcomeRecord) -> None:
-    leaf = record.leaf(1, place)
-    bench.network.apply(
-        "DisputeCourt", "CaseOpened",
-        leaf=leaf, batch_id=1, position=place, challenger=bench.network.worker(place).address,
-        recorded_verdict=4, claimed_verdict=1, draw_block=9,
-    )  # fmt: skip
-    bench.network.apply(
-        "DisputeCourt", "CaseClosed", leaf=leaf, overturned=True, verdict=1, bond_returned=1
-    )
 
 
 async def test_failures_leave_the_window(bench: Bench) -> None:

@@ -209,16 +209,16 @@ async def test_lease_is_refused_when_the_worker_is_not_active(bench: Bench, stat
 
 async def test_lease_is_refused_when_nobody_knows_the_node(bench: Bench) -> None:
     async with bench.api(b"\x09" * 32) as api:
-        with pytest.raises(ApiError, match="not the node of any") as caught:
+        with pytest.raises(ApiError, match="not the node of a worker of run 1") as caught:
             await api.lease(RUN)
     assert (caught.value.status, caught.value.code) == (403, "worker_not_active")
     assert caught.value.hint
 
 
 async def test_lease_is_refused_when_the_staking_wallet_asks_itself(bench: Bench) -> None:
-    bench.network.worker(0).address = address_of(b"\x08" * 32)
+    bench.network.worker(0).worker.address = address_of(b"\x08" * 32)
     async with bench.api(b"\x08" * 32) as api:
-        with pytest.raises(ApiError, match="not the node of any"):
+        with pytest.raises(ApiError, match="not the node of a worker of run 1"):
             await api.lease(RUN)
 
 

@@ -167,7 +167,7 @@ async def test_states_are_shown(bench: Bench) -> None:
     await beat(bench, 0)
     bench.network.apply(
         "WorkerRegistry", "WorkerBanned",
-        worker=bench.network.worker(1).address, offence=keccak(b"offence"),
+        run_id=RUN, worker=bench.network.worker(1).address, escrow_id=keccak(b"offence"),
     )  # fmt: skip
     status = await bench.services.status.build()
     shown = {w.worker_id: (w.status, w.life) for w in status.workers}
@@ -180,13 +180,13 @@ async def test_states_are_shown(bench: Bench) -> None:
 async def test_freed_worker_is_discovered_until_it_speaks(bench: Bench) -> None:
     worker = bench.network.worker(0)
     await beat(bench, 0)
-    about = {"worker": worker.address}
+    about = {"run_id": RUN, "worker": worker.address}
     bench.network.apply(
-        "WorkerRegistry", "WorkerJailed", until=NOW + 9, offence=keccak(b"offence"), **about
+        "WorkerRegistry", "WorkerJailed", until=NOW + 9, escrow_id=keccak(b"offence"), **about
     )
     assert bench.services.lives.state(worker) is S.JAILED
     bench.network.chain.time += 50
-    bench.network.apply("WorkerRegistry", "WorkerUnjailed", active_from=1, **about)
+    bench.network.apply("WorkerRegistry", "WorkerReturned", active_from=1, terms=1, **about)
     assert bench.services.lives.state(worker) is S.DISCOVERED
     bench.wall.time += 60
     await beat(bench, 0)

@@ -43,7 +43,7 @@ def committed(emit: Emitter, batch_id: int, root: Hash32, count: int, run: RunId
     return emit(
         "ContributionLedger", "BatchCommitted",
         batch_id=batch_id, run_id=run, root=root, count=count, units=1,
-        price_per_unit=1, committed_at=1,
+        price_per_unit=1, terms=1, committed_at=1,
     )  # fmt: skip
 
 

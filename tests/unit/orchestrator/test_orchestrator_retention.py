@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import ACCEPTED
 
 from muster.protocol.eip712 import address_of
-from muster.protocol.ids import Hash32
 from muster.protocol.messages import Reason, Submission, Verdict
 
 KEEP_S = 1000
@@ -85,20 +85,10 @@ async def test_file_without_an_outcome_stays(kept: Bench) -> None:
 
 async def test_evidence_stays_while_its_case_is_open(kept: Bench) -> None:
     await judged(kept, Verdict.REJECTED)
-    records = kept.network.view.batches[1].records
-    assert records is not None
-    leaf: Hash32 = records[0].leaf(1, 0)
-    kept.network.apply(
-        "DisputeCourt", "CaseOpened",
-        leaf=leaf, batch_id=1, position=0, challenger=CHALLENGER,
-        recorded_verdict=3, claimed_verdict=Verdict.ACCEPTED, draw_block=9,
-    )  # fmt: skip
+    case = kept.network.open_case(1, 0, ACCEPTED)
     await wait_until_final(kept)
     assert await collect(kept) == 0
-    kept.network.apply(
-        "DisputeCourt", "CaseClosed",
-        leaf=leaf, overturned=False, verdict=Verdict.REJECTED, bond_returned=1,
-    )  # fmt: skip
+    kept.network.close_case(case)
     assert await collect(kept) == 1
 
 

@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import pytest
 from orchestrator_bench import Bench
-from orchestrator_fakes import RUN
+from orchestrator_fakes import ACCEPTED, FRAUD, RUN, slash_of
 
-from muster.protocol.eip712 import address_of
+from muster.chain import Offence
+from muster.chain.structs import SlashSubject
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable, ContractRevert
-from muster.protocol.ids import Hash32
 from muster.protocol.merkle import merkle_root, verify_merkle_proof
 from muster.protocol.messages import Reason, Submission, Verdict
-
-CHALLENGER = address_of(b"\x07" * 32)
 
 
 async def judged(bench: Bench, verdict: Verdict) -> Submission:
@@ -21,27 +19,6 @@ async def judged(bench: Bench, verdict: Verdict) -> Submission:
     await bench.judge(1, [submission], verdict, reason)
     await bench.record()
     return submission
-
-
-def leaf(bench: Bench) -> Hash32:
-    records = bench.network.view.batches[1].records
-    assert records is not None
-    return records[0].leaf(1, 0)
-
-
-def challenge(bench: Bench, claimed: Verdict) -> None:
-    bench.network.apply(
-        "DisputeCourt", "CaseOpened",
-        leaf=leaf(bench), batch_id=1, position=0, challenger=CHALLENGER,
-        recorded_verdict=4, claimed_verdict=claimed, draw_block=9,
-    )  # fmt: skip
-
-
-def close(bench: Bench, verdict: Verdict, *, overturned: bool) -> None:
-    bench.network.apply(
-        "DisputeCourt", "CaseClosed",
-        leaf=leaf(bench), overturned=overturned, verdict=verdict, bond_returned=1,
-    )  # fmt: skip
 
 
 async def test_fraud_is_executed_with_a_proof_that_holds(bench: Bench) -> None:
@@ -112,18 +89,18 @@ async def test_escrow_waits_for_the_window_that_a_pause_prolonged(bench: Bench) 
 
 async def test_overturned_fraud_is_not_executed(bench: Bench) -> None:
     await judged(bench, Verdict.FRAUD)
-    challenge(bench, Verdict.ACCEPTED)
-    close(bench, Verdict.ACCEPTED, overturned=True)
+    case = bench.network.open_case(1, 0, ACCEPTED)
+    bench.network.close_case(case, ACCEPTED)
     await bench.settle()
     assert bench.network.chain.ledger.executed == []
 
 
 async def test_fraud_that_the_court_found_is_executed(bench: Bench) -> None:
     await judged(bench, Verdict.ACCEPTED)
-    challenge(bench, Verdict.FRAUD)
+    case = bench.network.open_case(1, 0, FRAUD)
     await bench.settle()
     assert bench.network.chain.ledger.executed == []
-    close(bench, Verdict.FRAUD, overturned=True)
+    bench.network.close_case(case, FRAUD)
     await bench.settle()
     assert len(bench.network.chain.ledger.executed) == 1
 
@@ -131,11 +108,11 @@ async def test_fraud_that_the_court_found_is_executed(bench: Bench) -> None:
 async def test_escrow_is_not_released_while_a_case_is_open(bench: Bench) -> None:
     await judged(bench, Verdict.FRAUD)
     await bench.settle()
-    challenge(bench, Verdict.ACCEPTED)
+    case = bench.network.open_case(1, 0, ACCEPTED)
     bench.set_chain_time(bench.network.chain.time + 1000)
     await bench.settle()
     assert bench.network.chain.ledger.finalised == []
-    close(bench, Verdict.FRAUD, overturned=False)
+    bench.network.close_case(case, FRAUD)
     await bench.settle()
     await bench.settle()
     assert len(bench.network.chain.ledger.finalised) == 1
@@ -143,12 +120,9 @@ async def test_escrow_is_not_released_while_a_case_is_open(bench: Bench) -> None
 
 async def test_slashes_that_are_no_outcomes_are_left_alone(bench: Bench) -> None:
     worker = bench.network.worker(0).address
-    bench.network.apply(
-        "StakeVault", "Slashed",
-        owner=worker, offence=keccak(b"other"), from_active=1, from_unbonding=0,
-        reporter=CHALLENGER,
-    )  # fmt: skip
+    double = SlashSubject(RUN, worker, Offence.DOUBLE_SUBMISSION, 1 << 32, 0, 0)
+    bench.network.apply("StakeVault", "Slashed", **slash_of(double, 1))
     bench.set_chain_time(bench.network.chain.time + 1000)
     await bench.settle()
     assert bench.network.chain.ledger.finalised == []
-    assert (await bench.services.status.build()).slashes[0].reason is None
+    assert (await bench.services.status.build()).slashes[0].reason == "DOUBLE_SUBMISSION"

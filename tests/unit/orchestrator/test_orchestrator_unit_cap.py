@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orchestrator_bench import Bench, open_bench
-from orchestrator_fakes import NOW, RUN, STAKE_PER_UNIT, Network
+from orchestrator_fakes import FRAUD, NOW, RUN, STAKE_PER_UNIT, Network
 
 from muster.api import Lease, NoWork
 from muster.orchestrator.services.batching import Composition
 from muster.orchestrator.services.unit_cap import free_leases, max_units
 from muster.protocol.errors import ContractRevert
-from muster.protocol.messages import Verdict
 from muster.protocol.recipe import SamplingRecipe, TrainingRecipe
 
 MAX_UNITS, UNITS = 32, 20
@@ -119,20 +118,11 @@ async def test_expired_lease_counts_until_its_upload_can_be_committed_no_more(
 
 async def test_disputed_units_are_in_flight_until_the_case_closes(bench: Bench) -> None:
     await bench.run_through(0)
-    batch = bench.network.view.batches[1]
-    leaf = batch.leaves()[0]
-    bench.network.apply(
-        "DisputeCourt", "CaseOpened",
-        leaf=leaf, batch_id=1, challenger=bench.network.worker(1).address, position=0,
-        recorded_verdict=Verdict.ACCEPTED, claimed_verdict=Verdict.FRAUD, draw_block=9,
-    )  # fmt: skip
+    case = bench.network.open_case(1, 0, FRAUD)
     assert await in_flight(bench) == UNITS
     bench.set_chain_time(NOW + 10_000)
     assert await in_flight(bench) == UNITS
-    bench.network.apply(
-        "DisputeCourt", "CaseClosed",
-        leaf=leaf, overturned=False, verdict=Verdict.ACCEPTED, bond_returned=0,
-    )  # fmt: skip
+    bench.network.close_case(case)
     assert await in_flight(bench) == 0
 
 

@@ -27,7 +27,7 @@ BENCH = Bench(
     quorum=2,
     validator_stake=5000 * TOKEN,
     wrong_verdict_ppm=50_000,
-    challenge_bond=10 * TOKEN,
+    bond=10 * TOKEN,
     reporter_ppm=100_000,
     reporter_cap=50 * TOKEN,
     jury_size=3,
@@ -92,8 +92,7 @@ def test_a_false_accusation_stops_to_pay_at_the_minimal_bond() -> None:
     # 0.104 of a share of 50 tokens against 0.896 of the bond.
     assert found / TOKEN == pytest.approx(0.104 * 50 / 0.896)
     at, below = (
-        judges.accuser_profit(TERMS, replace(BENCH, challenge_bond=b), stake)
-        for b in (found, found - 10**9)
+        judges.accuser_profit(TERMS, replace(BENCH, bond=b), stake) for b in (found, found - 10**9)
     )
     assert at <= 0 < below
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from muster.chain import Named, find_named, losses, prefix_of
+from muster.chain import BatchView, CaseView, ChainView, Named, find_named, losses, prefix_of
 from muster.orchestrator.api.deps import ServicesDep, host_of
 from muster.orchestrator.api.errors import failure_response
 from muster.orchestrator.dashboard.figures import Panel, idle, panels
@@ -38,6 +38,7 @@ from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.relays import RelayWatch
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, Hash32, to_address, to_hash32
+from muster.protocol.jury import summons_of
 from muster.protocol.messages import Verdict
 
 MAX_NUMBER = 1 << 62
@@ -109,7 +110,7 @@ async def run_page(request: Request, services: ServicesDep) -> Response:
         alarm_steps=services.training.latest("alarm_steps") or 0,
         run=services.projection.run,
         idle=idle(services.training),
-        losses=losses(services.projection.view)[: -FRONT_LOSSES - 1 : -1],
+        losses=losses(services.projection.view, services.run_id)[: -FRONT_LOSSES - 1 : -1],
     )
 
 
@@ -184,9 +185,6 @@ async def submission_page(submission_id: str, request: Request, services: Servic
             "It may be on its way, or was made for another run.",
         )
     view, batch = services.projection.view, detail.batch
-    leaf = None
-    if batch is not None and batch.records is not None and detail.position is not None:
-        leaf = batch.records[detail.position].leaf(batch.batch_id, detail.position)
     slashes = [
         s
         for s in view.slashes
@@ -196,7 +194,7 @@ async def submission_page(submission_id: str, request: Request, services: Servic
         services,
         "submission.html",
         detail=detail,
-        case=None if leaf is None else view.cases.get(leaf),
+        case=_case_of(view, batch, detail.position),
         slashes=[services.status.slash(s) for s in slashes],
         samples=await dashboard_of(request).samples.of(file_hash),
         has_text=dashboard_of(request).samples.has_text,
@@ -206,16 +204,16 @@ async def submission_page(submission_id: str, request: Request, services: Servic
 @router.get("/cases")
 async def cases_page(services: ServicesDep) -> Response:
     """Slashes and disputes."""
-    view = services.projection.view
-    cases = [c for c in view.cases.values() if services.projection.batch(c.batch_id) is not None]
+    slashes = services.projection.slashes
+    everywhere = services.projection.view.cases.values()
+    cases = [case for case in everywhere if case.run_id == services.run_id and case.claims]
     return await _page(
         services,
         "cases.html",
-        slashes=[services.status.slash(s) for s in reversed(view.slashes[-200:])],
-        slashes_total=len(view.slashes),
-        cases=[(case, *_case_subject(services, case.batch_id, case.position)) for case in
-               reversed(cases[-200:])],
-    )  # fmt: skip
+        slashes=[services.status.slash(s) for s in reversed(slashes[-200:])],
+        slashes_total=len(slashes),
+        cases=cases[:-201:-1],
+    )
 
 
 @router.get("/samples")
@@ -351,14 +349,15 @@ async def show_missing(request: Request, error: Exception) -> Response:
     return await show_problem(request, missing)
 
 
-def _case_subject(services: Services, batch_id: int, position: int) -> tuple[str, str, str]:
-    view = services.projection.view
-    record = (view.batches[batch_id].records or ())[position]
-    return (
-        f"0x{record.file_hash.hex()}",
-        view.worker_by_id[record.worker_id].address,
-        (record.reason.name),
-    )
+def _case_of(view: ChainView, batch: BatchView | None, position: int | None) -> CaseView | None:
+    """Return the dispute about an outcome, or the call for judges of what has none."""
+    if batch is None or position is None:
+        return None
+    if batch.records is not None:
+        disputed = view.cases.get(batch.records[position].leaf(batch.batch_id, position))
+        if disputed is not None:
+            return disputed
+    return view.cases.get(summons_of(batch.batch_id))
 
 
 def _number(query: Mapping[str, str], name: str) -> int | None:

@@ -18,6 +18,8 @@ from muster.chain import STATE_WORDS, SlashState
 from muster.orchestrator.dashboard import wording
 from muster.orchestrator.dashboard.chart import draw
 from muster.orchestrator.dashboard.figures import Panel
+from muster.protocol.errors import EncodingError
+from muster.protocol.jury import Ruling
 from muster.protocol.messages import Reason
 from muster.protocol.reasons import words_of
 
@@ -116,6 +118,15 @@ def _labelled(table: str) -> Markup:
     return Markup(_CELL.sub(lambda m: f'<td data-label="{next(heads)}"{m[1]}>{m[2] or ""}', table))
 
 
+def _ruled(number: int) -> str:
+    """Return the verdict of a ruling as recorded, claimed or voted."""
+    try:
+        ruling = Ruling.of(number)
+    except EncodingError:
+        return f"ruling {number}"
+    return "unjudged" if ruling is None else ruling.verdict.name.lower()
+
+
 def _meaning(reason: Reason) -> str:
     return words_of(reason).meaning
 
@@ -136,6 +147,7 @@ _ENVIRONMENT.filters |= {
     "visible": wording.visible,
     "titled": wording.titled,
     "meaning": _meaning,
+    "ruled": _ruled,
     "stake_is": lambda state: STATE_WORDS[SlashState(state)],
     "where": lambda loss: loss.where(wording.tokens),
     "labelled": _labelled,

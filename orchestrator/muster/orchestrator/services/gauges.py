@@ -132,14 +132,15 @@ def _set_workers(services: Services) -> None:
 
 def _set_chain(services: Services) -> None:
     view, health = services.projection.view, services.chain_health
-    states = Counter(slash.state for slash in view.slashes)
+    states = Counter(slash.state for slash in services.projection.slashes)
     for state in SlashState:
         metrics.SLASHES.labels(state=state.value).set(states[state])
     paused_s = services.projection.run.slashing_paused_until - services.chain_clock.now()
     metrics.SLASHING_PAUSED_SECONDS.set(max(0, paused_s))
     failure = services.breaker.failure
     metrics.CORRELATED_FAILURE.set(failure.check if failure else 0)
-    metrics.OPEN_CASES.set(sum(not case.closed for case in view.cases.values()))
+    open_cases = (c for c in view.cases.values() if c.run_id == services.run_id and not c.closed)
+    metrics.OPEN_CASES.set(sum(1 for _ in open_cases))
     metrics.BLOCK.set(health.head or 0)
     metrics.CHAIN_TIME_SECONDS.set(services.chain_clock.now())
     if health.read_at is not None:

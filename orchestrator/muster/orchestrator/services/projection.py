@@ -10,7 +10,15 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, RunView
+from muster.chain import (
+    BatchView,
+    CaseView,
+    ChainView,
+    CheckpointView,
+    Event,
+    RunView,
+    SlashView,
+)
 from muster.chain.structs import BatchStatus
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -125,7 +133,7 @@ class Projection:
         self.run_id = run_id
         self._training = training
         self._derived = _Derived()
-        self.head = 0
+        self.head = view.block_number or 0
         """The latest block that was read."""
         # What the trainer says of its own steps; kept in a reorg, which does not change it.
         self._step_at: dict[int, Step] = {}
@@ -171,6 +179,11 @@ class Projection:
     def frauds(self) -> list[tuple[int, int]]:
         """Batch id and position of every fraud outcome, in chain order."""
         return self._derived.frauds
+
+    @property
+    def slashes(self) -> list[SlashView]:
+        """What stake for this run lost, in chain order."""
+        return [slash for slash in self.view.slashes if slash.run_id == self.run_id]
 
     @property
     def batch_counts(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster.chain import Batch, OutcomeProof, SlashState
+from muster.chain.conversion import lenient_reason
 from muster.chain.structs import Offence
 from muster.orchestrator.services.breaker import suspects
 from muster.orchestrator.services.projection import Judged, Projection
@@ -57,7 +58,8 @@ class Settlement:
         view = self._projection.view
         if self._projection.run.is_slashing_paused(self._now()):
             return []
-        executed = {(slash.owner, slash.offence, slash.tag) for slash in view.slashes}
+        run_id = self._projection.run_id
+        executed = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
         done = {(slash.batch_id, slash.position) for slash in view.slashes}
         overturned = [
             (case.batch_id, case.position) for case in view.cases.values() if case.overturned
@@ -106,9 +108,12 @@ class Settlement:
         if worker is None:
             return None
         case = view.cases.get(record.leaf(*place))
-        overturned = Ruling.of(case.ruling) if case is not None and case.overturned else None
-        ruling = overturned or Ruling(record.verdict, record.reason)
-        offence = Offence.EXACT_FRAUD if ruling.is_exact else Offence.FRAUD
+        reason = record.reason
+        if case is not None and case.overturned:
+            # Jurors may vote for a reason that this version does not know.
+            reason = lenient_reason(case.ruling & 0xFF)
+        is_exact = Ruling(Verdict.FRAUD, reason).is_exact
+        offence = Offence.EXACT_FRAUD if is_exact else Offence.FRAUD
         return worker.address, offence, record.step << 32 | record.index
 
     def to_finalise(self) -> list[Place]:
@@ -127,13 +132,17 @@ class Settlement:
 
     def to_void(self) -> list[Batch]:
         """Return the batches that nobody judged and that no worker can appeal any more."""
-        view, windows, now = self._projection.view, self._windows, self._now()
+        windows, now = self._windows, self._now()
         return [
             batch.header()
             for batch in self._projection.unsettled
             if now >= batch.due_at(windows.outcome_deadline_s) + windows.appeal_s
-            and summons_of(batch.batch_id) not in view.cases
+            and not self._is_in_court(batch.batch_id)
         ]
+
+    def _is_in_court(self, batch_id: int) -> bool:
+        case = self._projection.view.cases.get(summons_of(batch_id))
+        return case is not None and not case.closed
 
     def proof(self, place: Place) -> OutcomeProof:
         """Return an outcome with its Merkle proof."""

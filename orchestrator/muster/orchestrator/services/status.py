@@ -117,7 +117,7 @@ class StatusDesk:
             workers=self._workers(),
             reward=_thin(self._training.series("reward")),
             eval_reward=_thin(self._training.series("eval_reward")),
-            slashes=[self.slash(s) for s in projection.view.slashes[: -SHOWN_SLASHES - 1 : -1]],
+            slashes=[self.slash(s) for s in projection.slashes[: -SHOWN_SLASHES - 1 : -1]],
             submissions=submissions,
             **self._pause(),
         )

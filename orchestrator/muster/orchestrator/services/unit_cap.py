@@ -70,7 +70,14 @@ class UnitCap:
     def unknown_batches(self, now: int) -> list[Hash32]:
         """Return the batches in flight whose content must be told with `note_batch` first."""
         final_before = now - self._terms.outcome_deadline_s - self._terms.challenge_window_s
-        unjudged = {b.root: b for b in self._projection.unjudged if b.committed_at > final_before}
+        unsettled = self._projection.unsettled
+        open_ids = {batch.batch_id for batch in unsettled}
+        # What was taken out of a batch counts with that until it is void.
+        unjudged = {
+            b.root: b
+            for b in unsettled
+            if b.committed_at > final_before and b.split_from not in open_ids
+        }
         wanted = unjudged.keys() | set(self._batching.uncommitted_roots)
         for root in self._batches.keys() - wanted:
             self._in_batches.subtract(self._batches.pop(root))

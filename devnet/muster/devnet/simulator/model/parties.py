@@ -35,7 +35,8 @@ class Parties(Stakes):
     def __init__(self, fixed: Fixed, now: int, block: int) -> None:
         super().__init__(fixed, now, block)
         self.workers: dict[str, Worker] = {}
-        """In the order of their numbers, from 1."""
+        self.numbered: list[str] = []
+        """Workers in the order of their numbers, from 1."""
         self.members: dict[tuple[int, str], Member] = defaultdict(Member)
         self.bound: dict[str, tuple[str, int]] = {}
         """Whom a node serves or served, and when it ceased to."""
@@ -65,8 +66,9 @@ class Parties(Stakes):
         stranger = member.status == NONE and not self.is_validator(run, caller)
         need(stranger, "RegistryWrongStatus", run, caller, member.status)
         if caller not in self.workers:
-            self.workers[caller] = Worker(len(self.workers) + 1)
-            self.emit("WorkerRegistered", worker=caller, worker_id=len(self.workers))
+            self.numbered.append(caller)
+            self.workers[caller] = Worker(len(self.numbered))
+            self.emit("WorkerRegistered", worker=caller, worker_id=len(self.numbered))
         if node != NOBODY:
             self._bind(caller, node, deadline, consents)
         bound = self.workers[caller].node
@@ -185,7 +187,7 @@ class Parties(Stakes):
         return self.workers[name].number if name in self.workers else 0
 
     def by_number(self, number: int) -> str:
-        return list(self.workers)[number - 1] if 0 < number <= len(self.workers) else NOBODY
+        return self.numbered[number - 1] if 0 < number <= len(self.numbered) else NOBODY
 
     def is_active(self, run: int, name: str) -> bool:
         member = self.members[run, name]

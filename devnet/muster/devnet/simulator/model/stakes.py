@@ -136,7 +136,7 @@ class Stakes:
 
     def _take(self, name: Name, ppm: int, batch: int, position: int) -> int:
         need(name not in self.escrows, "VaultOffenceSettled", name)
-        _, run, owner, *_ = name
+        _, run, owner, *_ = tuple(name)
         account = self.stakes[run, owner]
         # Rounded up.
         active = -(-account.active * ppm // PPM)
@@ -173,7 +173,7 @@ class Stakes:
         if (escrow.batch, escrow.position) != (batch, position):
             return False
         escrow.status = RESTORED
-        _, run, owner, *_ = name
+        _, run, owner, *_ = tuple(name)
         account = self.stakes[run, owner]
         returned = self._pay_later(account, name, escrow.amount)
         account.active += returned
