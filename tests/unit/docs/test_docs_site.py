@@ -69,8 +69,8 @@ def test_python_page_shows_what_the_package_exports(site: Path) -> None:
 
 def test_contract_page_has_signature_and_natspec(site: Path) -> None:
     text = (site / "reference" / "contracts" / "StakeVault.html").read_text()
-    assert "Moves <code>ppm</code> millionths of active and unbonding stake into escrow" in text
-    assert "<code>reporter</code>: Gets the capped reporter share" in text
+    assert "Takes stake for an offence that is proven, and splits it at once" in text
+    assert "<code>reporter</code>: Gets the capped reporter's share" in text
     assert 'id="function-slash"' in text
 
 

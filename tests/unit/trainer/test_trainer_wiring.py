@@ -122,15 +122,17 @@ async def test_ledger_follows_the_view() -> None:
 
 
 def test_ledger_derives_a_record_s_seed_from_the_chain() -> None:
-    checkpoint = SimpleNamespace(beacon=keccak(b"block"))
-    run = SimpleNamespace(checkpoints={PolicyVersion(3): checkpoint})
     worker = SimpleNamespace(address=ADDRESS)
-    view: Any = SimpleNamespace(runs={RUN: run}, worker_by_id={1: worker})
+    member = SimpleNamespace(address=ADDRESS, beacon_under=lambda policy: keccak(policy.encode()))
+    run = SimpleNamespace(checkpoints={PolicyVersion(3): "policy"}, members={ADDRESS: member})
+    stranger = SimpleNamespace(address=address_of(KEY))
+    view: Any = SimpleNamespace(runs={RUN: run}, worker_by_id={1: worker, 3: stranger})
     ledger, record = ChainLedger(view, RUN), Feed().ledger.accept(keccak(b"file"), version=3)
-    expected = ticket_seed(RUN, keccak(b"block"), ADDRESS, record.step, record.index)
+    expected = ticket_seed(RUN, keccak(b"policy"), ADDRESS, record.step, record.index)
     assert ledger.seed_of(record) == expected
     assert ledger.seed_of(replace(record, policy_version=PolicyVersion(4))) is None
     assert ledger.seed_of(replace(record, worker_id=2)) is None
+    assert ledger.seed_of(replace(record, worker_id=3)) is None
 
 
 async def test_trainer_of_another_run_is_refused() -> None:
