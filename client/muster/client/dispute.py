@@ -327,7 +327,7 @@ def dispute() -> None:
 @click.option("--file", type=FILE, help="The submission's file. [default: the orchestrator's]")
 @orchestrator_option
 @relay_option
-@click.option("--source", multiple=True, metavar="URL", help="Shows jurors the file; repeatable.")
+@click.option("--source", multiple=True, metavar="URL", help="Shows work and files; repeatable.")
 @click.option("--wait", is_flag=True, help="Say what happens until the end, and settle it.")
 @yes_option
 @json_option

@@ -226,7 +226,7 @@ def rotate(trainer: str | None, orchestrator: str | None, **options: Any) -> Non
 @click.command()
 @owner_options
 @click.argument("validator", metavar="ADDR")
-@click.option("--cancel", "cancels", is_flag=True, help="Take the invitation back.")
+@click.option("--withdraw", "cancels", is_flag=True, help="Take the invitation back.")
 def invite(validator: str, cancels: bool, **options: Any) -> None:
     """Invite an account to validate; it takes its seat itself. The owner only.
 

@@ -28,7 +28,7 @@ DIFFER = {
         --passes --price --quorum --recipe --root --run --sample --seed --signer --state-dir --store
         --task-set --version --wait --worker --calibration --database --eval-set --node --plan""",
     "whose key it is, and whether it is opened": "--keystore",
-    "an owner names accounts, who takes part names URLs": "--orchestrator --trainer --validator",
+    "an owner names accounts, who takes part names URLs": "--orchestrator --trainer",
     "a server names its mirrors, others whom they ask": "--relay --origin --token-file",
     "some write the addresses that others read": "--deployments",
     "`join` is told an endpoint by a stranger, and asks for one's own": "--rpc",

@@ -18,7 +18,7 @@ def test_another_seed_gives_other_accounts() -> None:
 def test_all_keys_differ() -> None:
     people = cast(1, honest=3, cheats=("a", "b"), validators=3)
     keys = [a.key for a in people.accounts] + [m.node.key for m in people.members]
-    assert len(keys) == len(set(keys)) == 3 + 3 + 6 * 2
+    assert len(keys) == len(set(keys)) == 3 + 3 + 1 + 6 * 2
 
 
 def test_roles_are_as_asked() -> None:

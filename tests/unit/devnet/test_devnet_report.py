@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from muster.chain import Offence, StakeView
 from muster.devnet.keys import cast
 from muster.devnet.report import DemoFacts, StoredSubmission, TrainedStep, build_report
 from muster.protocol.encoding import keccak
@@ -21,6 +22,8 @@ RUN = RunId(1)
 PRICE = 10
 PEOPLE = cast(1, honest=1, cheats=("other-model",))
 HONEST, RESTARTED, CHEATER = (member.wallet.address for member in PEOPLE.members)
+(JUROR,) = (juror.address for juror in PEOPLE.jurors)
+BENCH, OTHER_RUN = RunId(0), RunId(2)
 ROOT = keccak(b"root")
 
 
@@ -53,20 +56,29 @@ class View(SimpleNamespace):
 def make_view() -> Any:
     batch = SimpleNamespace(run_id=RUN, root=ROOT, block_number=9, records=list(RECORDS))
     slash = SimpleNamespace(
+        run_id=RUN,
         owner=CHEATER,
+        offence=Offence.FRAUD,
         amount_wei=500,
         tx_hash="0x1",
         batch_id=1,
         position=4,
+        priors=0,
         state="released",
-        fault=None,
-        is_double_submission=False,
     )
+    members = {
+        HONEST: SimpleNamespace(worker_id=1, status="Active", active_wei=1000),
+        RESTARTED: SimpleNamespace(worker_id=2, status="Active", active_wei=1000),
+        CHEATER: SimpleNamespace(worker_id=3, status="Banned", active_wei=500),
+    }
+    terms = SimpleNamespace(price_per_unit=PRICE, fraud_ppm=500_000, exact_fraud_ppm=500_000)
     return View(
-        workers={
-            HONEST: SimpleNamespace(worker_id=1, status="Active", active_wei=1000),
-            RESTARTED: SimpleNamespace(worker_id=2, status="Active", active_wei=1000),
-            CHEATER: SimpleNamespace(worker_id=3, status="Banned", active_wei=500),
+        workers=members,
+        stakes={
+            (RUN, HONEST): StakeView(RUN, HONEST, active_wei=1000),
+            (RUN, RESTARTED): StakeView(RUN, RESTARTED, active_wei=1000),
+            (RUN, CHEATER): StakeView(RUN, CHEATER, active_wei=500, slashed_wei=500),
+            (BENCH, JUROR): StakeView(BENCH, JUROR, active_wei=2000),
         },
         batches={1: batch},
         slashes=[slash],
@@ -76,7 +88,9 @@ def make_view() -> Any:
         ],
         runs={
             RUN: SimpleNamespace(
-                config=SimpleNamespace(terms=SimpleNamespace(price_per_unit=PRICE)),
+                config=SimpleNamespace(terms=terms),
+                terms=[terms],
+                members=members,
                 checkpoints={v: SimpleNamespace(block_number=v) for v in range(30)},
             )
         },
@@ -120,6 +134,12 @@ def make_facts() -> DemoFacts:
         stored=[StoredSubmission(r.file_hash, ROOT, i) for i, r in enumerate(RECORDS)],
         earned_wei={HONEST: 800, RESTARTED: 800, CHEATER: 0},
         audit=make_audit(),
+        staked_wei={
+            (RUN, HONEST): 1000,
+            (RUN, RESTARTED): 1000,
+            (RUN, CHEATER): 1000,
+            (BENCH, JUROR): 2000,
+        },
         rpc="http://127.0.0.1:8545",
         chain_id=31337,
         deployments="d/31337.json",
@@ -133,7 +153,7 @@ def broken(facts: DemoFacts) -> list[str]:
 def test_an_honest_story_keeps_every_promise() -> None:
     report = build_report(make_facts())
     assert all(check["passed"] for check in report["checks"])
-    assert len(report["checks"]) == 10
+    assert len(report["checks"]) == 11
 
 
 def test_the_readme_names_every_promise() -> None:
@@ -239,6 +259,38 @@ def test_a_chain_that_says_otherwise_breaks_the_promise(
     change: Callable[[Any], None], promise: str
 ) -> None:
     assert promise in broken(_change_view(change))
+
+
+def _lose(view: Any, key: tuple[RunId, str], wei: int) -> None:
+    view.stakes[key].active_wei -= wei
+    view.stakes[key].slashed_wei += wei
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda view: setattr(view.stakes[RUN, HONEST], "active_wei", 999),
+        lambda view: _lose(view, (RUN, HONEST), 1),
+        lambda view: _lose(view, (BENCH, JUROR), 10),
+        lambda view: _lose(view, (RUN, CHEATER), 1),
+        lambda view: setattr(view.slashes[0], "run_id", OTHER_RUN),
+        lambda view: view.stakes.update(
+            {(OTHER_RUN, HONEST): StakeView(OTHER_RUN, HONEST, slashed_wei=5)}
+        ),
+    ],
+    ids=["vanished", "honest", "juror", "more than the terms", "another run", "never staked"],
+)
+def test_a_loss_that_nobody_signed_for_is_noticed(change: Callable[[Any], None]) -> None:
+    assert broken(_change_view(change)) == ["nobody lost what it had not signed for"]
+
+
+def test_a_second_fraud_may_cost_what_is_left() -> None:
+    facts = make_facts()
+    second = SimpleNamespace(**vars(facts.view.slashes[0]) | {"amount_wei": 500, "priors": 1})
+    facts.view.slashes.append(second)
+    _lose(facts.view, (RUN, CHEATER), 500)
+    facts.audit["slashes"].append({"worker": CHEATER, "amount_wei": "500"})
+    assert broken(facts) == []
 
 
 def test_a_balance_that_differs_from_the_payment_is_noticed() -> None:
