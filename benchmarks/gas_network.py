@@ -18,6 +18,7 @@ from muster.chain import (
     ChainView,
     Deployment,
     EventReader,
+    LeasedWork,
     Receipt,
     RunConfig,
     RunTerms,
@@ -25,23 +26,25 @@ from muster.chain import (
 )
 from muster.chain.outgoing import Unsigned
 from muster.chain.view_parts import BatchView
+from muster.client.stake import join_bench, join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
 from muster.protocol.chain_fees import Footprint, fastlz_length
-from muster.protocol.eip712 import address_of, digest, sign, struct_hash
-from muster.protocol.encoding import address_bytes, keccak
+from muster.protocol.eip712 import address_of, digest, sign
+from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.jury import vote_commitment
-from muster.protocol.merkle import merkle_root
+from muster.protocol.jury import Ruling, claim_announcement, summons_of, vote_commitment
+from muster.protocol.merkle import merkle_proof, merkle_root
 from muster.protocol.messages import (
-    NodeRegistration,
     OutcomeRecord,
     Outcomes,
     Reason,
     Submission,
+    Ticket,
     Verdict,
     pack_records,
 )
+from muster.wallet import Wallet
 
 TOKEN = 10**18
 BATCH = 64
@@ -57,15 +60,16 @@ PARAMETERS = DeployParameters(
     vote_reveal_s=DAY // 6,
     slash_pause_s=DAY // 2,
     unbonding_s=7 * DAY,
-    change_delay_s=3 * DAY,
+    change_delay_s=4 * DAY,
     stake_per_unit=TOKEN // 10**6,
 )
-PERMIT = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
-FOREVER = 2**40
 BROTLI_LEVEL = 1
 """Nitro's since ArbOS 20 (arbos/arbosState/arbosstate.go)."""
 NO_RUN = RunId(0)
+TERMS = 1
+"""The number of the run's terms: it never changes them."""
 SALT, RESULT = keccak(b"salt"), keccak(b"result")
+REJECTED = Ruling(Verdict.REJECTED, Reason.TOPLOC_MISMATCH)
 
 
 def key_of(name: str) -> bytes:
@@ -73,10 +77,19 @@ def key_of(name: str) -> bytes:
     return keccak(b"gas: " + name.encode())
 
 
+def node_of(worker: str) -> str:
+    """Return what a worker's node is called."""
+    return f"node of {worker}"
+
+
 VALIDATORS = sorted((f"validator {i}" for i in range(5)), key=lambda name: address_of(key_of(name)))
 """Ascending by address, as their signatures must be."""
+JURORS = tuple(f"juror {i}" for i in range(5))
 ALICE, BOB, CAROL = "alice", "bob", "carol"
-PEOPLE = ("owner", "orchestrator", "trainer", "challenger", *VALIDATORS, ALICE, BOB, CAROL)
+WORKERS = (ALICE, BOB, CAROL)
+PEOPLE = ("owner", "orchestrator", "trainer", "claimant", *VALIDATORS, *JURORS, *WORKERS)
+SOURCES = ["https://files.example.org"]
+"""Where a worker or claimant says that the file is."""
 
 
 @dataclass
@@ -128,37 +141,30 @@ class Network:
     # -------------------------------------------------------------------- opening
 
     async def open(self) -> None:
-        """Stake validators, register two workers, fund a run and settle one of each kind."""
+        """Create and fund a run, seat its validators and the bench, and settle one of each kind."""
         for name in PEOPLE:
             await self.of(name).token.faucet(self.address(name), 100_000 * TOKEN)
+        await self._create_run()
+        # Twice what is required: one is fined below, and stays.
+        stake = 2 * PARAMETERS.required_validator_stake
         for name in VALIDATORS:
-            stake = PARAMETERS.required_validator_stake
-            await self.of(name).token.approve(self.address("StakeVault"), stake)
-            await self.of(name).vault.deposit(self.address(name), stake)
+            self.note("take_seat", await take_seat(self.of(name), self.run, TERMS, stake))
+        for name in JURORS:
+            stake = PARAMETERS.required_juror_stake
+            self.note("join_bench", await join_bench(self.of(name), stake))
+        # A case draws whoever was on the bench in an earlier second.
+        await self.pass_time(1)
         for name in (ALICE, BOB):
             await self.onboard(name)
-        await self._create_run()
-        challenger = self.of("challenger")
-        await challenger.token.approve(self.address("DisputeCourt"), 2**256 - 1)
+        for name in ("claimant", *WORKERS):
+            await self.of(name).token.approve(self.address("DisputeCourt"), 2**256 - 1)
         await self._settle_one_of_each()
 
     async def onboard(self, name: str) -> Receipt:
-        """Register a worker in one transaction."""
-        chain, node, stake = self.of(name), f"node of {name}", PARAMETERS.required_worker_stake
-        consent = NodeRegistration(self.address(name), self.address(node), 0, FOREVER)
-        signature = self.sign("WorkerRegistry", consent.struct_hash(), node)
-        permit = await self._permit(name, stake)
-        return await chain.workers.register_with_permit(
-            stake, self.address(node), FOREVER, signature, FOREVER, *permit
-        )
-
-    async def _permit(self, owner: str, wei: int) -> tuple[int, Hash32, Hash32]:
-        token, address = self.of(owner).token, self.address(owner)
-        parties = address_bytes(address), address_bytes(self.address("StakeVault"))
-        hashed = struct_hash(PERMIT, *parties, wei, await token.nonces(address), FOREVER)
-        separator = await token.domain_separator()
-        signature = sign(keccak(b"\x19\x01" + separator + hashed), key_of(owner))
-        return signature[64], Hash32(signature[:32]), Hash32(signature[32:64])
+        """Make a worker of the run in one transaction, with permit and its node's consent."""
+        worker, node = (Wallet(address_of(key), key) for key in map(key_of, (name, node_of(name))))
+        stake = PARAMETERS.required_worker_stake
+        return await join_run(self.of(name), worker, node, self.run, stake)
 
     async def _create_run(self) -> None:
         owner = self.of("owner")
@@ -166,7 +172,7 @@ class Network:
             self.address("trainer"),
             self.address("orchestrator"),
             *(keccak(name.encode()) for name in ("model", "tasks", "recipe", "calibration")),
-            terms=RunTerms(TOKEN // 10**6, 100_000, 500_000, 2),
+            terms=RunTerms(TOKEN // 10**6, 100_000, 500_000, quorum=2),
             validators=tuple(self.address(name) for name in VALIDATORS),
         )
         self.run, created = await owner.runs.create_run(config)
@@ -176,11 +182,13 @@ class Network:
         self.note("fund", await owner.escrow.fund(self.run, 1000 * TOKEN))
 
     async def _settle_one_of_each(self) -> None:
-        works = self.works(BOB, 2)
+        works = self.works(BOB, 4)
+        direct = await self.direct(BOB)
         batch = await self.judge(works, frauds=(1,))
         await self.execute_fraud(batch, works, 1)
-        disputed = await self.judge(self.works(BOB, 1))
-        await self.of("challenger").court.challenge(disputed.prove(0), Verdict.REJECTED)
+        await self._decide(batch, works, 2)
+        await self.claim(batch, works, 3)
+        await self.summon_and_settle(BOB, direct)
         await self.pass_time(PARAMETERS.challenge_window_s)
         await self.of(BOB).escrow.claim([batch.claim([0])])
 
@@ -219,9 +227,7 @@ class Network:
     ) -> Receipt:
         """Post outcomes, all accepted but those at some places."""
         chain = self.of("orchestrator")
-        numbers = {
-            work.worker: (await chain.workers.worker_of(work.worker)).worker_id for work in works
-        }
+        numbers = {work.worker: (await chain.workers.worker_of(work.worker))[0] for work in works}
         records = [
             record_of(work, numbers[work.worker], fraud=place in frauds)
             for place, work in enumerate(works)
@@ -245,11 +251,92 @@ class Network:
         self, batch: BatchView, works: Sequence[Submission], position: int
     ) -> Receipt:
         """Slash the worker at a place of a batch."""
+        work, ledger = works[position], self.of("orchestrator").ledger
+        return await ledger.execute_fraud(batch.prove(position), work, self.signed(work))
+
+    def signed(self, work: Submission) -> bytes:
+        """Return the signature of the worker's node."""
+        worker = next(name for name in WORKERS if self.address(name) == work.worker)
+        return self.sign("ContributionLedger", work.struct_hash(), node_of(worker))
+
+    async def leased(self, work: Submission) -> LeasedWork:
+        """Return a submission with its ticket, and both signatures."""
+        ticket = Ticket(
+            run_id=self.run,
+            worker=work.worker,
+            step=work.step,
+            index=work.index,
+            policy_version=work.policy_version,
+            policy_root=keccak(b"policy 0"),
+            beacon=keccak(b"beacon"),
+            deadline=await self.of("owner").now() + 60,
+        )
+        signature = self.sign("ContributionLedger", ticket.struct_hash(), "orchestrator")
+        return LeasedWork(work, self.signed(work), ticket, signature)
+
+    # ---------------------------------------------------------------------- court
+
+    async def direct(self, name: str) -> BatchView:
+        """Have a worker submit by itself, with a bond."""
+        (work,) = self.works(name, 1)
+        ledger = self.of(name).ledger
+        submitted = await ledger.submit_direct(await self.leased(work), SOURCES)
+        self.note("submit_direct", submitted)
+        return await self.batch(submitted.event("BatchCommitted").args["batch_id"])
+
+    async def claim(self, batch: BatchView, works: Sequence[Submission], position: int) -> Hash32:
+        """Put a bond on another ruling than the recorded one; return the case."""
+        court, proof = self.of("claimant").court, batch.prove(position)
+        leaf = batch.leaves()[position]
+        said = claim_announcement(self.address("claimant"), leaf, REJECTED, SALT)
+        self.note("announce", await court.announce(said))
         work = works[position]
-        node = next(f"node of {n}" for n in (ALICE, BOB) if self.address(n) == work.worker)
-        signature = self.sign("ContributionLedger", work.struct_hash(), node)
-        ledger = self.of("orchestrator").ledger
-        return await ledger.execute_fraud(batch.prove(position), work, signature)
+        self.note(
+            "claim_case",
+            await court.claim(proof, work, self.signed(work), REJECTED.number, SALT, SOURCES),
+        )
+        return leaf
+
+    async def vote(self, case_id: Hash32, ruling: Ruling) -> str:
+        """Draw a jury, all of which votes for one ruling; return one of the jurors."""
+        await self.of("owner").rpc.call("anvil_mine", hex(PARAMETERS.draw_delay_blocks + 1))
+        drawn = self.note("draw", await self.of("claimant").court.draw(case_id))
+        on_jury = drawn.event("JuryDrawn").args["jurors"]
+        jury = [name for name in JURORS if self.address(name) in on_jury]
+        for name in jury:
+            vote = vote_commitment(case_id, self.address(name), ruling, RESULT, SALT)
+            self.note("commit_vote", await self.of(name).court.commit_vote(case_id, vote))
+        for name in jury:
+            court = self.of(name).court
+            revealed = await court.reveal_vote(case_id, ruling.number, RESULT, SALT)
+            self.note("reveal_vote", revealed)
+        return jury[0]
+
+    async def collect(self, case_id: Hash32, juror: str) -> None:
+        """Pay a juror its fee."""
+        court = self.of(juror).court
+        self.note("collect_fee", await court.collect_fee(case_id, self.address(juror)))
+
+    async def _decide(self, batch: BatchView, works: Sequence[Submission], position: int) -> None:
+        """Have an outcome overturned, and everybody paid or fined for it."""
+        case_id = await self.claim(batch, works, position)
+        juror = await self.vote(case_id, REJECTED)
+        court, proof = self.of("claimant").court, batch.prove(position)
+        self.note("settle_case", await court.settle(proof))
+        await self.collect(case_id, juror)
+        signer = self.address(VALIDATORS[0])
+        self.note("fine_signer", await court.fine_signer(proof, signer))
+
+    async def summon_and_settle(self, name: str, batch: BatchView) -> None:
+        """Have judges of the network decide about work that the run left unjudged."""
+        await self.pass_time(PARAMETERS.outcome_deadline_s)
+        work, court = batch.direct, self.of(name).court
+        assert work is not None  # its worker submitted it
+        self.note("summon", await court.summon(batch.header(), work, SOURCES))
+        case_id = summons_of(batch.batch_id)
+        juror = await self.vote(case_id, Ruling(Verdict.ACCEPTED, Reason.NONE))
+        self.note("settle_summoned", await court.settle_summoned(batch.header(), work))
+        await self.collect(case_id, juror)
 
     # ----------------------------------------------------------------- measurement
 
@@ -258,8 +345,8 @@ class Network:
         self.note("onboard", await self.onboard(CAROL))
         for count in (1, 16, BATCH, 256):
             await self._measure_batch(count)
-        await self._measure_direct()
         await self._measure_checkpoints()
+        await self._measure_unjudged()
         await self._measure_claims()
         await self._measure_claims_of_batches()
         await self._measure_case()
@@ -276,11 +363,25 @@ class Network:
         if count == BATCH:
             self.note("commit_batch", committed)
 
-    async def _measure_direct(self) -> None:
-        (work,) = self.works(CAROL, 1)
-        signature = self.sign("ContributionLedger", work.struct_hash(), "node of carol")
-        call = self.of(CAROL).write("ContributionLedger", "submitDirect", [work, signature])
-        self.note("submit_direct", await call)
+    async def _measure_unjudged(self) -> None:
+        """Work that the run leaves unjudged: one is split off and void, one is judged after all."""
+        works = self.works(ALICE, BATCH)
+        batch_id, _ = await self.commit(works)
+        direct = await self.direct(CAROL)
+        await self.pass_time(PARAMETERS.outcome_deadline_s)
+        batch = await self.batch(batch_id)
+        proof = merkle_proof([work.leaf() for work in works], 0)
+        leased = await self.leased(works[0])
+        split = await self.of(ALICE).ledger.split_off(batch.header(), leased, proof, SOURCES)
+        self.note("split_off", split)
+        await self.summon_and_settle(CAROL, direct)
+        await self.pass_time(PARAMETERS.challenge_window_s)
+        ledger = self.of("orchestrator").ledger
+        voided = await ledger.void_batch((await self.batch(batch_id)).header())
+        self.note("void_batch", voided)
+        own = (await self.batch(split.event("BatchSplit").args["batch_id"])).header()
+        await ledger.void_batch(own)
+        self.note("return_bond", await self.of(ALICE).court.return_bond(own))
 
     async def _measure_checkpoints(self) -> None:
         runs = self.of("trainer").runs
@@ -288,9 +389,6 @@ class Network:
             root = Hash32(keccak(b"policy %d" % version))
             published = await runs.publish_checkpoint(self.run, PolicyVersion(version), root)
         self.note("publish_checkpoint", published)
-        await self.of("owner").rpc.call("evm_mine")
-        recorded = self.of("trainer").write("RunRegistry", "recordBeacon", [self.run, 1])
-        self.note("record_beacon", await recorded)
 
     async def _measure_claims_of_batches(self) -> None:
         batches = [await self.judge(self.works(ALICE, 1)) for _ in range(16)]
@@ -313,25 +411,8 @@ class Network:
         self.note("recover_one", recovered)
 
     async def _measure_case(self) -> None:
-        batch = await self.judge(self.works(ALICE, BATCH))
-        outcome, court = batch.prove(0), self.of("challenger").court
-        leaf = Hash32(
-            self.note("challenge", await court.challenge(outcome, Verdict.REJECTED))
-            .event("CaseOpened")
-            .args["leaf"]
-        )
-        blocks = PARAMETERS.draw_delay_blocks + 1
-        await self.of("owner").rpc.call("anvil_mine", hex(blocks))
-        drawn = self.note("draw_jury", await court.draw_jury(outcome))
-        drawn_addresses = drawn.event("JuryDrawn").args["jurors"]
-        jury = [name for name in VALIDATORS if self.address(name) in drawn_addresses]
-        for name in jury:
-            vote = vote_commitment(leaf, self.address(name), True, RESULT, SALT)
-            self.note("commit_vote", await self.of(name).court.commit_vote(leaf, vote))
-        for name in jury:
-            revealed = await self.of(name).court.reveal_vote(leaf, True, RESULT, SALT)
-            self.note("reveal_vote", revealed)
-        self.note("close_case", await court.close(outcome))
+        works = self.works(ALICE, BATCH)
+        await self._decide(await self.judge(works), works, 0)
 
     async def _measure_fraud(self) -> None:
         works = self.works(ALICE, BATCH)
@@ -342,12 +423,12 @@ class Network:
         self.note("finalise_fraud", await ledger.finalise_fraud(batch.prove(BATCH - 1)))
 
     async def _measure_stake(self) -> None:
-        vault = self.of(VALIDATORS[0]).vault
-        permit = await self._permit(VALIDATORS[0], TOKEN)
-        self.note("deposit", await vault.deposit_with_permit(TOKEN, FOREVER, *permit))
-        self.note("request_unbond", await vault.request_unbond(TOKEN))
+        chain, owner = self.of(ALICE), self.address(ALICE)
+        await chain.token.approve(self.address("StakeVault"), TOKEN)
+        self.note("deposit", await chain.vault.deposit(self.run, owner, TOKEN))
+        self.note("request_unbond", await chain.vault.request_unbond(self.run, TOKEN))
         await self.pass_time(PARAMETERS.unbonding_s)
-        self.note("withdraw", await vault.withdraw())
+        self.note("withdraw", await chain.vault.withdraw(self.run))
 
 
 def record_of(work: Submission, number: int, *, fraud: bool) -> OutcomeRecord:

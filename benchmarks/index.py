@@ -120,7 +120,7 @@ async def deposit_all(chain: Chain) -> tuple[int, int]:
     await send(chain.rpc, [transaction(repeater, repeated(token, approve, 1))])
     deposit = contract_abi("StakeVault").functions["deposit"]
     transactions = [
-        repeated(vault, deposit.encode([owner(number), 1]), PER_OWNER) for number in range(OWNERS)
+        repeated(vault, deposit.encode([RUN, owner(number), 1]), PER_OWNER) for number in range(OWNERS)
     ]
     first = from_hex(await chain.rpc.call("eth_blockNumber")) + 1
     for start in range(0, OWNERS, 20):

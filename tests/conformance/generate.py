@@ -11,14 +11,14 @@ changed protocol.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from muster.chain.structs import Batch
+from muster.chain.structs import Batch, BatchStatus
 from muster.deploy.plan import created_addresses, factory_address
 from muster.inference.sampling import token_hashes
 from muster.protocol.checking import (
@@ -32,7 +32,15 @@ from muster.protocol.checking import (
 from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes, file_hash, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
-from muster.protocol.jury import draw_delay, draw_jury, jury_seed, vote_commitment
+from muster.protocol.jury import (
+    Place,
+    Ruling,
+    claim_announcement,
+    draw_jury,
+    jury_seed,
+    summons_of,
+    vote_commitment,
+)
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof, merkle_root
 from muster.protocol.messages import (
     ApiRequest,
@@ -44,7 +52,6 @@ from muster.protocol.messages import (
     Submission,
     Ticket,
     Verdict,
-    overdue_leaf,
     pack_records,
 )
 from muster.protocol.schedule import batch_seed, draw_order, is_reaudited
@@ -63,6 +70,7 @@ VECTORS = Path(__file__).parent / "vectors"
 CHAIN_ID = 31337
 FAR_DEADLINE = 4_102_444_800
 PRICE = 10**16
+POSTED_AT = 1_700_003_600
 PERMIT = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
 TREE_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33)
 
@@ -103,7 +111,7 @@ def documents() -> dict[str, Any]:
         "eip712": eip712(),
         "batch": batch(),
         "sampling": {"cases": [sampling_case(*case) for case in SAMPLING_CASES]},
-        "jury": {"cases": [jury_case(**case) for case in JURY_CASES], "vote": vote()},
+        "jury": jury(),
         "schedule": {"cases": [schedule_case(*case) for case in SCHEDULE_CASES]},
         "merkle": {"trees": [tree(size) for size in TREE_SIZES]},
         "checking": checking(),
@@ -203,7 +211,10 @@ def eip712() -> dict[str, Any]:
 
 
 def messages() -> dict[str, Any]:
-    """Return one message of every type of docs/protocol.md section 3, and the token's permit."""
+    """Return one message of every type of docs/protocol.md section 3, and the token's permit.
+
+    Ticket and submission are of one slot: together they are leased work.
+    """
     registration = NodeRegistration(WORKER, NODE, 0, FAR_DEADLINE)
     checkpoint = Checkpoint(RunId(1), PolicyVersion(3), keccak(b"manifest"))
     ticket = Ticket(
@@ -225,8 +236,8 @@ def messages() -> dict[str, Any]:
             "policyRoot": hex0x(ticket.policy_root), "beacon": hex0x(BEACON),
             "deadline": FAR_DEADLINE,
         }),
-        "Submission": message("ContributionLedger", "node", submission(0), {
-            **submission_fields(submission(0)),
+        "Submission": message("ContributionLedger", "node", submission(2), {
+            **submission_fields(submission(2)),
         }),
         "Outcomes": message("ContributionLedger", "validator 0", outcomes, {
             "batchId": 1, "batchRoot": hex0x(outcomes.batch_root),
@@ -302,6 +313,7 @@ def submission_fields(typed: Submission) -> dict[str, Any]:
     }
 
 
+EXACT_FRAUD = Ruling(Verdict.FRAUD, Reason.WRONG_SEED)
 VERDICTS = (
     (Verdict.ACCEPTED, Reason.NONE),
     (Verdict.INCOMPLETE, Reason.FILE_INCOMPLETE),
@@ -335,28 +347,28 @@ def batch() -> dict[str, Any]:
     packed = pack_records(records)
     leaves = [r.leaf(1, i) for i, r in enumerate(records)]
     units = sum(s.units for s in submissions)
-    committed = Batch(1, RunId(1), root, len(submissions), units, PRICE, 1_700_000_000)
-    posted = replace(committed, root=merkle_root(leaves), posted_at=1_700_003_600, signers=0b11)
+    committed = Batch(1, RunId(1), root, len(submissions), units, PRICE, 1, 1_700_000_000)
+    judged = BatchStatus.JUDGED
+    posted = replace(
+        committed, root=merkle_root(leaves), posted_at=POSTED_AT, signers=0b11, status=judged
+    )
+    withheld = replace(committed, posted_at=POSTED_AT, signers=0b11, status=BatchStatus.WITHHELD)
     outcomes = Outcomes(1, root, keccak(packed))
     hashed = digest(domain("ContributionLedger"), outcomes.struct_hash())
+    unseen = Outcomes(1, root, keccak(b""))
+    nothing = digest(domain("ContributionLedger"), unseen.struct_hash())
     return {
         "batch_id": 1,
         "run_id": 1,
-        "headers": [header(committed), header(posted)],
+        "headers": [header(committed), header(posted), header(withheld)],
         "submissions": [
-            {
-                "fields": submission_fields(s),
-                "leaf": hex0x(s.leaf()),
-                "overdue_leaf": hex0x(overdue_leaf(1, s.leaf())),
-            }
-            for s in submissions
+            {"fields": submission_fields(s), "leaf": hex0x(s.leaf())} for s in submissions
         ],
         "batch_root": hex0x(root),
         "records": [
             {
                 "record": hex0x(r.to_bytes()),
                 "leaf": hex0x(leaves[i]),
-                "offence": hex0x(r.offence(1)),
                 "is_exact_fraud": r.is_exact_fraud,
                 "proof": [hex0x(node) for node in merkle_proof(leaves, i)],
                 "worker_id": r.worker_id,
@@ -377,6 +389,7 @@ def batch() -> dict[str, Any]:
         "outcomes_digest": hex0x(hashed),
         "validator_keys": [hex0x(k) for k in VALIDATORS],
         "signatures": hex0x(b"".join(sign(hashed, k) for k in VALIDATORS)),
+        "withheld_signatures": hex0x(b"".join(sign(nothing, k) for k in VALIDATORS)),
     }
 
 
@@ -389,44 +402,119 @@ def header(typed: Batch) -> dict[str, Any]:
         "count": typed.count,
         "units": typed.units,
         "price_per_unit": uint(typed.price_per_unit),
+        "terms": typed.terms,
         "committed_at": typed.committed_at,
         "posted_at": typed.posted_at,
         "signers": typed.signers,
+        "status": typed.status.number,
         "commitment": hex0x(typed.commitment()),
     }
 
 
 # ----------------------------------------------------------------------------- juries
 
-TOKEN = 10**18
+OPENED_AT = 1_700_000_000
+"""When the cases below open; their times are seconds after, or before, that."""
 JURY_CASES: tuple[dict[str, Any], ...] = (
-    {"name": "equal", "weights": (2000 * TOKEN,) * 5, "size": 3},
-    {"name": "one whale", "weights": (1, 10**9 * TOKEN, 2000 * TOKEN, 2000 * TOKEN), "size": 2},
-    {"name": "some excluded", "weights": (0, 5 * TOKEN, 0, 7 * TOKEN, 0, 11 * TOKEN), "size": 3},
-    {"name": "too few", "weights": (0, 3, 0, 4), "size": 5},
-    {"name": "nobody", "weights": (0, 0), "size": 3},
-    {"name": "largest", "weights": (2**128 - 1, 2**128 - 1, 1), "size": 3},
+    {"name": "five", "history": [(-9, i, True) for i in range(5)], "size": 3},
+    {"name": "too few", "history": [(-9, i, True) for i in range(2)], "size": 5},
+    {"name": "nobody", "history": [], "size": 3},
     {
-        "name": "all seats",
-        "weights": tuple((i * 37 % 11) * TOKEN + i for i in range(88)),
+        "name": "edges",
+        # 1 left a second before, 2 in the second of the opening; 4 joined a second before, 5 in it.
+        "history": [
+            *((-9, i, True) for i in range(4)),
+            *((-1, 1, False), (-1, 4, True)),
+            *((0, 2, False), (0, 5, True)),
+        ],
+        "size": 6,
+    },
+    {
+        "name": "some excluded",
+        "history": [(-9, i, True) for i in range(8)],
+        "size": 5,
+        "excluded": (1, 3, 5, 99),
+    },
+    {
+        "name": "few of many places",
+        "history": [
+            *((-9, i, True) for i in range(60)),
+            *((-5, i, False) for i in range(60) if i % 10),
+        ],
         "size": 7,
     },
 )
+"""Of a bench: who joined or left, and when, in the order of time."""
 
 
-def jury_case(*, name: str, weights: tuple[int, ...], size: int) -> dict[str, Any]:
-    """Return the draw of one case."""
-    block_hash, leaf = keccak(f"block of {name}".encode()), keccak(f"outcome of {name}".encode())
-    seed = jury_seed(block_hash, leaf)
+def jury() -> dict[str, Any]:
+    """Return draws of juries, and what names and hides cases, claims and votes."""
+    leaf, result, salt = keccak(b"outcome"), keccak(b"result"), keccak(b"salt")
+    rulings = [Ruling(*each) for each in VERDICTS[:4]] + [EXACT_FRAUD]
+    votes = [*rulings, None]
+    return {
+        "cases": [jury_case(**case) for case in JURY_CASES],
+        "summons": [{"batch_id": i, "case_id": hex0x(summons_of(i))} for i in (1, 2**32 + 5)],
+        "leaf": hex0x(leaf),
+        "account": WORKER,
+        "result_hash": hex0x(result),
+        "salt": hex0x(salt),
+        "claims": [
+            {
+                "verdict": int(each.verdict),
+                "reason": int(each.reason),
+                "ruling": each.number,
+                "is_exact": each.is_exact,
+                "announcement": hex0x(claim_announcement(WORKER, leaf, each, salt)),
+            }
+            for each in rulings
+        ],
+        "votes": [
+            {
+                "ruling": 0 if each is None else each.number,
+                "commitment": hex0x(vote_commitment(leaf, WORKER, each, result, salt)),
+            }
+            for each in votes
+        ],
+    }
+
+
+def jury_case(
+    *,
+    name: str,
+    history: Sequence[tuple[int, int, bool]],
+    size: int,
+    excluded: tuple[int, ...] = (),
+) -> dict[str, Any]:
+    """Return the draw of one case out of a bench that came to be in this way."""
+    block_hash, case_id = keccak(f"block of {name}".encode()), keccak(f"case {name}".encode())
+    seed = jury_seed(block_hash, case_id)
+    left = {number: OPENED_AT + at for at, number, joins in history if not joins}
+    places = [
+        Place(juror(number), OPENED_AT + at, left.get(number, 0))
+        for at, number, joins in history
+        if joins
+    ]
+    out = [juror(number) for number in excluded]
+    drawn = draw_jury(places, opened_at=OPENED_AT, size=size, seed=seed, excluded=out)
     return {
         "block_hash": hex0x(block_hash),
-        "leaf": hex0x(leaf),
+        "case_id": hex0x(case_id),
         "seed": hex0x(seed),
-        "weights": [uint(weight) for weight in weights],
-        "delays": [uint(draw_delay(seed, place)) for place in range(len(weights))],
+        "opened_at": OPENED_AT,
+        "who": [juror(number) for _, number, _ in history],
+        "when": [OPENED_AT + at for at, _, _ in history],
+        "joins": [joins for _, _, joins in history],
+        "places": len(places),
         "size": size,
-        "places": draw_jury(weights, size, seed),
+        "excluded": out,
+        "jurors": drawn,
     }
+
+
+def juror(number: int) -> Address:
+    """Return a juror's account."""
+    return to_address(keccak(b"juror %d" % number)[12:])
 
 
 # -------------------------------------------------------------------------- schedule
@@ -452,19 +540,6 @@ def schedule_case(batch_id: int, validators: int) -> dict[str, Any]:
         "seated": seated,
         "order": list(draw_order(seed, seated)),
         "reaudited": [i for i, each in many if is_reaudited(each)],
-    }
-
-
-def vote() -> dict[str, Any]:
-    """Return what a juror commits to."""
-    leaf, result, salt = keccak(b"outcome"), keccak(b"result"), keccak(b"salt")
-    return {
-        "leaf": hex0x(leaf),
-        "juror": WORKER,
-        "result_hash": hex0x(result),
-        "salt": hex0x(salt),
-        "uphold": hex0x(vote_commitment(leaf, WORKER, False, result, salt)),
-        "overturn": hex0x(vote_commitment(leaf, WORKER, True, result, salt)),
     }
 
 

@@ -119,16 +119,43 @@ def test_multi_proof_gives_every_node_that_is_missing_once(tree: dict[str, Any])
     assert last["siblings"] == tree["proofs"][last["positions"][0]]
 
 
-@pytest.mark.parametrize("case", JURY["cases"], ids=lambda c: f"{len(c['weights'])} seats")
-def test_jury_has_different_jurors_with_stake(case: dict[str, Any]) -> None:
-    staked = {place for place, weight in enumerate(case["weights"]) if int(weight, 16)}
-    assert len(set(case["places"])) == len(case["places"]) == min(case["size"], len(staked))
-    assert set(case["places"]) <= staked
-
-
 def foreign_hash(types: list[str], values: list[Any]) -> bytes:
     """Keccak of the ABI encoding, by libraries that are not ours."""
     return bytes(foreign_keccak(encode(types, values)))
+
+
+@pytest.mark.parametrize("case", JURY["cases"], ids=lambda c: f"{c['places']} places")
+def test_jury_is_what_other_libraries_draw(case: dict[str, Any]) -> None:
+    seed = foreign_hash(
+        ["bytes32", "bytes32"], [bytes.fromhex(case[k][2:]) for k in ("block_hash", "case_id")]
+    )
+    assert seed.hex() == case["seed"][2:]
+    acts = list(zip(case["who"], case["when"], case["joins"], strict=True))
+    bench = [who for who, _, joins in acts if joins]
+    may_sit = {who for who, when, joins in acts if joins and when < case["opened_at"]}
+    may_sit -= {who for who, when, joins in acts if not joins and when < case["opened_at"]}
+    may_sit -= set(case["excluded"])
+    tries = (foreign_hash(["bytes32", "uint256"], [seed, i]) for i in range(512 if bench else 0))
+    named = [bench[int.from_bytes(each, "big") % len(bench)] for each in tries]
+    drawn = dict.fromkeys(who for who in named if who in may_sit)
+    assert list(drawn)[: case["size"]] == case["jurors"]
+
+
+def test_cases_claims_and_votes_are_named_as_other_libraries_do() -> None:
+    leaf, result, salt = (bytes.fromhex(JURY[k][2:]) for k in ("leaf", "result_hash", "salt"))
+    for each in JURY["summons"]:
+        named = foreign_hash(["string", "uint64"], ["muster.summons", each["batch_id"]])
+        assert each["case_id"] == "0x" + named.hex()
+    for each in JURY["claims"]:
+        assert each["ruling"] == each["verdict"] * 256 + each["reason"]
+        assert each["is_exact"] is (each["verdict"] == 4 and 30 <= each["reason"] < 60)
+        types = ["address", "bytes32", "uint16", "bytes32"]
+        hidden = foreign_hash(types, [JURY["account"], leaf, each["ruling"], salt])
+        assert each["announcement"] == "0x" + hidden.hex()
+    for each in JURY["votes"]:
+        types = ["bytes32", "address", "uint16", "bytes32", "bytes32"]
+        hidden = foreign_hash(types, [leaf, JURY["account"], each["ruling"], result, salt])
+        assert each["commitment"] == "0x" + hidden.hex()
 
 
 @pytest.mark.parametrize("case", SCHEDULE["cases"], ids=lambda c: f"{len(c['seated'])} seats")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.chain import (
@@ -11,28 +11,31 @@ from muster.chain import (
     ChainView,
     Deployment,
     EventReader,
+    LeasedWork,
     OutcomeProof,
     RunConfig,
     RunTerms,
     apply_poll,
 )
 from muster.chain.rpc import Rpc
+from muster.client.stake import join_bench, join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
-from muster.protocol.eip712 import address_of, digest, sign, struct_hash
-from muster.protocol.encoding import address_bytes, keccak
+from muster.protocol.eip712 import address_of, digest, sign
+from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.jury import vote_commitment
-from muster.protocol.merkle import merkle_root
+from muster.protocol.jury import Ruling, claim_announcement, summons_of, vote_commitment
+from muster.protocol.merkle import merkle_proof, merkle_root
 from muster.protocol.messages import (
-    NodeRegistration,
     OutcomeRecord,
     Outcomes,
     Reason,
     Submission,
+    Ticket,
     Verdict,
     pack_records,
 )
+from muster.wallet import Wallet
 
 TOKEN = 10**18
 PRICE = 10**12
@@ -50,7 +53,10 @@ PARAMETERS = DeployParameters(
     jail_time_s=5,
 )
 NO_RUN = RunId(0)
-PERMIT = "Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
+SALT = keccak(b"salt")
+ACCEPT = Ruling(Verdict.ACCEPTED, Reason.NONE)
+REJECT = Ruling(Verdict.REJECTED, Reason.LATE)
+CONVICT = Ruling(Verdict.FRAUD, Reason.TOPLOC_MISMATCH)
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,15 @@ class Person:
     def address(self) -> Address:
         return address_of(self.key)
 
+    @property
+    def wallet(self) -> Wallet:
+        return Wallet(self.address, self.key)
+
 
 OWNER, ORCHESTRATOR, TRAINER, CHALLENGER = (Person(Anvil.key(i)) for i in range(4))
 VALIDATORS = tuple(Person(Anvil.key(i)) for i in (4, 5, 6))
 HONEST, CHEATER = Person(Anvil.key(7)), Person(Anvil.key(8))
+JURORS = tuple(Person(keccak(b"juror %d" % i)) for i in range(4))
 
 
 def node_of(worker: Person) -> Person:
@@ -98,42 +109,32 @@ class Scenario:
 
     # ------------------------------------------------------------------ actions
 
-    async def register(self, worker: Person, stake: int = 100 * TOKEN) -> None:
-        chain, node = self.of(worker), node_of(worker)
-        await chain.token.faucet(worker.address, stake)
-        deadline = await chain.now() + 3600
-        consent = await self.consent(worker, node, deadline)
-        v, r, s = await self.permit(worker, stake, deadline)
-        await chain.workers.register_with_permit(
-            stake, node.address, deadline, consent, deadline, v, r, s
-        )
-
-    async def consent(self, worker: Person, node: Person, deadline: int) -> bytes:
+    async def join(self, worker: Person, stake: int = 100 * TOKEN) -> None:
+        """Make somebody a worker of the run."""
         chain = self.of(worker)
-        nonce = await chain.workers.nonces(worker.address)
-        message = NodeRegistration(worker.address, node.address, nonce, deadline)
-        hashed = digest(chain.domain("WorkerRegistry"), message.struct_hash())
-        return sign(hashed, node.key)
+        await chain.token.faucet(worker.address, stake)
+        await join_run(chain, worker.wallet, node_of(worker).wallet, self.run_id, stake)
 
-    async def permit(self, owner: Person, wei: int, deadline: int) -> tuple[int, Hash32, Hash32]:
-        chain = self.of(owner)
-        permit = struct_hash(
-            PERMIT,
-            address_bytes(owner.address),
-            address_bytes(self.deployment.contracts["StakeVault"]),
-            wei,
-            await chain.token.nonces(owner.address),
-            deadline,
-        )
-        separator = await chain.token.domain_separator()
-        signature = sign(keccak(b"\x19\x01" + separator + permit), owner.key)
-        return signature[64], Hash32(signature[:32]), Hash32(signature[32:64])
-
-    async def bond(self, validator: Person) -> None:
+    async def sit(self, validator: Person) -> None:
+        """Have somebody take a seat of the run."""
         chain, stake = self.of(validator), PARAMETERS.required_validator_stake
         await chain.token.faucet(validator.address, stake)
-        await chain.token.approve(self.deployment.contracts["StakeVault"], stake)
-        await chain.vault.deposit(validator.address, stake)
+        _, terms = await chain.runs.terms_of(self.run_id)
+        await take_seat(chain, self.run_id, terms, stake)
+
+    async def offer(self, juror: Person) -> None:
+        """Have somebody join the bench of the network's jurors."""
+        chain, stake = self.of(juror), PARAMETERS.required_juror_stake
+        await self.anvil.set_balance(juror.address, TOKEN)
+        await chain.token.faucet(juror.address, stake)
+        await join_bench(chain, stake)
+
+    async def put_up_bond(self, person: Person) -> None:
+        chain = self.of(person)
+        await chain.token.faucet(person.address, PARAMETERS.bond)
+        court = self.deployment.contracts["DisputeCourt"]
+        allowed = await chain.token.allowance(person.address, court)
+        await chain.token.approve(court, allowed + PARAMETERS.bond)
 
     def config(self) -> RunConfig:
         names = ("model", "tasks", "recipe", "calibration")
@@ -146,10 +147,13 @@ class Scenario:
         )
 
     async def create_run(self) -> None:
+        """Create a run with money, a policy and all its validators."""
         chain = self.of(OWNER)
         self.run_id, _ = await chain.runs.create_run(self.config())
-        await chain.token.approve(self.deployment.contracts["RewardEscrow"], TOKEN)
-        await chain.escrow.fund(self.run_id, TOKEN)
+        await chain.token.approve(self.deployment.contracts["RewardEscrow"], 10 * TOKEN)
+        await chain.escrow.fund(self.run_id, 10 * TOKEN)
+        for validator in VALIDATORS:
+            await self.sit(validator)
         trainer = self.of(TRAINER)
         await trainer.runs.publish_checkpoint(self.run_id, PolicyVersion(0), keccak(b"root 0"))
 
@@ -172,6 +176,11 @@ class Scenario:
         batch_id, _ = await ledger.commit_batch(self.run_id, root, len(submissions), units)
         return batch_id
 
+    def signed_outcomes(self, batch_id: int, root: Hash32, packed: bytes, signer: Person) -> bytes:
+        message = Outcomes(batch_id, root, keccak(packed))
+        domain = self.of(OWNER).domain("ContributionLedger")
+        return sign(digest(domain, message.struct_hash()), signer.key)
+
     async def post(
         self,
         batch_id: int,
@@ -180,38 +189,110 @@ class Scenario:
         signers: Sequence[Person] = VALIDATORS[:2],
         sender: Person = ORCHESTRATOR,
     ) -> None:
+        """Post a quorum's outcomes; without records the batch is withheld."""
         root = merkle_root([s.leaf() for s in submissions])
-        packed = pack_records(records)
-        message = Outcomes(batch_id, root, keccak(packed))
-        hashed = digest(self.of(OWNER).domain("ContributionLedger"), message.struct_hash())
+        packed = pack_records(records) if records else b""
         ordered = sorted(signers, key=lambda signer: int(signer.address, 16))
-        signatures = [sign(hashed, signer.key) for signer in ordered]
+        signatures = [self.signed_outcomes(batch_id, root, packed, each) for each in ordered]
         header = (await self.view()).batches[batch_id].header()
         await self.of(sender).ledger.post_outcomes(header, packed, b"".join(signatures))
 
     async def proof(self, batch_id: int, position: int) -> OutcomeProof:
         return (await self.view()).batches[batch_id].prove(position)
 
-    async def dispute(self, proof: OutcomeProof, claimed: Verdict) -> None:
-        chain, bond = self.of(CHALLENGER), PARAMETERS.challenge_bond
-        await chain.token.faucet(CHALLENGER.address, bond)
-        await chain.token.approve(self.deployment.contracts["DisputeCourt"], bond)
-        opened = await chain.court.challenge(proof, claimed)
-        leaf = opened.event("CaseOpened").args["leaf"]
-        assert await chain.read("DisputeCourt", "isOpen", [leaf]) == (True,)
-        await self.rpc.call("anvil_mine", hex(PARAMETERS.draw_delay_blocks + 1))
-        await chain.court.draw_jury(proof)
-        # The third validator did not sign: it is the jury.
-        juror = self.of(VALIDATORS[2])
-        salt, result = keccak(b"salt"), keccak(b"result")
-        commitment = vote_commitment(leaf, VALIDATORS[2].address, True, result, salt)
-        await juror.court.commit_vote(leaf, commitment)
-        await juror.court.reveal_vote(leaf, True, result, salt)
-        await chain.court.close(proof)
-
     def node_signature(self, submission: Submission, worker: Person) -> bytes:
         domain = self.of(OWNER).domain("ContributionLedger")
         return sign(digest(domain, submission.struct_hash()), node_of(worker).key)
+
+    async def work(self, submission: Submission, worker: Person) -> LeasedWork:
+        """Return a submission with all that proves it."""
+        ticket = Ticket(
+            run_id=submission.run_id,
+            worker=submission.worker,
+            step=submission.step,
+            index=submission.index,
+            policy_version=submission.policy_version,
+            policy_root=keccak(b"root 0"),
+            beacon=keccak(b"beacon"),
+            deadline=await self.of(OWNER).now() + 60,
+        )
+        domain = self.of(OWNER).domain("ContributionLedger")
+        signature = sign(digest(domain, ticket.struct_hash()), ORCHESTRATOR.key)
+        return LeasedWork(submission, self.node_signature(submission, worker), ticket, signature)
+
+    async def submit_direct(self, submission: Submission, worker: Person) -> int:
+        """Commit a submission without the orchestrator, with a bond; return the batch."""
+        await self.put_up_bond(worker)
+        work = await self.work(submission, worker)
+        receipt = await self.of(worker).ledger.submit_direct(work, [])
+        return int(receipt.event("BatchCommitted").args["batch_id"])
+
+    async def split_off(
+        self, batch_id: int, submissions: Sequence[Submission], position: int, worker: Person
+    ) -> int:
+        """Take a submission out of a batch that is due; return its own batch."""
+        await self.put_up_bond(worker)
+        header = (await self.view()).batches[batch_id].header()
+        proof = merkle_proof([s.leaf() for s in submissions], position)
+        work = await self.work(submissions[position], worker)
+        receipt = await self.of(worker).ledger.split_off(header, work, proof, [])
+        return int(receipt.event("BatchCommitted").args["batch_id"])
+
+    # -------------------------------------------------------------------- cases
+
+    async def claim(
+        self,
+        proof: OutcomeProof,
+        submission: Submission,
+        worker: Person,
+        ruling: Ruling,
+        claimant: Person = CHALLENGER,
+    ) -> Hash32:
+        """Put a bond on a ruling; return the case."""
+        chain = self.of(claimant)
+        await self.put_up_bond(claimant)
+        leaf = (await chain.ledger.standing_of(proof)).leaf
+        announcement = claim_announcement(claimant.address, leaf, ruling, SALT)
+        await chain.court.announce(announcement)
+        signature = self.node_signature(submission, worker)
+        await chain.court.claim(proof, submission, signature, ruling.number, SALT, [])
+        return leaf
+
+    async def summon(self, batch_id: int, submission: Submission, worker: Person) -> Hash32:
+        """Call judges of the network for a batch of one submission; return the case."""
+        header = (await self.view()).batches[batch_id].header()
+        await self.of(worker).court.summon(header, submission, [])
+        return summons_of(batch_id)
+
+    async def draw(self, case_id: Hash32) -> list[Person]:
+        """Draw a case's jury."""
+        await self.rpc.call("anvil_mine", hex(PARAMETERS.draw_delay_blocks + 1))
+        await self.of(OWNER).court.draw(case_id)
+        drawn = (await self.view()).cases[case_id].jurors
+        return [juror for address in drawn for juror in JURORS if juror.address == address]
+
+    async def vote(self, case_id: Hash32, votes: Mapping[Person, Ruling | None]) -> None:
+        """Commit and reveal votes."""
+        result = keccak(b"result")
+        for juror, ruling in votes.items():
+            commitment = vote_commitment(case_id, juror.address, ruling, result, SALT)
+            await self.of(juror).court.commit_vote(case_id, commitment)
+        case = (await self.view()).cases[case_id]
+        if len(votes) < len(case.jurors):
+            await self.pass_time(PARAMETERS.vote_commit_s)
+        for juror, ruling in votes.items():
+            number = 0 if ruling is None else ruling.number
+            await self.of(juror).court.reveal_vote(case_id, number, result, SALT)
+
+    async def dispute(
+        self, proof: OutcomeProof, submission: Submission, worker: Person, ruling: Ruling
+    ) -> Hash32:
+        """Have a jury of the network overturn an outcome; return the case."""
+        case_id = await self.claim(proof, submission, worker, ruling)
+        jury = await self.draw(case_id)
+        await self.vote(case_id, dict.fromkeys(jury, ruling))
+        await self.of(OWNER).court.settle(proof)
+        return case_id
 
 
 def record(
@@ -244,23 +325,24 @@ def rejected(worker_id: int, submission: Submission) -> OutcomeRecord:
 
 @contextlib.asynccontextmanager
 async def network(*, with_run: bool = True, block_time_s: float = 1) -> AsyncIterator[Scenario]:
-    """Start a chain with the contracts, bonded validators, two workers and a funded run."""
+    """Start a chain with the contracts, jurors, a funded run, its validators and two workers."""
     async with contextlib.AsyncExitStack() as stack:
         anvil = await stack.enter_async_context(Anvil(block_time_s=block_time_s))
         deployment = await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS)
         scenario = Scenario(anvil, deployment)
-        people = (OWNER, ORCHESTRATOR, TRAINER, CHALLENGER, *VALIDATORS, HONEST, CHEATER)
+        people = (OWNER, ORCHESTRATOR, TRAINER, CHALLENGER, *VALIDATORS, HONEST, CHEATER, *JURORS)
         for person in people:
             chain = await Chain.connect(anvil.rpc_url, deployment, key=person.key)
             scenario.chains[person.address] = await stack.enter_async_context(chain)
         if with_run:
-            for validator in VALIDATORS:
-                await scenario.bond(validator)
-            await scenario.register(HONEST)
-            await scenario.register(CHEATER)
-            # Policies must be newer than the workers' first active block.
-            await scenario.rpc.call("evm_mine")
+            for juror in JURORS:
+                await scenario.offer(juror)
             await scenario.create_run()
+            await scenario.join(HONEST)
+            await scenario.join(CHEATER)
+            # They are active in the block after next, and jurors judge what opens a second later.
+            await scenario.pass_time(1)
+            await scenario.pass_time(1)
         yield scenario
 
 
@@ -288,9 +370,5 @@ async def play(scenario: Scenario) -> None:
 async def play_direct(scenario: Scenario) -> None:
     """One submission committed by its worker itself, accepted, not paid yet."""
     submission = scenario.submission(HONEST, 2)
-    signature = scenario.node_signature(submission, HONEST)
-    receipt = await scenario.of(HONEST).write(
-        "ContributionLedger", "submitDirect", [submission, signature]
-    )
-    batch_id = receipt.event("BatchCommitted").args["batch_id"]
+    batch_id = await scenario.submit_direct(submission, HONEST)
     await scenario.post(batch_id, [submission], [accepted(1, submission)], VALIDATORS)

@@ -233,9 +233,12 @@ async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float 
 
 @asynccontextmanager
 async def open_network(
-    folder: Path, parameters: DeployParameters = PARAMETERS, run: Run = HASHED
+    folder: Path,
+    parameters: DeployParameters = PARAMETERS,
+    run: Run = HASHED,
+    **orchestrator: Any,
 ) -> AsyncIterator[Network]:
-    """Start everything but workers and validators."""
+    """Start everything but workers and validators; `orchestrator` are settings of that."""
     async with AsyncExitStack() as stack:
         anvil = await stack.enter_async_context(Anvil())
         deployments = folder / "deployments"
@@ -266,7 +269,8 @@ async def open_network(
         await network.publish(V0)
         origin = await stack.enter_async_context(ShardServer(store))
         network.origin = origin.url
-        network.orchestrator = await stack.enter_async_context(_orchestrator(network, origin.url))
+        serving = _orchestrator(network, origin.url, orchestrator)
+        network.orchestrator = await stack.enter_async_context(serving)
         yield network
 
 
@@ -284,9 +288,11 @@ def _config(run: Run) -> RunConfig:
 
 
 @asynccontextmanager
-async def _orchestrator(network: Network, origin: str) -> AsyncIterator[str]:
+async def _orchestrator(
+    network: Network, origin: str, changes: dict[str, Any]
+) -> AsyncIterator[str]:
     ready = network.folder / "ready"
-    settings = OrchestratorSettings(
+    given: dict[str, Any] = dict(
         run=network.run_id,
         keystore=network.folder / "unused",
         rpc=network.anvil.rpc_url,
@@ -301,6 +307,7 @@ async def _orchestrator(network: Network, origin: str) -> AsyncIterator[str]:
         commit_interval_s=0.1,
         retry_after_s=0.1,
     )
+    settings = OrchestratorSettings(**given | changes)
     process = asyncio.create_task(serve(settings, ORCHESTRATOR.key))
     async with asyncio.timeout(20):
         while not ready.exists():

@@ -17,6 +17,7 @@ from chain_scenario import (
     CHALLENGER,
     CHEATER,
     HONEST,
+    JURORS,
     ORCHESTRATOR,
     OWNER,
     TRAINER,
@@ -32,7 +33,7 @@ from muster.devnet.cli import muster
 from muster.wallet import save_wallet
 
 PASSWORD = "secret"
-PEOPLE = (OWNER, ORCHESTRATOR, TRAINER, CHALLENGER, *VALIDATORS, HONEST, CHEATER)
+PEOPLE = (OWNER, ORCHESTRATOR, TRAINER, CHALLENGER, *VALIDATORS, HONEST, CHEATER, *JURORS)
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Stage:
 
 @asynccontextmanager
 async def open_stage(folder: Path) -> AsyncIterator[Stage]:
-    """Start a chain with a run, two registered workers and bonded validators."""
+    """Start a chain with a run, its three validators, two workers and jurors."""
     async with chain_scenario.network() as scenario:
         save_deployment(folder, scenario.deployment)
         stage = Stage(folder, scenario)

@@ -17,7 +17,8 @@ from eth_account import Account
 
 from muster.api import Lease, OrchestratorApi
 from muster.api.answers import SubmissionState
-from muster.chain import Chain, Deployment, RunConfig, RunTerms
+from muster.chain import Chain, Deployment, LeasedWork, RunConfig, RunTerms
+from muster.client.stake import join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
 from muster.devnet.warm import WarmProcess
@@ -25,9 +26,8 @@ from muster.orchestrator.process import serve
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import (
-    NodeRegistration,
     OutcomeRecord,
     Outcomes,
     Reason,
@@ -37,6 +37,7 @@ from muster.protocol.messages import (
 )
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.tasks.sort_digits import make_task_set
+from muster.wallet import Wallet
 
 TOKEN = 10**18
 OWNER, ORCHESTRATOR, TRAINER = (Anvil.key(i) for i in range(3))
@@ -78,6 +79,20 @@ class Network:
         await self.chain.escrow.fund(run_id, 1000 * TOKEN)
         return run_id
 
+    async def seat(self, key: bytes, run_id: RunId | None = None) -> None:
+        """Let a validator take its seat."""
+        await self.chain.token.transfer(address_of(key), 500 * TOKEN)
+        async with await _connect(self.anvil, self.deployment, key) as validator:
+            await take_seat(validator, run_id or self.run_id, 1, 500 * TOKEN)
+
+    async def join(self, key: bytes, node: bytes, run_id: RunId | None = None) -> None:
+        """Let a worker join; in its second run it keeps its node."""
+        await self.chain.token.transfer(address_of(key), 100 * TOKEN)
+        hot = None if run_id else Wallet(address_of(node), node)
+        async with await _connect(self.anvil, self.deployment, key) as worker:
+            wallet = Wallet(address_of(key), key)
+            await join_run(worker, wallet, hot, run_id or self.run_id, 100 * TOKEN)
+
     def settings(self, **changes: Any) -> OrchestratorSettings:
         values = {
             "run": self.run_id,
@@ -114,11 +129,15 @@ class Network:
             await api.submit(submission, signature, body)
         return submission
 
-    async def submit_direct(self, url: str, ticket: Ticket, number: int, body: bytes) -> Submission:
+    async def submit_direct(self, url: str, lease: Lease, number: int, body: bytes) -> Submission:
         """Commit a submission as its worker, without the orchestrator, and upload its file."""
-        submission, signature = self.claim(ticket, NODES[number], body)
+        submission, signature = self.claim(lease.ticket, NODES[number], body)
+        work = LeasedWork(submission, signature, lease.ticket, lease.signature)
+        bond = (await self.chain.court.terms()).bond
+        await self.chain.token.transfer(address_of(WORKERS[number]), bond)
         async with await _connect(self.anvil, self.deployment, WORKERS[number]) as worker:
-            await worker.write("ContributionLedger", "submitDirect", [submission, signature])
+            await worker.token.approve(self.deployment.contracts["DisputeCourt"], bond)
+            await worker.ledger.submit_direct(work, [])
         async with self.api(url, NODES[number]) as api:
             await api.submit(submission, signature, body)
         return submission
@@ -154,9 +173,9 @@ class Network:
                 records = b""
                 for entry in batch.submissions:
                     s, is_it = entry.submission, entry.submission == submission
-                    account = await self.chain.workers.worker_of(s.worker)
+                    number_of, _ = await self.chain.workers.worker_of(s.worker)
                     records += OutcomeRecord(
-                        account.worker_id, s.step, s.index, s.policy_version, s.file_hash,
+                        number_of, s.step, s.index, s.policy_version, s.file_hash,
                         s.rollouts, s.units, verdict if is_it else Verdict.ACCEPTED,
                         reason if is_it else Reason.NONE,
                     ).to_bytes()  # fmt: skip
@@ -201,10 +220,6 @@ async def open_network(
             anvil.rpc_url, OWNER, parameters, deployments=folder / "deployments"
         )
         owner = await stack.enter_async_context(await _connect(anvil, deployment, OWNER))
-        for key in VALIDATORS[:validators]:
-            await _stake_validator(owner, anvil, deployment, key)
-        for worker, node in zip(WORKERS, NODES, strict=True):
-            await _register(owner, anvil, deployment, worker, node)
         (folder / "documents").mkdir()
         for pinned, data in DOCUMENTS.items():
             (folder / "documents" / pinned.hex()).write_bytes(data)
@@ -213,6 +228,10 @@ async def open_network(
         config = _config(validators)
         network = Network(folder, anvil, deployment, owner, trainer, RunId(0), config)
         network.run_id = await network.open_run(config)
+        for key in VALIDATORS[:validators]:
+            await network.seat(key)
+        for worker, node in zip(WORKERS, NODES, strict=True):
+            await network.join(worker, node)
         await network.publish(0)
         yield network
 
@@ -240,28 +259,6 @@ async def running(network: Network, **settings: Any) -> AsyncIterator[str]:
 
 async def _connect(anvil: Anvil, deployment: Deployment, key: bytes) -> Chain:
     return await Chain.connect(anvil.rpc_url, deployment, key=key)
-
-
-async def _stake_validator(owner: Chain, anvil: Anvil, deployment: Deployment, key: bytes) -> None:
-    await owner.write("MusterToken", "transfer", [address_of(key), 500 * TOKEN])
-    async with await _connect(anvil, deployment, key) as validator:
-        await validator.token.approve(deployment.contracts["StakeVault"], 500 * TOKEN)
-        await validator.vault.deposit(address_of(key), 500 * TOKEN)
-
-
-async def _register(
-    owner: Chain, anvil: Anvil, deployment: Deployment, key: bytes, node: bytes
-) -> None:
-    worker: Address = address_of(key)
-    await owner.write("MusterToken", "transfer", [worker, 100 * TOKEN])
-    async with await _connect(anvil, deployment, key) as chain:
-        await chain.token.approve(deployment.contracts["StakeVault"], 100 * TOKEN)
-        deadline = await chain.now() + 3600
-        nonce = await chain.workers.nonces(worker)
-        consent = NodeRegistration(worker, address_of(node), nonce, deadline)
-        signature = sign(digest(chain.domain("WorkerRegistry"), consent.struct_hash()), node)
-        terms = [100 * TOKEN, address_of(node), deadline, signature]
-        await chain.write("WorkerRegistry", "register", terms)
 
 
 def _config(validators: int) -> RunConfig:

@@ -10,8 +10,10 @@ import fee_oracles
 import pytest
 import pytest_asyncio
 from chain_scenario import (
+    ACCEPT,
     CHEATER,
     HONEST,
+    JURORS,
     OWNER,
     PARAMETERS,
     TOKEN,
@@ -19,6 +21,7 @@ from chain_scenario import (
     Person,
     fraud,
     node_of,
+    rejected,
 )
 from journey_stage import Stage, hint, open_stage, undone
 
@@ -27,10 +30,11 @@ from muster.client.preflight import DATA_BYTES, gas_money
 from muster.devnet.chain_costs import RESULTS, read_measured
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, NotYet
-from muster.protocol.messages import Verdict
+from muster.protocol.ids import RunId
 from muster.wallet import keystore_address
 
 STRANGER = Person(keccak(b"a stranger"))
+RUN_ID, RUN = RunId(1), ("--run", "1")
 ENVELOPE_BYTES = 120
 """Of a signed transaction beside its calldata."""
 
@@ -51,14 +55,15 @@ async def stage(opened: Stage) -> AsyncIterator[Stage]:
 
 
 async def status_of(stage: Stage, worker: Person = HONEST) -> WorkerStatus:
-    return (await stage.scenario.of(OWNER).workers.worker_of(worker.address)).status
+    member = await stage.scenario.of(OWNER).workers.member_of(RUN_ID, worker.address)
+    return member.status
 
 
 # Leave
 
 
 async def test_leaving_unbonds_all_and_pays_out_when_it_is_due(stage: Stage) -> None:
-    leave = ("unstake", "--keystore", stage.key("worker"), "--yes")
+    leave = ("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
     asked = await stage.json(*leave)
     assert (asked["action"], asked["amount_tokens"]) == ("unbonding", "100")
     assert await status_of(stage) is WorkerStatus.EXITING
@@ -74,11 +79,11 @@ async def test_leaving_unbonds_all_and_pays_out_when_it_is_due(stage: Stage) -> 
 
 
 async def test_leaving_says_when_how_much_and_asks_once(stage: Stage) -> None:
-    result = await stage.run("unstake", "--keystore", stage.key("worker"), run_input="n\n")
+    result = await stage.run("unstake", *RUN, "--keystore", stage.key("worker"), run_input="n\n")
     assert result.exit_code == 1
     assert "unbonds  100 of 100 tokens" in result.stderr
     assert "in 3 min 20 s" in result.stderr
-    assert "worker   leaves" in result.stderr
+    assert "worker   leaves this run: no more tickets of it" in result.stderr
     assert result.stderr.count("Go on?") == 1
     assert await status_of(stage) is WorkerStatus.ACTIVE
 
@@ -86,87 +91,107 @@ async def test_leaving_says_when_how_much_and_asks_once(stage: Stage) -> None:
 async def test_spare_stake_leaves_and_the_worker_stays(stage: Stage) -> None:
     chain = stage.scenario.of(HONEST)
     await chain.token.faucet(HONEST.address, 5 * TOKEN)
-    await stage.json("stake", "--keystore", stage.key("worker"), "--amount", "5", "--yes")
-    words = ("unstake", "--keystore", stage.key("worker"), "--amount", "5", "--yes")
+    await stage.json("stake", *RUN, "--keystore", stage.key("worker"), "--amount", "5", "--yes")
+    words = ("unstake", *RUN, "--keystore", stage.key("worker"), "--amount", "5", "--yes")
     assert (await stage.json(*words))["amount_tokens"] == "5"
     assert await status_of(stage) is WorkerStatus.ACTIVE
-    assert await chain.vault.active_stake(HONEST.address) == 100 * TOKEN
+    assert await chain.vault.active_stake(RUN_ID, HONEST.address) == 100 * TOKEN
 
 
 async def test_too_little_left_jails_and_is_said_before(stage: Stage) -> None:
-    words = ("unstake", "--keystore", stage.key("worker"), "--amount", "1")
+    words = ("unstake", *RUN, "--keystore", stage.key("worker"), "--amount", "1")
     result = await stage.run(*words, run_input="y\n")
     assert "is jailed: it must hold 100 tokens" in result.stderr
     assert await status_of(stage) is WorkerStatus.JAILED
 
 
 async def test_more_than_is_staked_is_refused(stage: Stage) -> None:
-    error = await stage.error("unstake", "--keystore", stage.key("worker"), "--amount", "101")
-    assert "101 tokens are asked for, 100 are staked" in str(error)
+    error = await stage.error("unstake", *RUN, "--keystore", stage.key("worker"), "--amount", "101")
+    assert "101 tokens are asked for, 100 are staked for run 1" in str(error)
 
 
 async def test_asking_for_the_rest_moves_the_date_of_all(stage: Stage) -> None:
-    words = ("unstake", "--keystore", stage.key("worker"), "--yes")
+    words = ("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
     first = await stage.json(*words, "--amount", "1")
     await stage.scenario.pass_time(50)
     rest = await stage.run(*words, "--all", "--json")
     assert "1 tokens that unbond already wait until then too" in rest.stderr
-    account = await stage.scenario.of(HONEST).vault.account_of(HONEST.address)
+    account = await stage.scenario.of(HONEST).vault.account_of(RUN_ID, HONEST.address)
     assert account.withdrawable_at > first["due_at"]
     assert account.unbonding_wei == 100 * TOKEN
 
 
-async def test_an_open_case_holds_stake_back_for_a_while_and_says_so(stage: Stage) -> None:
+async def test_an_open_case_holds_nothing_back(stage: Stage) -> None:
     scenario = stage.scenario
     submission = scenario.submission(CHEATER, 0)
     batch_id = await scenario.commit([submission])
-    await scenario.post(batch_id, [submission], [fraud(2, submission)])
-    evidence = scenario.node_signature(submission, CHEATER)
-    proof = await scenario.proof(batch_id, 0)
-    await scenario.of(OWNER).ledger.execute_fraud(proof, submission, evidence)
-    challenger = scenario.of(OWNER)
-    bond = PARAMETERS.challenge_bond
-    await challenger.token.approve(scenario.deployment.contracts["DisputeCourt"], bond)
-    await challenger.court.challenge(proof, Verdict.ACCEPTED)
-    words = ("unstake", "--keystore", stage.key("cheater"), "--yes")
+    await scenario.post(batch_id, [submission], [rejected(2, submission)])
+    await scenario.claim(await scenario.proof(batch_id, 0), submission, CHEATER, ACCEPT)
+    words = ("unstake", *RUN, "--keystore", stage.key("cheater"), "--yes")
     await stage.json(*words)
-    await scenario.pass_time(PARAMETERS.unbonding_s + 1)
-    early = await stage.error(*words)
-    assert isinstance(early, NotYet)
-    assert "held back by 1 open case (muster dispute list)" in str(early)
     await scenario.pass_time(PARAMETERS.unbonding_s)
+    assert [case.closed for case in (await scenario.view()).cases.values()] == [False]
     assert (await stage.json(*words))["action"] == "withdrawn"
 
 
 async def test_a_validators_seat_is_pointed_out(stage: Stage) -> None:
-    words = ("unstake", "--keystore", stage.key("validator"), "--amount", "1")
-    result = await stage.run(*words, run_input="n\n")
-    assert "seats    of run 1 can be taken away" in result.stderr
+    words = ("unstake", *RUN, "--keystore", stage.key("validator"))
+    some = await stage.run(*words, "--amount", "1", run_input="n\n")
+    assert "seat     is lost: it must hold 500 tokens" in some.stderr
+    everything = await stage.run(*words, run_input="n\n")
+    assert "seat     is given up" in everything.stderr
+
+
+async def test_stake_of_the_bench_leaves_with_the_juror(stage: Stage) -> None:
+    key = stage.keep("juror", JURORS[0])
+    words = ("unstake", "--run", "0", "--keystore", key, "--yes")
+    early = await stage.error(*words)
+    assert "is on the bench" in str(early)
+    assert "muster juror leave" in hint(early)
+    left = await stage.run("juror", "leave", "--keystore", key, "--yes")
+    assert left.exception is None, left.output
+    assert "unbonds 500 tokens" in left.stderr
+    assert "can be withdrawn from" in str(await stage.error(*words))
+    await stage.scenario.pass_time(PARAMETERS.unbonding_s)
+    assert (await stage.json(*words))["amount_tokens"] == "500"
+
+
+async def test_stake_of_one_run_stays_when_another_is_left(stage: Stage) -> None:
+    scenario, chain = stage.scenario, stage.scenario.of(HONEST)
+    second, _ = await scenario.of(OWNER).runs.create_run(scenario.config())
+    await chain.token.faucet(HONEST.address, 100 * TOKEN)
+    join = ("stake", "--run", str(second), "--keystore", stage.key("worker"), "--yes")
+    assert (await stage.json(*join))["amount_tokens"] == "100"
+    await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
+    assert await status_of(stage) is WorkerStatus.EXITING
+    member = await chain.workers.member_of(second, HONEST.address)
+    assert member.status is WorkerStatus.ACTIVE
+    assert await chain.vault.active_stake(second, HONEST.address) == 100 * TOKEN
 
 
 # Come back
 
 
 async def test_a_jailed_worker_comes_back_after_its_time_and_stake(stage: Stage) -> None:
-    await stage.json("unstake", "--keystore", stage.key("worker"), "--amount", "1", "--yes")
-    back = ("worker", "rejoin", "--keystore", stage.key("worker"))
+    await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--amount", "1", "--yes")
+    back = ("worker", "rejoin", *RUN, "--keystore", stage.key("worker"))
     assert isinstance(await stage.error(*back), NotYet)
     await stage.scenario.pass_time(PARAMETERS.jail_time_s)
     short = await stage.error(*back)
-    assert "stakes 99 tokens, a worker must hold 100" in str(short)
+    assert "stakes 99 tokens in run 1, a worker must hold 100" in str(short)
     assert "--amount 1" in hint(short)
     await stage.scenario.of(HONEST).token.faucet(HONEST.address, TOKEN)
-    await stage.json("stake", "--keystore", stage.key("worker"), "--amount", "1", "--yes")
+    await stage.json("stake", *RUN, "--keystore", stage.key("worker"), "--amount", "1", "--yes")
     assert (await stage.json(*back))["active_from_block"] > 0
     assert await status_of(stage) is WorkerStatus.ACTIVE
     assert "is active" in str(await stage.error(*back))
 
 
 async def test_a_leaving_worker_comes_back_with_fresh_stake(stage: Stage) -> None:
-    await stage.json("unstake", "--keystore", stage.key("worker"), "--yes")
+    await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
     await stage.scenario.of(HONEST).token.faucet(HONEST.address, 100 * TOKEN)
-    await stage.json("stake", "--keystore", stage.key("worker"), "--amount", "100", "--yes")
-    await stage.json("worker", "rejoin", "--keystore", stage.key("worker"))
+    await stage.json("stake", *RUN, "--keystore", stage.key("worker"), "--amount", "100", "--yes")
+    await stage.json("worker", "rejoin", *RUN, "--keystore", stage.key("worker"))
     assert await status_of(stage) is WorkerStatus.ACTIVE
 
 
@@ -179,7 +204,7 @@ async def test_a_banned_worker_does_not_come_back(stage: Stage) -> None:
     await scenario.of(OWNER).ledger.execute_fraud(
         await scenario.proof(batch_id, 0), submission, evidence
     )
-    error = await stage.error("worker", "rejoin", "--keystore", stage.key("cheater"))
+    error = await stage.error("worker", "rejoin", *RUN, "--keystore", stage.key("cheater"))
     assert "is banned" in str(error)
     assert "jury" in hint(error)
 
@@ -194,7 +219,7 @@ async def test_rotation_makes_a_node_that_serves_and_retires_the_old_one(stage: 
     assert changed["old_node"] == node_of(HONEST).address
     workers = stage.scenario.of(OWNER).workers
     assert await workers.worker_of_node(changed["node"]) == HONEST.address
-    assert (await workers.worker_of(HONEST.address)).node == changed["node"]
+    assert (await workers.worker_of(HONEST.address))[1] == changed["node"]
     again = (*words[:-1], stage.key("node"))
     assert "RegistryNodeTaken" in str(await stage.error(*again, "--yes"))
 
@@ -204,28 +229,30 @@ async def test_rotation_to_the_cold_key_is_refused(stage: Stage) -> None:
     assert "belongs on no working machine" in str(await stage.error(*words, "--yes"))
 
 
-async def test_rotation_of_a_leaving_worker_is_refused(stage: Stage) -> None:
-    await stage.json("unstake", "--keystore", stage.key("worker"), "--yes")
+async def test_rotation_of_who_left_every_run_is_possible(stage: Stage) -> None:
+    """The key answers for what it signed, and is as easily stolen as before."""
+    await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
     words = ("node", "rotate", "--keystore", stage.key("worker"), "--node", stage.key("n"))
-    assert "is exiting" in str(await stage.error(*words, "--light", "--yes"))
+    assert (await stage.json(*words, "--light", "--yes"))["old_node"] == node_of(HONEST).address
 
 
 # What comes next
 
 
 async def test_staking_says_what_comes_next(stage: Stage) -> None:
-    words = ("stake", "--keystore", stage.key("worker"), "--amount", "5", "--yes", "--faucet")
+    words = ("stake", *RUN, "--keystore", stage.key("worker"), "--amount", "5", "--yes", "--faucet")
     worker = await stage.run(*words)
     assert worker.stdout.startswith("0x")
     assert len(worker.stdout.split()) == 1
-    assert f"105 tokens are {HONEST.address}'s active stake now" in worker.stderr
+    assert f"staked  105 tokens for run 1 are {HONEST.address}'s now; worker 1" in worker.stderr
     assert "active now" in worker.stderr
-    assert "muster worker run --run RUN --keystore NODE.json" in worker.stderr
-    assert f"muster worker status --run RUN --worker {HONEST.address}" in worker.stderr
-    key = stage.key("validator")
-    validator = await stage.run("stake", "--keystore", key, "--amount", "5", "--yes", "--faucet")
+    assert "muster worker run --run 1 --keystore NODE.json" in worker.stderr
+    assert f"muster worker status --run 1 --worker {HONEST.address}" in worker.stderr
+    words = ("stake", *RUN, "--keystore", stage.key("validator"), "--amount", "5", "--yes")
+    validator = await stage.run(*words, "--faucet")
+    assert validator.exception is None, validator.output
+    assert "staked  505 tokens" in validator.stderr
     assert "muster worker run" not in validator.stderr
-    assert "a run's owner seats this address, then: muster validator run" in validator.stderr
 
 
 # Bad input
@@ -234,9 +261,9 @@ async def test_staking_says_what_comes_next(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("stake", "--yes"),
-        ("unstake", "--yes"),
-        ("worker", "rejoin"),
+        ("stake", "--yes", *RUN),
+        ("unstake", "--yes", *RUN),
+        ("worker", "rejoin", *RUN),
         ("node", "rotate", "--node", "new.json", "--light", "--yes"),
     ],
     ids=lambda words: words[0] + words[1],
@@ -253,30 +280,62 @@ async def test_a_nodes_keystore_is_not_a_workers(
 
 async def test_an_account_without_gas_money_is_told_how_much(stage: Stage) -> None:
     key = stage.keep("stranger", STRANGER)
-    error = await stage.error("stake", "--keystore", key, "--amount", "1", "--yes")
+    error = await stage.error("stake", *RUN, "--keystore", key, "--amount", "1", "--yes")
     assert "holds 0 of the chain's coin, muster stake may take" in str(error)
     assert "muster devnet fund" in hint(error)
 
 
 async def test_the_faucet_gives_tokens_and_gas_money(stage: Stage) -> None:
     key = stage.keep("stranger", STRANGER)
-    words = ("stake", "--keystore", key, "--amount", "7", "--yes")
-    assert "holds 0 of the chain's coin" in str(await stage.error(*words))
-    assert (await stage.json(*words, "--faucet"))["amount_tokens"] == "7"
+    words = ("stake", *RUN, "--keystore", key, "--node", stage.keep("n", node_of(STRANGER)))
+    assert "holds 0 of the chain's coin" in str(await stage.error(*words, "--yes"))
+    staked = await stage.json(*words, "--amount", "107", "--yes", "--faucet")
+    assert staked["amount_tokens"] == "107"
+    assert await status_of(stage, STRANGER) is WorkerStatus.ACTIVE
+
+
+async def test_who_joins_with_too_little_or_without_a_node_is_told_so(stage: Stage) -> None:
+    key = stage.keep("stranger", STRANGER)
+    words = ("stake", *RUN, "--keystore", key, "--faucet", "--yes")
+    nobody = await stage.error(*words)
+    assert "has no node yet: nothing could sign its work" in str(nobody)
+    assert "--node FILE" in hint(nobody)
+    node = ("--node", stage.keep("n", node_of(STRANGER)))
+    little = await stage.error(*words, *node, "--amount", "7")
+    assert "7 tokens are too few to join: 100 are missing" in str(little)
+    assert await status_of(stage, STRANGER) is WorkerStatus.NONE
+
+
+async def test_a_member_names_no_node_and_adds_something(stage: Stage) -> None:
+    words = ("stake", *RUN, "--keystore", stage.key("worker"), "--yes")
+    bound = await stage.error(*words, "--node", stage.key("node"))
+    assert "is in run 1 already, and keeps its node" in str(bound)
+    assert "100 tokens are staked for run 1 already" in str(await stage.error(*words))
+
+
+async def test_nobody_joins_while_the_terms_are_about_to_change(stage: Stage) -> None:
+    changed = RunTerms(2 * 10**12, 200_000, 1_000_000, 3)
+    await stage.scenario.of(OWNER).runs.propose_change(RUN_ID, changed)
+    key = stage.keep("stranger", STRANGER)
+    node = stage.keep("n", node_of(STRANGER))
+    words = ("stake", *RUN, "--keystore", key, "--node", node, "--faucet", "--yes")
+    assert "the terms of run 1 are about to change" in str(await stage.error(*words))
+    await stage.scenario.of(OWNER).runs.cancel_change(RUN_ID)
+    assert (await stage.json(*words))["amount_tokens"] == "100"
 
 
 async def test_too_few_tokens_are_named_with_what_is_needed(stage: Stage) -> None:
     await stage.scenario.rpc.call("anvil_setBalance", STRANGER.address, hex(10**18))
     key = stage.keep("stranger", STRANGER)
-    error = await stage.error("stake", "--keystore", key, "--node", stage.keep("n", STRANGER))
+    error = await stage.error("stake", *RUN, "--keystore", key, "--node", stage.keep("n", STRANGER))
     assert "holds 0 tokens, staking takes 100" in str(error)
 
 
 async def test_an_unregistered_account_has_nothing_to_come_back_to(stage: Stage) -> None:
     key = stage.keep("stranger", STRANGER)
     await stage.scenario.rpc.call("anvil_setBalance", STRANGER.address, hex(10**18))
-    error = await stage.error("worker", "rejoin", "--keystore", key)
-    assert "is not registered as a worker" in str(error)
+    error = await stage.error("worker", "rejoin", *RUN, "--keystore", key)
+    assert "is no worker of any run" in str(error)
     assert "muster stake" in hint(error)
 
 
@@ -284,10 +343,11 @@ async def test_an_unregistered_account_has_nothing_to_come_back_to(stage: Stage)
 
 
 async def test_stake_says_what_the_run_slashes(stage: Stage) -> None:
-    words = ("stake", "--keystore", stage.key("worker"), "--amount", "1", "--run", "1")
+    words = ("stake", "--keystore", stage.key("worker"), "--amount", "1", *RUN)
     await stage.scenario.of(HONEST).token.faucet(HONEST.address, TOKEN)
     result = await stage.run(*words, run_input="n\n")
-    assert "run 1 takes 10 % for a first statistical fraud" in result.stderr
+    assert "signs   more stake for run 1" in result.stderr
+    assert "risk    at most these 101 tokens, to this run only: 10 % for a first" in result.stderr
     assert "25 % for an exact one" in result.stderr
     assert "there is no run 7" in str(await stage.error(*words[:-1], "7"))
 
@@ -304,14 +364,14 @@ async def test_a_run_is_shown_from_the_chain_alone(stage: Stage) -> None:
     assert run["state"] == "open"
     assert [v["stake_wei"] for v in run["validators"]] == [str(500 * TOKEN)] * 3
     assert run["policy"]["version"] == 0
-    assert run["workers"] == {"ever": 1, "last_hour": 1}
+    assert run["workers"] == {"joined": 2, "ever": 1, "last_hour": 1}
     assert run["submissions"]["fraud"] == 1
-    assert run["funds"]["available_wei"] == str(TOKEN - 1000 * 10**12)
-    assert run["funds"]["units"] == 999_000
+    assert run["funds"]["available_wei"] == str(10 * TOKEN - 1000 * 10**12)
+    assert run["funds"]["units"] == 9_999_000
     assert run["change"]["terms"]["quorum"] == 3
     assert run["documents"]["recipe"] == "0x" + keccak(b"recipe").hex()
     text = (await stage.run("run", "show", "1")).stdout
-    assert "for 999,000 units" in text
+    assert "for 9,999,000 units" in text
     assert f"{VALIDATORS[0].address}  500 tokens at stake" in text
     assert "slashes 20 % for a first" in text
 
@@ -348,7 +408,8 @@ async def test_an_l2s_data_fee_is_part_of_the_gas_money(
     address, code = fake
     rpc = stage.scenario.rpc
     key = stage.keep("stranger", STRANGER)
-    words = ("stake", "--keystore", key, "--amount", "1", "--yes")
+    node = stage.keep("n", node_of(STRANGER))
+    words = ("stake", *RUN, "--keystore", key, "--node", node, "--yes")
     await rpc.call("anvil_setNextBlockBaseFeePerGas", "0x0")
     await rpc.call("evm_mine")
     # Anvil offers a tip of a gwei: what a gas costs.
@@ -356,7 +417,7 @@ async def test_an_l2s_data_fee_is_part_of_the_gas_money(
     await rpc.call("anvil_setBalance", STRANGER.address, hex(10**18))
     await rpc.call("anvil_setCode", address, hex0x(code))
     error = await stage.error(*words)
-    assert f"{float(data) + 0.0003:g}, {data} of it for data on its L1 for gas" in str(error)
+    assert f"{float(data) + 0.00032:g}, {data} of it for data on its L1 for gas" in str(error)
     assert "muster devnet fund" in hint(error)
     await rpc.call("anvil_setBalance", STRANGER.address, hex(2 * 10**18))
     assert "holds 0 tokens" in str(await stage.error(*words))
@@ -394,7 +455,9 @@ async def test_no_command_signs_more_than_its_data_fee_is_for() -> None:
         "stake": ["onboard"],
         "unstake": ["request_unbond", "withdraw"],
         "vote": ["commit_vote", "reveal_vote"],
-        "dispute": ["approve", "challenge", "draw_jury", "close_case"],
+        "dispute": ["approve", "announce", "claim_case", "settle_case"],
+        "validator join": ["approve", "take_seat"],
+        "juror join": ["approve", "join_bench"],
     }
     for command, operations in signed.items():
         assert sum(sizes[each] for each in operations) <= DATA_BYTES[command]

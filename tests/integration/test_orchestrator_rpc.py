@@ -139,7 +139,7 @@ async def test_batches_that_change_numbers_are_judged_under_the_new_ones(network
             assert isinstance(lease, Lease)
         with proxy.failing(refusing(503)):
             await reorganise(network.chain, depth)
-            other = await network.submit_direct(url, lease.ticket, 1, b"others")
+            other = await network.submit_direct(url, lease, 1, b"others")
         await network.until(url, other, "committed")
         state = await network.until(url, moved, "committed")
         assert (first.batch_id, state.batch_id) == (1, 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from chain_scenario import CHALLENGER, HONEST, ORCHESTRATOR, OWNER, TOKEN, TRAINER, VALIDATORS
+from chain_scenario import CHALLENGER, ORCHESTRATOR, OWNER, TOKEN, TRAINER, VALIDATORS
 from journey_stage import Stage, hint, open_stage, undone
 from trainer_network import CALIBRATION
 
@@ -100,7 +100,7 @@ async def test_a_run_is_created_from_one_file(desk: Desk) -> None:
     asked = result.stderr
     assert "right on 4 problems, 4 times each" in asked
     assert "locked      2 tokens, for 2,000,000 units" in asked
-    assert "jurors      1 at least" in asked
+    assert "jurors      4 of the network's bench could judge a dispute" in asked
     assert asked.count("Create the run?") == 1
     assert max(map(len, asked.split("Create the run?")[0].splitlines()[-20:])) <= 80
     runs = desk.stage.scenario.of(OWNER).runs
@@ -134,7 +134,7 @@ async def test_flags_go_before_the_file(desk: Desk) -> None:
     result = await desk.stage.run(*words)
     assert result.exception is None, result.output
     assert "base model  not tried" in result.stderr
-    assert "NONE when all signed" in result.stderr
+    assert "judges      3 of 3 validators must agree" in result.stderr
     run = await desk.stage.json("run", "show", "2")
     assert (run["funds"]["available_wei"], run["terms"]["quorum"]) == (str(TOKEN), 3)
 
@@ -181,7 +181,7 @@ async def test_a_submission_that_exceeds_its_file_is_refused(desk: Desk) -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"validators": [HONEST.address, VALIDATORS[0].address]}, "are needed for a seat"),
+        ({"quorum": 4}, "a quorum of 4 of 3 validators cannot be"),
         ({"fund": "1000000000000 tokens"}, "the run is to be funded with"),
         ({"trainer": CHALLENGER.address}, "trainer_keystore is"),
         ({"price": None}, "setting 'price' is missing"),

@@ -37,6 +37,8 @@ from muster.trainer.config import load_recipe
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RUN = RunId(1)
+FUNDS = 10 * TOKEN
+"""What the run begins with."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -83,8 +85,8 @@ async def state(stage: Stage) -> str:
         ("change", "1", "--cancel"),
         ("rotate", "1", "--trainer", HONEST.address),
         ("rotate", "1", "--orchestrator", HONEST.address),
-        ("rotate", "1", "--validator", VALIDATORS[0].address, HONEST.address),
-        ("seat", "1", HONEST.address),
+        ("invite", "1", CHALLENGER.address),
+        ("dismiss", "1", VALIDATORS[0].address),
     ],
     ids=" ".join,
 )
@@ -129,7 +131,7 @@ async def test_the_question_can_be_answered_with_no(stage: Stage) -> None:
 async def test_anyone_pays_in_and_an_unfunded_run_says_so(stage: Stage) -> None:
     chain = stage.scenario.of(CHALLENGER)
     await chain.token.faucet(CHALLENGER.address, 3 * TOKEN)
-    submission = stage.scenario.submission(HONEST, 0, units=TOKEN // PRICE)
+    submission = stage.scenario.submission(HONEST, 0, units=FUNDS // PRICE)
     await stage.scenario.commit([submission])
     assert await state(stage) == "unfunded"
     assert "unfunded" in (await stage.run("run", "list")).stdout
@@ -164,7 +166,7 @@ async def test_a_closed_run_is_reclaimed_in_two_parts(stage: Stage) -> None:
     scenario, token = stage.scenario, stage.scenario.of(OWNER).token
     await scenario.commit([scenario.submission(HONEST, 0, units=1000)])
     assert "run 1 is open" in str(await refusal(stage, "reclaim", "1"))
-    assert (await owner(stage, "close", "1"))["available_wei"] == str(TOKEN - 1000 * PRICE)
+    assert (await owner(stage, "close", "1"))["available_wei"] == str(FUNDS - 1000 * PRICE)
     assert await state(stage) == "closed"
     for words in (("close",), ("pause",), ("fund",), ("change", "--quorum", "1")):
         error = await refusal(stage, words[0], "1", *words[1:], *(["1"] * (words[0] == "fund")))
@@ -172,13 +174,13 @@ async def test_a_closed_run_is_reclaimed_in_two_parts(stage: Stage) -> None:
     before = await token.balance_of(OWNER.address)
     asked = await stage.run("run", "reclaim", "1", "--keystore", stage.key("stranger"), "--yes")
     assert f"{OWNER.address}" in asked.stderr
-    assert await token.balance_of(OWNER.address) - before == TOKEN - 1000 * PRICE
+    assert await token.balance_of(OWNER.address) - before == FUNDS - 1000 * PRICE
     early = await refusal(stage, "reclaim", "1")
     assert isinstance(early, NotYet)
     assert "0.001 tokens are set aside for workers, who may claim until" in str(early)
     await scenario.pass_time(await scenario.of(OWNER).escrow.claim_period())
     await owner(stage, "reclaim", "1")
-    assert await token.balance_of(OWNER.address) - before == TOKEN
+    assert await token.balance_of(OWNER.address) - before == FUNDS
     assert "nothing is left of run 1" in str(await refusal(stage, "reclaim", "1"))
 
 
@@ -218,14 +220,15 @@ async def test_terms_change_after_their_delay(stage: Stage) -> None:
     announced = await owner(stage, "change", "1", "--price", "0.000002", "--quorum", "3")
     change = (await shown(stage))["change"]
     assert announced["effective_at"] == change["effective_at"]
-    assert (await runs.terms_of(RUN)).quorum == 2
+    terms, number = await runs.terms_of(RUN)
+    assert (terms.quorum, number) == (2, 1)
     early = await refusal(stage, "change", "1", "--apply", who="stranger")
     assert isinstance(early, NotYet)
     assert "the announced terms take effect from" in str(early)
     await stage.scenario.pass_time(PARAMETERS.change_delay_s)
     apply = ("run", "change", "1", "--apply", "--keystore", stage.key("stranger"), "--yes")
     await stage.json(*apply)
-    assert await runs.terms_of(RUN) == RunTerms(2 * PRICE, 100_000, 250_000, 3)
+    assert await runs.terms_of(RUN) == (RunTerms(2 * PRICE, 100_000, 250_000, 3), 2)
     assert (await shown(stage))["change"] is None
 
 
@@ -265,37 +268,54 @@ async def test_trainer_and_orchestrator_are_replaced(stage: Stage) -> None:
         assert f"is the run's {role} already" in str(await refusal(stage, *words))
 
 
-async def test_validators_are_replaced_seated_and_unseated(stage: Stage) -> None:
-    scenario, old = stage.scenario, VALIDATORS[2].address
-    unstaked = await refusal(stage, "seat", "1", CHALLENGER.address)
-    assert "stakes 0 tokens, a validator must stake 500" in str(unstaked)
-    await scenario.bond(CHALLENGER)
-    assert (await owner(stage, "seat", "1", CHALLENGER.address))["new"] == CHALLENGER.address
-    assert "has a seat already" in str(await refusal(stage, "seat", "1", CHALLENGER.address))
-    await scenario.bond(ORCHESTRATOR)
-    await owner(stage, "rotate", "1", "--validator", old, ORCHESTRATOR.address)
-    seated = {v["address"] for v in (await shown(stage))["validators"]}
-    assert seated == {v.address for v in (*VALIDATORS[:2], CHALLENGER, ORCHESTRATOR)}
-    gone = await refusal(stage, "rotate", "1", "--validator", old, TRAINER.address)
-    assert f"{old} is no validator of run 1" in str(gone)
-    words = ("unseat", "1", CHALLENGER.address)
-    assert "it keeps its seat" in str(await refusal(stage, *words, who="stranger"))
-    await scenario.of(CHALLENGER).vault.request_unbond(TOKEN)
-    await stage.json("run", *words, "--keystore", stage.key("stranger"), "--yes")
-    assert len((await shown(stage))["validators"]) == 3
+async def test_validators_are_invited_take_their_seats_and_are_dismissed(stage: Stage) -> None:
+    scenario, account = stage.scenario, CHALLENGER.address
+    join = ("validator", "join", "--run", "1", "--keystore", stage.key("stranger"), "--yes")
+    early = await stage.error(*join)
+    assert str(early) == f"{account} is not invited to run 1"
+    assert f"muster run invite 1 {account}" in hint(early)
+    await owner(stage, "invite", "1", account)
+    assert (await shown(stage))["invited"] == [account]
+    assert "is invited already" in str(await refusal(stage, "invite", "1", account))
+    poor = await stage.error(*join)
+    assert "the wallet holds 0 tokens, staking takes 500" in str(poor)
+    await scenario.of(CHALLENGER).token.faucet(account, PARAMETERS.required_validator_stake)
+    joined = await stage.run(*join)
+    assert joined.exception is None, joined.output
+    assert "signs   the seat of a validator of run 1 under its terms 1" in joined.stderr
+    assert "risk    at most these 500 tokens, to this run only: 5 % for each batch" in joined.stderr
+    assert await seated(stage) == {v.address for v in (*VALIDATORS, CHALLENGER)}
+    assert "has a seat in run 1" in str(await stage.error(*join))
+    await owner(stage, "dismiss", "1", account)
+    assert await seated(stage) == {v.address for v in VALIDATORS}
+    assert await scenario.of(OWNER).vault.active_stake(RUN, account) == 500 * TOKEN
+    assert "is no validator of run 1" in str(await refusal(stage, "dismiss", "1", account))
 
 
-# Beacon, end
+async def test_an_invitation_that_is_withdrawn_seats_nobody(stage: Stage) -> None:
+    await owner(stage, "invite", "1", CHALLENGER.address)
+    await owner(stage, "invite", "1", CHALLENGER.address, "--withdraw")
+    assert (await shown(stage))["invited"] == []
+    join = ("validator", "join", "--run", "1", "--keystore", stage.key("stranger"), "--yes")
+    assert "is not invited" in str(await stage.error(*join))
+    again = await refusal(stage, "invite", "1", CHALLENGER.address, "--withdraw")
+    assert "is not invited" in str(again)
 
 
-async def test_a_beacon_is_stored_once(stage: Stage) -> None:
-    await stage.scenario.rpc.call("evm_mine")
-    recorded = await owner(stage, "beacon", "1")
-    stored = await stage.scenario.of(OWNER).runs.checkpoint_of(RUN, PolicyVersion(0))
-    assert recorded["beacon"] == "0x" + stored.beacon.hex()
-    assert "is stored already" in str(await refusal(stage, "beacon", "1"))
-    unknown = await refusal(stage, "beacon", "1", "--version", "7")
-    assert str(unknown) == "run 1 has no policy of version 7"
+async def test_a_validator_leaves_by_itself_and_its_stake_unbonds(stage: Stage) -> None:
+    leave = ("validator", "leave", "--run", "1", "--keystore", stage.key("validator"), "--yes")
+    left = await stage.run(*leave)
+    assert left.exception is None, left.output
+    assert "unbonds 500 tokens" in left.stderr
+    assert await seated(stage) == {v.address for v in VALIDATORS[1:]}
+    assert "has no seat in run 1" in str(await stage.error(*leave))
+
+
+async def seated(stage: Stage) -> set[str]:
+    return {v["address"] for v in (await shown(stage))["validators"]}
+
+
+# End
 
 
 async def test_a_run_with_its_last_version_is_finished(stage: Stage, tmp_path: Path) -> None:

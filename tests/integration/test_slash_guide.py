@@ -95,8 +95,8 @@ LIES = {
     "commitment": ("BatchCommitted", word(1800), word(1801)),
     "proof": ("OutcomesPosted", "041f", "041e"),
     "verdict": ("standingOf", word(4), word(1)),
-    "signed": ("termsOf", word(2), word(3)),
-    "submitted": ("wasNodeOf", word(1), word(0)),
+    "signed": ("termsAt", word(2), word(3)),
+    "submitted": ("answersFor", word(1), word(0)),
     "terms": ("accountOf", word(100 * TOKEN), word(99 * TOKEN)),
     "proceeds": ("SlashReleased", word(20 * TOKEN), word(19 * TOKEN)),
 }
@@ -171,9 +171,9 @@ async def test_cast_finds_the_same_where_it_is_installed(played: Scenario, tmp_p
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[3:6:2] == ["4", "true"]
-    held, header, node = lines[6:9]
+    standing, held, header, node = lines[:4]
+    assert re.search(r"\), 0x\w{64}, 4, 31, .*true\)$", standing)
     assert held[:-1] == header[:-1]
     assert node == node_of(CHEATER).address
-    assert [line.split()[1] for line in lines[9:11]] == ["true", "true"]
+    assert [line.split()[1] for line in lines[4:6]] == ["true", "true"]
     assert [line.split()[0] for line in lines[-3:]] == [str(20 * TOKEN), str(5 * TOKEN), "0"]

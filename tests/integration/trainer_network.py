@@ -125,11 +125,7 @@ class TrainerNetwork:
     recipe: Recipe = RECIPE
 
     async def prepare(self) -> None:
-        """Bond validators, register a worker, write model, documents and keystore."""
-        for validator in VALIDATORS:
-            await self.scenario.bond(validator)
-        await self.scenario.register(HONEST)
-        await self.scenario.rpc.call("evm_mine")
+        """Write model, documents and keystore."""
         save_deployment(self.folder / "deployments", self.scenario.deployment)
         save_wallet(self.folder / "trainer.json", TRAINER.key, PASSWORD, light=True)
         warm_start = WarmStart(steps=20, batch=32)
@@ -143,7 +139,7 @@ class TrainerNetwork:
         await self.scenario.of(OWNER).token.faucet(OWNER.address, 10**18)
 
     async def create(self, name: str) -> dict[str, Any]:
-        """Create a run whose store is called `name`; version 0 is published."""
+        """Create a run whose store is called `name`; version 0 is published, all have joined."""
         plan = RunPlan(
             model=self.folder / "model",
             recipe=self.recipe,
@@ -168,6 +164,10 @@ class TrainerNetwork:
             trainer=TRAINER.key,
         )
         self.scenario.run_id = RunId(created["run_id"])
+        for validator in VALIDATORS:
+            await self.scenario.sit(validator)
+        await self.scenario.join(HONEST)
+        await self.scenario.rpc.call("evm_mine")
         return created
 
     async def accept(self, seeds: Sequence[int]) -> None:

@@ -31,9 +31,15 @@ class Seen:
     def __init__(self, verdict: Verdict, reason: Reason, *, slashed_wei: int = 0) -> None:
         record = _Fields(worker_id=7, verdict=verdict, reason=reason)
         other = _Fields(worker_id=8, verdict=Verdict.FRAUD, reason=Reason.WRONG_UNITS)
-        account = _Fields(worker_id=7, slashed_wei=slashed_wei)
-        self.batches = {1: _Fields(records=[other, record], posted_at=15, committed_at=10)}
-        self.workers = {MEMBER.wallet.address: account}
+        batch = _Fields(run_id=1, records=[other, record], posted_at=15, committed_at=10)
+        self.batches = {1: batch}
+        self.workers = {MEMBER.wallet.address: _Fields(worker_id=7)}
+        self.slashed_wei = slashed_wei
+
+    def stake(self, run_id: int, owner: str) -> _Fields:
+        """What the member lost in its run; nobody lost anything elsewhere."""
+        own = (run_id, owner) == (1, MEMBER.wallet.address)
+        return _Fields(slashed_wei=self.slashed_wei if own else 0)
 
 
 class _Fields:

@@ -39,6 +39,7 @@ from muster.client.seating import (
     validator_leave,
 )
 from muster.client.trap_cli import trap
+from muster.client.worker.by_hand import submit_direct
 from muster.client.worker_status import status
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
@@ -274,6 +275,7 @@ def worker_run(
 
 worker.add_command(rejoin)
 worker.add_command(status)
+worker.add_command(submit_direct)
 
 
 @click.group()

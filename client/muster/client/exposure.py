@@ -70,14 +70,9 @@ def eligible_jurors(view: ChainView, run: RunView, worker: Address | None = None
     return [juror for juror in view.jurors() if juror not in excluded]
 
 
-def bench_warning(view: ChainView, run: RunView, jury_size: int) -> str | None:
-    """Return what is to be said about the jurors that a run's cases would have; None if enough."""
-    count = len(eligible_jurors(view, run))
-    if count == 0:
-        return (
-            "nobody on the network's bench could judge a dispute: verdicts of its validators "
-            "stand, and work that they leave unjudged is void"
-        )
-    if count < jury_size:
-        return f"{count} of {jury_size} jurors could sit: a dispute is decided by fewer"
-    return None
+def bench_words(count: int) -> str:
+    """Return how many jurors could judge a run's cases, and what follows where nobody could."""
+    words = f"{count} of the network's bench could judge a dispute"
+    if count:
+        return words
+    return f"{words}: what the validators sign stands, and what they leave unjudged is void"

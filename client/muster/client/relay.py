@@ -1,7 +1,8 @@
-"""`muster relay run`: mirror a run's policy weights for others.
+"""`muster relay run`: mirror a run's policy weights for others, and show what judges need.
 
-Wires the chain (which roots are true, who trains) to the mirror and the server of
-`muster.shardcast`. A relay is trusted for nothing: whoever fetches checks every byte.
+Wires the chain (which roots are true, who trains, which work has a bond behind it) to the mirror,
+the room and the server of `muster.shardcast`. A relay is trusted for nothing: whoever fetches
+checks every byte.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
 from muster.settings.options import FILE, FOLDER, chain_options
 
 if TYPE_CHECKING:
-    from muster.chain import Chain
+    from muster.chain import BatchView, Chain, ChainView, Event
+    from muster.protocol.eip712 import Domain
+    from muster.protocol.ids import Hash32, RunId
+    from muster.protocol.messages import Submission
     from muster.shardcast import ShardServer, Trust
 
 logger = logging.getLogger(__name__)
@@ -48,6 +52,8 @@ class RelaySettings(Settings):
     """Newest versions that stay."""
     max_bytes: Annotated[int, Field(ge=1)] | None = None
     """Most bytes of chunks; older versions make room, and one that alone exceeds it is refused."""
+    room_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    """Most bytes of submissions' files for judges of the network; 0 for no room."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
@@ -83,6 +89,7 @@ def relay() -> None:
 @click.option("--store", type=FOLDER, help="Folder for chunks and manifests.")
 @click.option("--keep", type=int, help="Newest versions that stay.")
 @click.option("--max-bytes", type=int, help="Most bytes of chunks.")
+@click.option("--room-bytes", type=int, help="Most bytes of files for judges; 0 for none. [1 GiB]")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 for any free one.")
 @click.option("--ready-file", type=FILE, help="Receives the URL once it listens.")
@@ -112,10 +119,10 @@ async def serve_relay(settings: RelaySettings) -> None:
     """Mirror and serve until cancelled, or until the run is closed and nobody has fetched for
     `linger_s`; raises ConfigError or ChainError when it cannot start.
     """
-    from muster.chain import Chain
+    from muster.chain import Chain, ChainView, follow
     from muster.lifecycle import run_beside
     from muster.protocol.ids import RunId
-    from muster.shardcast import ChunkStore, Relay, ServerLimits, ShardServer
+    from muster.shardcast import ChunkStore, Relay, Room, ServerLimits, ShardServer
     from muster.shardcast.metrics import ShardMetrics
 
     store = ChunkStore(settings.store, keep=settings.keep, max_bytes=settings.max_bytes)
@@ -136,6 +143,12 @@ async def serve_relay(settings: RelaySettings) -> None:
             burst=int(2 * settings.requests_per_s) + 1,
         )
         await mirror.recheck()
+        view, beside = ChainView(), [mirror.run()]
+        room = None
+        if settings.room_bytes:
+            guard = NamedWork(view, RunId(settings.run), chain.domain("ContributionLedger"))
+            room = Room(settings.store / "room", max_bytes=settings.room_bytes, admission=guard)
+            beside.append(follow(chain, view, poll_s=settings.poll_s, on_change=guard.on_change))
         async with ShardServer(
             store,
             settings.host,
@@ -144,11 +157,93 @@ async def serve_relay(settings: RelaySettings) -> None:
             token=read_token(settings.token_file),
             wanted=mirror.wanted,
             metrics=metrics,
+            room=room,
         ) as server:
             announce(server, settings.ready_file)
             if settings.keep_going:
-                await mirror.run()
-            await run_beside(_until_unneeded(chain, settings, server), mirror.run())
+                await run_beside(*beside)
+            else:
+                await run_beside(_until_unneeded(chain, settings, server), *beside)
+
+
+class NamedWork:
+    """What the chain names with a bond behind it: work that its worker committed by itself and that
+    is not judged yet, and work that open cases are about.
+    """
+
+    def __init__(self, view: ChainView, run_id: RunId, domain: Domain) -> None:
+        self._view = view
+        self._run_id = run_id
+        self._domain = domain
+        self._named: dict[Hash32, tuple[Submission, BatchView]] = {}
+        self._files: set[Hash32] = set()
+        self._deadlines: dict[Hash32, int] = {}
+
+    async def on_change(self, _events: list[Event]) -> None:
+        """Take note of what the chain says now."""
+        from muster.chain import BatchStatus
+
+        named = {
+            batch.direct.leaf(): (batch.direct, batch)
+            for batch in self._view.batches.values()
+            if batch.direct is not None
+            and batch.run_id == self._run_id
+            and batch.status is not BatchStatus.JUDGED
+            and not batch.is_void
+        }
+        for case in self._view.cases.values():
+            if case.run_id == self._run_id and not case.closed:
+                for claim in case.claims:
+                    work = (claim.submission, self._view.batches[case.batch_id])
+                    named[claim.submission.leaf()] = work
+        self._named = named
+        self._files = {submission.file_hash for submission, _ in named.values()}
+        self._deadlines = {leaf: at for leaf, at in self._deadlines.items() if leaf in named}
+
+    def names_file(self, name: Hash32) -> bool:
+        """Return whether a file is of work with a bond behind it."""
+        return name in self._files
+
+    def names_work(self, leaf: Hash32) -> bool:
+        """Return whether work has a bond behind it."""
+        return leaf in self._named
+
+    def work_fault(self, leaf: Hash32, document: bytes) -> str | None:
+        """Return why a document does not prove that work: proofs that do not hold, of somebody who
+        was faster, would keep judges from the right ones.
+        """
+        from pydantic import ValidationError
+
+        from muster.api import BatchEntry
+        from muster.client.tickets import slot_and_policy, ticket_signer
+        from muster.protocol.eip712 import digest, recover
+        from muster.protocol.errors import SignatureError
+
+        submission, batch = self._named[leaf]
+        try:
+            entry = BatchEntry.model_validate_json(document)
+        except ValidationError:
+            return "it does not parse"
+        if entry.submission.leaf() != leaf:
+            return "it is another submission"
+        if entry.ticket is None or entry.ticket_signature is None:
+            return "there is no ticket"
+        if ticket_signer(entry.ticket, entry.ticket_signature, self._domain) != batch.orchestrator:
+            return "the ticket is not the run's orchestrator's"
+        if slot_and_policy(entry.ticket) != slot_and_policy(submission):
+            return "the ticket is for another slot or policy"
+        try:
+            signer = recover(digest(self._domain, submission.struct_hash()), entry.signature)
+        except SignatureError:
+            return "its signature is malformed"
+        worker = self._view.workers.get(submission.worker)
+        if worker is None or signer not in {node for _, node in worker.nodes}:
+            return "it is not signed by the worker's node"
+        if entry.ticket.deadline < self._deadlines.get(leaf, 0):
+            # One slot may have had several tickets; work must not become late by an earlier one.
+            return "it is here with a ticket of a later deadline"
+        self._deadlines[leaf] = entry.ticket.deadline
+        return None
 
 
 async def _until_unneeded(chain: Chain, settings: RelaySettings, server: ShardServer) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.client.ending import is_over
-from muster.client.exposure import eligible_jurors, exposure_of
+from muster.client.exposure import bench_words, eligible_jurors, exposure_of
 from muster.client.options import FOLDER, chain_options, endpoint, json_option
 from muster.client.printing import print_facts, print_json, print_table
 from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
@@ -174,7 +174,7 @@ def facts_of(run: dict[str, Any]) -> dict[str, Any]:
         "quorum": f"{terms['quorum']} of {len(run['validators'])} validators must agree"
         + ("" if terms["quorum"] <= len(run["validators"]) else ": nothing can be judged yet"),
         "invited": [f"{v}  muster validator join --run {run['run']}" for v in run["invited"]],
-        "jurors": f"{run['jurors']} of the network's bench could judge a dispute",
+        "jurors": bench_words(run["jurors"]),
         "validators": [
             f"{v['address']}  {format_tokens(int(v['stake_wei']))} tokens at stake"
             for v in run["validators"]

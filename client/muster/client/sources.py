@@ -9,7 +9,9 @@ few seconds only. Redirects are not followed.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -43,6 +45,9 @@ MAX_SOURCES = 64
 """Sources that are asked about one thing, whoever named them."""
 LANES = 4
 """Sources that are asked at the same time at most."""
+MAX_REFUSAL_BYTES = 4096
+"""What is read of a refusal."""
+_CODE = re.compile(r"[a-z_]{1,40}")
 _REFUSED = (401, 403)
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, MusterError)
 
@@ -282,7 +287,8 @@ class Sources:
     async def _put(self, url: str, body: bytes) -> None:
         async with self._http.stream("PUT", url, content=body) as response:
             if not 200 <= response.status_code < 300:
-                raise _lied(f"answered {response.status_code}", status=response.status_code)
+                words = f"answered {response.status_code}{await _code_of(response)}"
+                raise _lied(words, status=response.status_code)
 
     def _signed(self, url: str, signer: Signer) -> dict[str, str]:
         return sign_request(
@@ -313,6 +319,20 @@ def _words(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return "answered something else"
     return "timed out" if isinstance(error, TimeoutError) else type(error).__name__
+
+
+async def _code_of(response: httpx.Response) -> str:
+    """Return the code of a refusal in brackets; none of a body that is not ours."""
+    body = b""
+    async for part in response.aiter_raw():
+        body += part
+        if len(body) > MAX_REFUSAL_BYTES:
+            return ""
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return f" ({code})" if isinstance(code, str) and _CODE.fullmatch(code) else ""
 
 
 def _lied(message: str, *, status: int = 502) -> ApiError:

@@ -63,8 +63,11 @@ class StakeOffer:
             )
 
     def require_something(self, *, with_node: bool) -> None:
-        """Raise ConfigError when there is nothing to do, or a node is named that is not bound."""
+        """Raise ConfigError when there is nothing to do, too little to join with, or a node is
+        named that is not bound.
+        """
         if self.joins:
+            self._require_enough()
             return
         if with_node:
             raise ConfigError(
@@ -76,6 +79,15 @@ class StakeOffer:
                 f"{format_tokens(self.active_wei)} tokens are staked for run {self.run_id} already,"
                 f" {format_tokens(self.required_wei)} are required",
                 hint="--amount TOKENS adds more: it covers more units in flight",
+            )
+
+    def _require_enough(self) -> None:
+        missing = self.required_wei - self.active_wei
+        if self.amount_wei < missing:
+            raise ConfigError(
+                f"{format_tokens(self.amount_wei)} tokens are too few to join: "
+                f"{format_tokens(missing)} are missing",
+                hint="leave out --amount to stake just what is missing",
             )
 
     def describe(self) -> str:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import Ticket
+from muster.protocol.messages import Submission, Ticket
 
 MAX_TICKET_LIFE_S = 24 * 3600
 """A deadline further ahead than this is absurd: a node would be bound to one ticket for days."""
@@ -102,6 +102,17 @@ def ticket_signer(ticket: Ticket, signature: bytes, domain: Domain) -> Address |
         return recover(digest(domain, ticket.struct_hash()), signature)
     except SignatureError:
         return None
+
+
+def slot_and_policy(message: Ticket | Submission) -> tuple[int | str, ...]:
+    """Return what a ticket and the submission that fills it must have in common."""
+    return (
+        message.run_id,
+        message.worker,
+        message.step,
+        message.index,
+        message.policy_version,
+    )
 
 
 def _is_signed_by_orchestrator(ticket: Ticket, signature: bytes, terms: TicketTerms) -> bool:

@@ -70,11 +70,9 @@ class Assumptions:
     submissions_per_batch: int = 1
     """1, 16, 64 or 256: those batches were measured."""
     workers: int = 100
-    """Accounts that register, and leave in the end."""
+    """Accounts that join the run, and leave in the end."""
     validators: int = 5
-    """Accounts that stake, and leave in the end."""
-    beacons: int = 0
-    """Versions whose beacon is stored on chain; no program of ours needs it."""
+    """Accounts that take a seat, and leave in the end."""
     frauds: int = 10
     """Submissions that are slashed."""
     disputes: int = 10
@@ -133,26 +131,30 @@ class Kind:
 
 def kinds_of(a: Assumptions) -> list[Kind]:
     """Return every transaction of a run, in the order of its life."""
+    # The owner's reward, a seat's stake, a claim's bond and direct work's are allowed first.
+    approvals = 1 + a.validators + a.disputes + a.direct
     outcomes = f"post_outcomes_{a.submissions_per_batch}"
     return [
         Kind("create_run", "create the run", "owner", 1),
-        Kind("approve", "let the escrow take tokens", "owner", 1),
+        Kind("approve", "let a contract take tokens", "all", approvals),
         Kind("fund", "fund the run", "owner", 1),
-        Kind("deposit", "a validator stakes", "validator", a.validators),
-        Kind("onboard", "a worker registers", "worker", a.workers),
+        Kind("take_seat", "take a seat", "validator", a.validators),
+        Kind("onboard", "a worker joins", "worker", a.workers),
         Kind("publish_checkpoint", "publish a policy", "trainer", a.steps + 1),
-        Kind("record_beacon", "record a beacon", "anyone", a.beacons),
         Kind("commit_batch", "commit a batch", "orchestrator", a.batches),
         Kind(outcomes, "post its outcomes", "orchestrator", a.batches),
         Kind("submit_direct", "submit directly", "worker", a.direct),
+        Kind("return_bond", "return its bond", "worker", a.direct),
         Kind("claim_16_batches", f"claim {CLAIMED}", "worker", -(-a.submissions // CLAIMED)),
         Kind("execute_fraud", "slash a fraud", "orchestrator", a.frauds),
         Kind("finalise_fraud", "release its escrow", "orchestrator", a.frauds),
-        Kind("challenge", "challenge a verdict", "challenger", a.disputes),
-        Kind("draw_jury", "draw the jury", "challenger", a.disputes),
+        Kind("announce", "announce a claim", "claimant", a.disputes),
+        Kind("claim_case", "claim another ruling", "claimant", a.disputes),
+        Kind("draw", "draw the jury", "claimant", a.disputes),
         Kind("commit_vote", "commit a vote", "juror", a.disputes * a.jurors),
         Kind("reveal_vote", "reveal a vote", "juror", a.disputes * a.jurors),
-        Kind("close_case", "close the case", "challenger", a.disputes),
+        Kind("settle_case", "settle the case", "claimant", a.disputes),
+        Kind("collect_fee", "collect a fee", "juror", a.disputes * a.jurors),
         Kind("request_unbond", "ask for stake back", "all", a.workers + a.validators),
         Kind("withdraw", "withdraw it", "all", a.workers + a.validators),
     ]

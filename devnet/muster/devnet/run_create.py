@@ -151,6 +151,7 @@ async def _show(
     money = await money_for(chain, gas, size)
     facts = {
         **_parts(plan, found),
+        "jurors": await _jurors(chain, {owner, *plan.validators}),
         **_terms(plan),
         "gas": f"about {gas:,} of {owner}: {money} of the chain's coin",
     }
@@ -159,6 +160,14 @@ async def _show(
     if publisher not in (None, owner):
         published = await money_for(chain, PUBLISH_GAS, STEP_BYTES)
         await require_gas(chain, publisher, "run create, which publishes version 0,", published)
+
+
+async def _jurors(chain: Chain, excluded: set[Address]) -> str:
+    from muster.chain import ChainView, read_view
+    from muster.client.exposure import bench_words
+
+    view = await read_view(chain, ChainView())
+    return bench_words(sum(juror not in excluded for juror in view.jurors()))
 
 
 def _parts(plan: RunPlan, found: Evaluation | None) -> dict[str, str]:

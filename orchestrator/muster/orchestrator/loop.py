@@ -11,7 +11,7 @@ One rollout, from task to payment (docs/architecture.md):
   >  7. validate    validators fetch the batch and sign outcomes    services/outcomes.py
   >  8. record      a quorum's outcomes are posted                  record
      9. train       the trainer consumes what was accepted
-  > 10. settle      fraud is executed, and finalised after its window    settle
+  > 10. settle      fraud is executed, and finalised after its window    settle, report
     11. dispute     a jury decides about a challenged verdict
     12. audit       anyone rebuilds all of it from the chain
 
@@ -34,6 +34,7 @@ from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services.breaker import LOOK_INTERVAL_S
 from muster.orchestrator.services.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.services.context import Services
+from muster.orchestrator.services.doubles import Double
 from muster.orchestrator.services.leadership import Leadership
 from muster.orchestrator.services.outcomes import Agreed
 from muster.orchestrator.services.retention import Retention
@@ -54,6 +55,8 @@ IDLE_S = 1.0
 """A task looks for work at least this often, even if nothing woke it."""
 STATUS_INTERVAL_S = 0.25
 """Least time between two statuses sent to listeners."""
+REPORT_INTERVAL_S = 5.0
+"""Time between two looks for what was signed twice."""
 COLLECT_INTERVAL_S = 600.0
 """Time between two looks for files to drop."""
 CHECKPOINT_INTERVAL_S = 0.5
@@ -86,6 +89,7 @@ async def write(services: Services) -> None:
         tasks.create_task(commit(services))
         tasks.create_task(record(services))
         tasks.create_task(settle(services))
+        tasks.create_task(report(services))
         tasks.create_task(guard(services))
         if services.retention is not None:
             tasks.create_task(collect(services.retention))
@@ -271,6 +275,28 @@ async def settle_once(services: Services, backoff: Backoff) -> None:
         await _transact(
             services, "void", header.batch_id, partial(_void, services, header), backoff
         )
+
+
+async def report(services: Services) -> NoReturn:
+    """Step 10, for whoever signed twice: show both signatures to the court of faults."""
+    backoff = Backoff(first_s=REPORT_INTERVAL_S)
+    while True:
+        await report_once(services, backoff)
+        await asyncio.sleep(REPORT_INTERVAL_S)
+
+
+async def report_once(services: Services, backoff: Backoff) -> None:
+    """Show all that can be proven and was not."""
+    for double in await services.doubles.to_report():
+        await _transact(
+            services, "report", double.filed, partial(_prove, services, double), backoff
+        )
+
+
+async def _prove(services: Services, double: Double) -> None:
+    owner, offence, tag = double.filed
+    await double.prove(services.chain.once(f"prove {offence} of {owner}: {tag}").faults)
+    logger.warning("shown to the court", extra={"owner": owner, "offence": offence, "tag": tag})
 
 
 async def _void(services: Services, header: Batch) -> None:

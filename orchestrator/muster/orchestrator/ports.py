@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, Poll
+from muster.chain.structs import Outcomes
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.messages import Submission
@@ -53,6 +54,30 @@ class LedgerPort(Protocol):
         """Return the wei of stake behind one unit in flight."""
 
 
+class FaultsPort(Protocol):
+    """Punishes who signed two things of which one was allowed."""
+
+    async def prove_double_outcome(
+        self,
+        batch: Batch,
+        first: Outcomes,
+        first_signature: bytes,
+        second: Outcomes,
+        second_signature: bytes,
+    ) -> object:
+        """Slash a validator that signed two different outcomes of one batch."""
+
+    async def prove_double_submission(
+        self,
+        outcome: OutcomeProof,
+        first: Submission,
+        first_signature: bytes,
+        second: Submission,
+        second_signature: bytes,
+    ) -> object:
+        """Slash and ban a worker whose node signed another submission for a judged slot."""
+
+
 class RunsPort(Protocol):
     """One write, and two constants."""
 
@@ -87,6 +112,10 @@ class ChainPort(Protocol):
     @property
     def ledger(self) -> LedgerPort:
         """The contribution ledger."""
+
+    @property
+    def faults(self) -> FaultsPort:
+        """The court of faults."""
 
     @property
     def runs(self) -> RunsPort:

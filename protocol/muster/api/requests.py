@@ -50,7 +50,7 @@ class OutcomesBody(Body):
     """A validator's outcomes of one batch."""
 
     records: HexBytes
-    """The packed records."""
+    """The packed records; none when nothing of the batch can be had."""
     signature: HexSignature
     """EIP-712 `Outcomes`."""
 

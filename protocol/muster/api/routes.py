@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from muster.api.answers import (
     BatchChecking,
     BatchContents,
+    BatchEntry,
     CommittedBatches,
     HeartbeatAnswer,
     Lease,
@@ -36,7 +37,7 @@ from muster.api.requests import (
 )
 from muster.api.status import RunStatus, WatchedValidators
 
-Signer = Literal["nobody", "node", "validator", "trainer", "validator or trainer"]
+Signer = Literal["nobody", "node", "validator", "trainer", "validator, trainer or juror"]
 
 PARQUET = "application/vnd.apache.parquet"
 BYTES = "application/octet-stream"
@@ -67,6 +68,13 @@ TICKET = {
     "deadline": 1_763_800_600,
 }
 
+ENTRY = {
+    "submission": SUBMISSION,
+    "signature": SIGNATURE,
+    "ticket": TICKET,
+    "ticket_signature": SIGNATURE,
+    "received_at": 1_763_800_412,
+}
 
 STATUS = {
     "run_id": 1,
@@ -320,15 +328,7 @@ ROUTES = (
                     "batch_id": 17,
                     "root": HASH,
                     "count": 1,
-                    "submissions": [
-                        {
-                            "submission": SUBMISSION,
-                            "signature": SIGNATURE,
-                            "ticket": TICKET,
-                            "ticket_signature": SIGNATURE,
-                            "received_at": 1_763_800_412,
-                        }
-                    ],
+                    "submissions": [ENTRY],
                 },
             ),
         ),
@@ -448,8 +448,16 @@ ROUTES = (
         "/v1/files/{file_hash}",
         "file",
         (Answer(200, None, PARQUET, "PAR1…"), Answer(206, None, PARQUET, "…"), Answer(307)),
-        signer="validator or trainer",
+        signer="validator, trainer or juror",
         parameters={"file_hash": HASH},
+    ),
+    Route(
+        "GET",
+        "/v1/work/{leaf}",
+        None,
+        (_json(200, BatchEntry, ENTRY),),
+        without_client="asked of sources, of which an orchestrator is one: muster.client.sources",
+        parameters={"leaf": HASH},
     ),
     Route(
         "POST",

@@ -94,8 +94,8 @@ class MemberView:
 
     run_id: RunId
     """The run."""
-    worker: WorkerView
-    """The worker."""
+    worker: WorkerView = field(compare=False)
+    """The worker; not compared, because it has this member among its memberships."""
     stake: StakeView
     """Its stake in the run."""
     terms: int

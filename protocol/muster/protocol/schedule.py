@@ -170,7 +170,7 @@ def stage_by_age(timing: Timing, now: int) -> Stage:
 def called_by_age(
     order: Sequence[Address], quorum: int, timing: Timing, now: int
 ) -> Sequence[Address]:
-    """Return who is called as far as the chain alone tells; nobody once outcomes are overdue."""
+    """Return who is called as far as the chain alone tells; nobody once it is due."""
     if now >= timing.due_at:
         return ()
     return order[: size_of(stage_by_age(timing, now), quorum, len(order))]

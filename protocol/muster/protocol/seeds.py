@@ -1,7 +1,8 @@
 """What a worker must do, derived from its ticket: problems, target lengths, sampling seeds.
 
 Nothing here is chosen by anyone: the beacon is a block hash that did not exist when the worker
-chose its address. Solidity and Python share the golden vectors of `tests/conformance/vectors/seeds.json`.
+chose its address. Solidity and Python share the golden vectors of
+`tests/conformance/vectors/seeds.json`.
 """
 
 from __future__ import annotations

@@ -9,18 +9,22 @@ from muster.shardcast.fetcher import Fetcher
 from muster.shardcast.limits import ServerLimits
 from muster.shardcast.manifest import ChunkSpan, Manifest, ManifestFile
 from muster.shardcast.relay import Relay
+from muster.shardcast.room import Admission, Room, RoomRefusal
 from muster.shardcast.server import ShardServer
 from muster.shardcast.simple import fetch, publish
 from muster.shardcast.store import ChunkStore
 from muster.shardcast.trust import Trust, TrustedRoot
 
 __all__ = [
+    "Admission",
     "ChunkSpan",
     "ChunkStore",
     "Fetcher",
     "Manifest",
     "ManifestFile",
     "Relay",
+    "Room",
+    "RoomRefusal",
     "ServerLimits",
     "ShardServer",
     "Trust",

@@ -15,18 +15,19 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, BinaryIO, TypeVar
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import Region
 from muster.shardcast.limits import RequestRates, ServerLimits
 from muster.shardcast.manifest import parse_digest
 from muster.shardcast.metrics import ShardMetrics
+from muster.shardcast.room import Room, RoomRefusal
 from muster.shardcast.send import Sender, prefer_congestion_control
 from muster.shardcast.store import ChunkStore
 
@@ -41,6 +42,8 @@ FOREIGN_CHANGE_POLL_S = 0.05
 """How often a waiting request looks for what another process published into the store."""
 SHUTDOWN_S = 1.0
 """How long a stop waits for answers that are being sent."""
+DRAINED_BYTES = 1 << 20
+"""So much of a body that is refused is read, so that its sender reads why."""
 INLINE_BYTES = 64 << 10
 """Chunks up to this size are sent in one write rather than by sendfile."""
 
@@ -51,6 +54,7 @@ _NUMBER = r"(0|[1-9][0-9]{0,15})"
 _VERSIONS = re.compile(rf"/v1/{_NUMBER}/versions")
 _VERSION_PART = re.compile(rf"/v1/{_NUMBER}/{_NUMBER}/(manifest|signature)")
 _CHUNK = re.compile(r"/v1/chunks/([0-9a-f]{64})")
+_ROOM = re.compile(r"/v1/(files|work)/(?:0x)?([0-9a-f]{64})")
 
 T = TypeVar("T")
 
@@ -68,8 +72,11 @@ class ShardServer:
         token: str | None = None,
         wanted: Callable[[RunId, PolicyVersion], None] | None = None,
         metrics: ShardMetrics | None = None,
+        room: Room | None = None,
     ) -> None:
-        """`token` is the bearer token clients must show; `wanted` hears of versions waited for."""
+        """`token` is the bearer token clients must show; `wanted` hears of versions waited for;
+        `room` is served beside the store.
+        """
         self.metrics = metrics or ShardMetrics()
         self.chunk_asked_at = time.monotonic()
         """When a chunk was asked for last, or this was made; of the monotonic clock."""
@@ -79,6 +86,7 @@ class ShardServer:
         self._limits = limits or ServerLimits()
         self._token = token
         self._wanted = wanted
+        self._room = room
         self._rates = RequestRates(self._limits.requests_per_s, self._limits.burst)
         self._waiting = 0
         self._stopping = False
@@ -157,9 +165,12 @@ class ShardServer:
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
         if not self._rates.admit(request.remote or "", self._loop.time()):
             return web.Response(status=429, headers={"Retry-After": "1"})
-        if request.method not in ("GET", "HEAD"):
+        is_put = (
+            request.method == "PUT" and self._room is not None and _ROOM.fullmatch(request.path)
+        )
+        if request.method not in ("GET", "HEAD") and not is_put:
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
-        if request.can_read_body:
+        if request.can_read_body and not is_put:
             response = web.Response(status=413)
             response.force_close()
             return response
@@ -182,6 +193,11 @@ class ShardServer:
         if match := _CHUNK.fullmatch(path):
             digest = parse_digest(match[1])
             return await self._chunk(request, digest) if digest else _not_found()
+        if (match := _ROOM.fullmatch(path)) and self._room is not None:
+            name = Hash32(bytes.fromhex(match[2]))
+            if request.method == "PUT":
+                return await self._put(request, self._room, match[1], name)
+            return await self._of_room(request, self._room, match[1], name)
         if match := _VERSIONS.fullmatch(path):
             return await self._versions(request, RunId(int(match[1])))
         if match := _VERSION_PART.fullmatch(path):
@@ -244,6 +260,36 @@ class ShardServer:
             return _not_found()  # dropped since it was located
         with file:
             return await self._send_chunk(request, digest, file, region)
+
+    async def _of_room(
+        self, request: web.BaseRequest, room: Room, kind: str, name: Hash32
+    ) -> web.StreamResponse:
+        path = room.find(kind, name)
+        try:
+            file = path.open("rb", buffering=0) if path else None
+        except OSError:
+            file = None  # dropped since it was found
+        if file is None:
+            return _not_found()
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            return await self._send_range(request, file, range(size), {})
+
+    async def _put(
+        self, request: web.BaseRequest, room: Room, kind: str, name: Hash32
+    ) -> web.Response:
+        try:
+            async with asyncio.timeout(self._limits.send_s):
+                await room.take(kind, name, _parts(request), request.remote or "")
+        except TimeoutError:
+            self.metrics.cut_off.labels("slow").inc()
+            return await _refused(request, RoomRefusal(408, "slow", "it was sent too slowly"))
+        except RoomRefusal as refusal:
+            return await _refused(request, refusal)
+        except StorageError as error:
+            logger.error("the room cannot keep a file", extra={"error": str(error)})
+            return await _refused(request, RoomRefusal(507, "disk", "the relay's disk is full"))
+        return web.Response(status=201)
 
     async def _locate(self, digest: Hash32) -> Region | None:
         if self._store.is_checked(digest):
@@ -386,7 +432,29 @@ def _kind(path: str) -> str:
         return match[3]
     if _VERSIONS.fullmatch(path):
         return "versions"
+    if match := _ROOM.fullmatch(path):
+        return match[1]
     return path[1:] if path in ("/healthz", "/metrics") else "other"
+
+
+async def _parts(request: web.BaseRequest) -> AsyncIterator[bytes]:
+    async for part in request.content.iter_chunked(INLINE_BYTES):
+        yield part
+
+
+async def _refused(request: web.BaseRequest, refusal: RoomRefusal) -> web.Response:
+    """Return an answer that says why something is not taken."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SHUTDOWN_S):
+            async for part in request.content.iter_chunked(INLINE_BYTES):
+                size += len(part)
+                if size > DRAINED_BYTES:
+                    break
+    said = {"code": refusal.code, "message": str(refusal), "hint": refusal.hint or ""}
+    response = web.json_response({"error": said}, status=refusal.status)
+    response.force_close()
+    return response
 
 
 def _not_found() -> web.Response:

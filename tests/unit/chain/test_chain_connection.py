@@ -32,7 +32,7 @@ class CallNode(FakeNode):
 
 async def test_view_is_called_at_the_contracts_address() -> None:
     node = CallNode(encode(["uint256"], [5]))
-    assert await node.chain().vault.active_stake(address(1)) == 5
+    assert await node.chain().vault.active_stake(RunId(1), address(1)) == 5
     (call, block) = node.asked[0]
     assert (call["to"], block) == (DEPLOYMENT.contracts["StakeVault"], "latest")
     assert call["data"].endswith(address(1)[2:].lower())
@@ -46,11 +46,17 @@ async def test_earlier_block_is_read_when_asked_for() -> None:
 
 
 async def test_struct_becomes_a_dataclass() -> None:
-    values = (address(2), 7, 2, 50, 60, 1)
-    node = CallNode(encode(["(address,uint32,uint8,uint64,uint64,uint32)"], [values]))
-    worker = await node.chain().workers.worker_of(address(1))
-    assert (worker.node, worker.worker_id, worker.status) == (address(2), 7, WorkerStatus.JAILED)
-    assert (worker.active_from, worker.jailed_until, worker.convictions) == (50, 60, 1)
+    kinds = "(uint8,uint64,uint64,uint64,uint32,uint32,uint8)"
+    node = CallNode(encode([kinds], [(2, 50, 60, 70, 2, 1, 3)]))
+    member = await node.chain().workers.member_of(RunId(1), address(1))
+    assert (member.status, member.status_before) == (WorkerStatus.JAILED, WorkerStatus.EXITING)
+    assert (member.active_from, member.jailed_until, member.left_at) == (50, 60, 70)
+    assert (member.convictions, member.exact_convictions) == (2, 1)
+
+
+async def test_two_values_become_a_pair() -> None:
+    node = CallNode(encode(["uint32", "address"], [7, address(2)]))
+    assert await node.chain().workers.worker_of(address(1)) == (7, address(2))
 
 
 @pytest.mark.parametrize(("exists", "expected"), [(True, 3), (False, None)])
@@ -60,10 +66,9 @@ async def test_latest_version_may_be_none(exists: bool, expected: int | None) ->
 
 
 async def test_functions_without_a_method_are_read_by_name() -> None:
-    node = CallNode(encode(["uint8", "uint88", "address"], [2, 5, address(9)]))
-    asked = [RunId(1), [address(9)]]
-    answer = await node.chain().read("RunRegistry", "quorumAmong", asked)
-    assert answer == (2, 5, address(9))
+    node = CallNode(encode(["address"], [address(9)]))
+    answer = await node.chain().read("DisputeCourt", "bondOf", [1])
+    assert answer == (address(9),)
 
 
 @pytest.mark.parametrize("answer", [b"", b"\1", bytes(31), b"\xff" * 32])
@@ -78,7 +83,7 @@ async def test_a_node_that_knows_no_contract_yet_is_asked_again() -> None:
     node = CallNode(encode(["uint256"], [5]))
     behind = ["0x", "0x"]
     node.methods["eth_call"] = lambda *asked: behind.pop() if behind else node._call(*asked)
-    assert await node.chain().vault.active_stake(address(1)) == 5
+    assert await node.chain().vault.active_stake(RunId(1), address(1)) == 5
 
 
 async def test_other_rpc_errors_pass_through() -> None:
@@ -124,7 +129,7 @@ async def test_receipt_carries_the_events_of_our_contracts(timed: bool) -> None:
     node = FakeNode()
     block = node.mine()
     args = {"batch_id": 4, "run_id": 1, "root": bytes(32), "count": 1, "units": 9}
-    args |= {"price_per_unit": 3, "committed_at": 5}
+    args |= {"price_per_unit": 3, "terms": 1, "committed_at": 5}
     log = placed(encode_log("ContributionLedger", "BatchCommitted", args), block, 0, timed=timed)
     stranger = {**log, "address": address(1)}
     node.methods |= {

@@ -7,8 +7,9 @@ from chain_fakes import address
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain import PauseCause, RunConfig, RunTerms, Standing, WorkerAccount, WorkerStatus
+from muster.chain import PauseCause, RunConfig, RunTerms, Standing, WorkerStatus
 from muster.chain.conversion import from_abi, to_abi
+from muster.chain.structs import Member
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -17,7 +18,8 @@ HASH = Hash32(bytes(range(32)))
 TERMS = (5, 10_000, 100_000, 2)
 CONFIG = (address(1), address(2), HASH, HASH, HASH, HASH, TERMS, (address(3), address(4)))
 RECORD = (7, 3, 0, 2, HASH, 4, 90, 4, 30)
-STANDING = (RECORD, HASH, HASH, 1, 1234, False)
+STANDING = (RECORD, HASH, 1, 0, 1234, False)
+MEMBER = (2, 50, 60, 0, 1, 0, 1)
 
 
 def test_nested_structs_become_dataclasses() -> None:
@@ -30,13 +32,13 @@ def test_nested_structs_become_dataclasses() -> None:
 def test_struct_with_enums_by_number_becomes_a_dataclass() -> None:
     standing = from_abi(Standing, STANDING)
     assert standing.outcome.verdict is Verdict(4)
-    assert standing.verdict is Verdict.ACCEPTED
+    assert (standing.verdict, standing.reason) == (Verdict.ACCEPTED, Reason.NONE)
     assert isinstance(standing.outcome, OutcomeRecord)
     assert to_abi(standing) == STANDING
 
 
 def test_enum_of_the_contracts_is_its_place_in_solidity() -> None:
-    assert from_abi(WorkerAccount, (address(1), 7, 2, 50, 60, 1)).status is WorkerStatus.JAILED
+    assert from_abi(Member, MEMBER).status is WorkerStatus.JAILED
     assert [to_abi(cause) for cause in PauseCause] == [0, 1, 2]
 
 
@@ -62,9 +64,9 @@ def test_sequences_become_tuples() -> None:
         (RunTerms, (1, 2, 3), "RunTerms has 4 fields, got 3"),
         (RunTerms, (1, 2, 3, 4, 5), "RunTerms has 4 fields, got 5"),
         (RunConfig, (*CONFIG[:6], TERMS[:2], CONFIG[7]), "RunTerms has 4 fields, got 2"),
-        (WorkerAccount, (address(1), 7, 5, 50, 60, 1), "WorkerStatus has no number 5"),
-        (WorkerAccount, (address(1), 7, -1, 50, 60, 1), "WorkerStatus has no number -1"),
-        (Standing, (*STANDING[:3], 9, 1234, False), "Verdict has no number 9"),
+        (Member, (5, *MEMBER[1:]), "WorkerStatus has no number 5"),
+        (Member, (*MEMBER[:6], -1), "WorkerStatus has no number -1"),
+        (Standing, (*STANDING[:2], 9, 0, 1234, False), "Verdict has no number 9"),
         (tuple[RunTerms, ...], (TERMS, TERMS[:1]), "RunTerms has 4 fields, got 1"),
     ],
 )

@@ -15,7 +15,7 @@ from muster.protocol.errors import ChainUnreachable
 
 
 def deposit(owner: int) -> dict[str, Any]:
-    args = {"owner": address(owner), "amount": 1, "active": 1}
+    args = {"run_id": 1, "owner": address(owner), "amount": 1, "active": 1}
     return encode_log("StakeVault", "Deposited", args)
 
 

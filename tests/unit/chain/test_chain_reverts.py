@@ -16,18 +16,18 @@ def revert(signature: str, types: list[str], args: list[object]) -> bytes:
 
 def test_custom_error_is_named_with_its_arguments() -> None:
     data = revert(
-        "RegistryStakeTooLow(address,uint256,uint256)",
-        ["address", "uint256", "uint256"],
-        [address(1), 5, 100],
+        "RegistryStakeTooLow(uint64,address,uint256,uint256)",
+        ["uint64", "address", "uint256", "uint256"],
+        [1, address(2), 5, 100],
     )
     error = decode_revert(data, tx="0x12")
     assert (error.name, error.args_, error.tx) == (
         "RegistryStakeTooLow",
-        (address(1), 5, 100),
+        (1, address(2), 5, 100),
         "0x12",
     )
     assert error.hint == HINTS["RegistryStakeTooLow"]
-    assert str(error) == f"the contract refused: RegistryStakeTooLow({address(1)}, 5, 100)"
+    assert str(error) == f"the contract refused: RegistryStakeTooLow(1, {address(2)}, 5, 100)"
 
 
 def test_bytes_are_shown_in_hexadecimal() -> None:

@@ -22,7 +22,7 @@ from muster.protocol.ids import Hash32
 
 
 def deposit(owner: int) -> dict[str, Any]:
-    args = {"owner": address(owner), "amount": 1, "active": 1}
+    args = {"run_id": 1, "owner": address(owner), "amount": 1, "active": 1}
     return encode_log("StakeVault", "Deposited", args)
 
 

@@ -78,6 +78,7 @@ def make_account(**changes: object) -> Any:
         "status": WorkerStatus.ACTIVE,
         "active_from": 10,
         "active_wei": 100 * 10**18,
+        "beacon_under": lambda checkpoint: checkpoint.beacon,
     }
     return SimpleNamespace(**{**values, **changes})
 

@@ -16,7 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trie import HexaryTrie
 
-from muster.chain import BatchView, BlockId, ChainView, Deployment, Event, RunConfig, RunTerms
+from muster.chain import (
+    BatchView,
+    BlockId,
+    ChainView,
+    Deployment,
+    Event,
+    RunConfig,
+    RunTerms,
+    StakeAccount,
+)
 from muster.client.audit import leaves, money, work
 from muster.client.audit.contradictions import (
     MAX_LISTED,
@@ -118,6 +127,7 @@ def a_batch(batch_id: int, found: list[OutcomeRecord], **changes: Any) -> BatchV
     values: dict[str, Any] = {
         **{"batch_id": batch_id, "run_id": RUN, "root": keccak(b"root"), "count": len(found)},
         **{"units": sum(r.units for r in found), "price_per_unit": 10**15, "committed_at": 100},
+        **{"terms": 1, "signers": 1},
         **{"block_number": 10 * batch_id, "tx_hash": "0xc", "posted_at": 120 + batch_id},
         **{"posted_block": 10 * batch_id + 1, "posted_tx": "0xp", "records": found},
     }
@@ -334,7 +344,7 @@ def test_a_filter_never_misses_and_mostly_tells() -> None:
 # Dumps
 
 DEPLOYMENT = Deployment(31337, 1, {"ContributionLedger": WORKER}, {"challenge_window_s": 30})
-OBSERVED = Observed(vault_wei=10**30, escrow_wei=0, stakes={}, runs=0, batches=0)
+OBSERVED = Observed(10**30, 0, 0, {(RUN, WORKER): StakeAccount(1, 2, 3, 4)}, 0, 0)
 HEAD = BlockId(9, keccak(b"head"))
 
 

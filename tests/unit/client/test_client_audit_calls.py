@@ -58,7 +58,13 @@ def a_batch(
     order = order_of(batch_id)
     values: dict[str, Any] = {
         **{"batch_id": batch_id, "run_id": RUN, "root": keccak(b"root"), "count": 1, "units": 100},
-        **{"price_per_unit": 1, "committed_at": at, "block_number": batch_id, "tx_hash": "0xc"},
+        **{
+            "price_per_unit": 1,
+            "terms": 1,
+            "committed_at": at,
+            "block_number": batch_id,
+            "tx_hash": "0xc",
+        },
         **{"beacon": keccak(b"block %d" % batch_id), "seated": BENCH, "validators": BENCH},
         **{"records": [record], "records_hash": keccak(pack_records([record]))},
         **{"signers": sum(SEATS[order[place]] for place in places), "posted_at": at + after_s},
@@ -70,9 +76,7 @@ def a_batch(
 def a_view(*batches: BatchView) -> ChainView:
     view = ChainView()
     terms = SimpleNamespace(quorum=QUORUM)
-    run: Any = SimpleNamespace(
-        run_id=RUN, seats=SEATS, validators=BENCH, config=SimpleNamespace(terms=terms)
-    )
+    run: Any = SimpleNamespace(run_id=RUN, seats=SEATS, validators=BENCH, terms=[terms])
     view.runs = {RUN: run}
     view.batches = {batch.batch_id: batch for batch in batches}
     return view

@@ -151,7 +151,7 @@ def make_case(folder: Path, weights: Sequence[Path], engine: Any) -> Case:
         worker_id=5,
         node=address_of(NODE_KEY),
         is_slot_used=False,
-        policy=PolicyFacts(root=manifest.root(), beacon=BEACON, block_number=40),
+        policy=PolicyFacts(root=manifest.root(), beacon=BEACON),
     )
     evidence = Evidence(
         batch_id=12, position=0, facts=facts, entries=[entry], records=record, signatures=[]
@@ -239,7 +239,7 @@ def test_a_real_policy_travels_in_its_bundle_and_bears_the_verdict_out(tmp_path:
         ({"recipe": ZERO}, "documents"),
         ({"calibration": ZERO}, "documents"),
         ({"task_set": ZERO}, "documents"),
-        ({"policy": PolicyFacts(root=ZERO, beacon=BEACON, block_number=40)}, "policy"),
+        ({"policy": PolicyFacts(root=ZERO, beacon=BEACON)}, "policy"),
         ({"orchestrator": address_of(OTHER_KEY)}, "1 claim"),
         ({"node": address_of(OTHER_KEY)}, "1 claim"),
         ({"is_slot_used": True}, "1 claim"),

@@ -78,13 +78,20 @@ def test_claim_without_a_sender_is_refused_before_anything_is_asked() -> None:
     assert "whose rewards?" in str(result.exception)
 
 
-@pytest.mark.parametrize("name", ["worker", "validator"])
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (("worker", "run", "--run", "1", "--state-dir", "w"), "orchestrator"),
+        (("validator", "run", "--run", "1", "--state-dir", "v"), "orchestrator"),
+        (("juror", "run"), "state_dir"),
+    ],
+)
 def test_missing_setting_is_named_before_the_password_is_asked_for(
-    name: str, tmp_path: Path
+    words: tuple[str, ...], missing: str, tmp_path: Path
 ) -> None:
-    result = run(name, "run", "--keystore", str(tmp_path / "k"), "--run", "1")
+    result = run(*words, "--keystore", str(tmp_path / "k"))
     assert isinstance(result.exception, ConfigError)
-    assert "orchestrator" in str(result.exception)
+    assert missing in str(result.exception)
 
 
 def test_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:

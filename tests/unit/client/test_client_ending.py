@@ -59,29 +59,32 @@ def view_of(*batches: Any, cases: Any = ()) -> Any:
     return view
 
 
+def judged(batch_id: int) -> Any:
+    return make_batch(batch_id, [], [make_record()])
+
+
 def settled(view: Any) -> int | None:
     return settled_at(view, RUN, outcome_deadline_s=DEADLINE_S, challenge_window_s=WINDOW_S)
 
 
 def test_a_run_is_settled_when_its_last_window_has_closed() -> None:
-    posted, silent = make_batch(1, []), make_batch(2, [])
-    silent.posted_at = None
+    posted, silent = judged(1), make_batch(2, [])
     assert settled(view_of()) == 0
     assert settled(view_of(posted)) == NOW + 60 + WINDOW_S
     assert settled(view_of(posted, silent)) == NOW + 30 + DEADLINE_S + WINDOW_S
 
 
 def test_batches_and_cases_of_other_runs_are_not_waited_for() -> None:
-    mine, other = make_batch(1, []), make_batch(2, [])
+    mine, other = judged(1), judged(2)
     other.run_id, other.posted_at = RUN + 1, NOW + 10**6
-    case = SimpleNamespace(closed=False, batch_id=2)
+    case = SimpleNamespace(closed=False, batch_id=2, run_id=RUN + 1)
     assert settled(view_of(mine, other, cases=[case])) == NOW + 60 + WINDOW_S
 
 
 @pytest.mark.parametrize(("closed", "end"), [(False, None), (True, NOW + 60 + WINDOW_S)])
 def test_an_open_case_is_waited_for(closed: bool, end: int | None) -> None:
-    case = SimpleNamespace(closed=closed, batch_id=1)
-    assert settled(view_of(make_batch(1, []), cases=[case])) == end
+    case = SimpleNamespace(closed=closed, run_id=RUN)
+    assert settled(view_of(judged(1), cases=[case])) == end
 
 
 # The worker
@@ -169,7 +172,7 @@ class Seated(ValidatorLoop):
 async def test_a_validator_stays_until_nothing_can_be_challenged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    loop = Seated(view_of(make_batch(1, [])))
+    loop = Seated(view_of(judged(1)))
     with caplog.at_level(logging.INFO):
         loop.time = NOW + 60 + WINDOW_S - 1
         assert not await loop._has_ended()
@@ -179,8 +182,8 @@ async def test_a_validator_stays_until_nothing_can_be_challenged(
 
 
 async def test_a_validator_stays_while_the_run_goes_on_or_a_case_is_open() -> None:
-    case = SimpleNamespace(closed=False, batch_id=1)
-    view = view_of(make_batch(1, []), cases=[case])
+    case = SimpleNamespace(closed=False, run_id=RUN)
+    view = view_of(judged(1), cases=[case])
     loop = Seated(view)
     loop.time = NOW + 10**6
     assert not await loop._has_ended()

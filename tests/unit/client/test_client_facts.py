@@ -8,36 +8,44 @@ import pytest
 from client_chain import make_view
 from client_world import BEACON, DOMAIN, NODE_KEY, OTHER_KEY, ROOT, RUN, VERSION, WORKER
 
-from muster.chain import Event, WorkerStatus
+from muster.chain import CheckpointView, Event, RunConfig, RunTerms, WorkerStatus
 from muster.client.facts import HistoryView, Standing, ticket_terms
 from muster.client.tickets import KnownPolicy
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.ids import PolicyVersion, RunId
 
 NODE, NEW_NODE = address_of(NODE_KEY), address_of(OTHER_KEY)
 
 
-def make_event(name: str, block: int, **args: Any) -> Event:
+def make_event(name: str, block: int, contract: str = "WorkerRegistry", **args: Any) -> Event:
     return Event(
-        contract="WorkerRegistry",
+        contract=contract,
         name=name,
-        args={"worker": WORKER, **args},
+        args=args if contract == "RunRegistry" else {"worker": WORKER, **args},
         block_number=block,
         block_hash=keccak(bytes([block])),
         block_timestamp=block,
-        log_index=0,
+        log_index=len(args),
         tx_hash="0x",
     )
 
 
+CONFIG = RunConfig(
+    NODE, NODE, *(keccak(b"x"),) * 4, terms=RunTerms(1, 1, 1, 1), validators=(NEW_NODE,)
+)
 HISTORY = [
-    make_event("WorkerRegistered", 10, node=NODE, worker_id=1, active_from=12),
-    make_event("NodeRotated", 20, old_node=NODE, new_node=NEW_NODE),
-    make_event("WorkerJailed", 30, offence=keccak(b"o"), until=31),
-    make_event("WorkerUnjailed", 40, active_from=42),
-    make_event("WorkerBanned", 50, offence=keccak(b"p")),
+    make_event("RunCreated", 5, "RunRegistry", run_id=1, owner=NODE, config=CONFIG),
+    make_event("WorkerRegistered", 10, worker_id=1),
+    make_event("NodeBound", 11, node=NODE),
+    make_event("WorkerJoined", 11, run_id=1, terms=1, active_from=13),
+    make_event("NodeUnbound", 20, node=NODE),
+    make_event("NodeBound", 20, node=NEW_NODE, extra=0),
+    make_event("WorkerJailed", 30, run_id=1, escrow_id=keccak(b"o"), until=31),
+    make_event("WorkerReturned", 40, run_id=1, terms=1, active_from=42),
+    make_event("WorkerBanned", 50, run_id=1, escrow_id=keccak(b"p")),
 ]
+FIRST = RunId(1)
 
 
 @pytest.fixture
@@ -51,11 +59,11 @@ def view() -> HistoryView:
 @pytest.mark.parametrize(
     ("before", "standing"),
     [
-        (10, None),
-        (11, Standing(1, NODE, WorkerStatus.ACTIVE, 12)),
-        (20, Standing(1, NODE, WorkerStatus.ACTIVE, 12)),
-        (21, Standing(1, NEW_NODE, WorkerStatus.ACTIVE, 12)),
-        (31, Standing(1, NEW_NODE, WorkerStatus.JAILED, 12)),
+        (11, None),
+        (12, Standing(1, NODE, WorkerStatus.ACTIVE, 13)),
+        (20, Standing(1, NODE, WorkerStatus.ACTIVE, 13)),
+        (21, Standing(1, NEW_NODE, WorkerStatus.ACTIVE, 13)),
+        (31, Standing(1, NEW_NODE, WorkerStatus.JAILED, 13)),
         (41, Standing(1, NEW_NODE, WorkerStatus.ACTIVE, 42)),
         (50, Standing(1, NEW_NODE, WorkerStatus.ACTIVE, 42)),
         (51, Standing(1, NEW_NODE, WorkerStatus.BANNED, 42)),
@@ -64,7 +72,7 @@ def view() -> HistoryView:
 def test_standing_is_that_of_the_block_asked_for(
     view: HistoryView, before: int, standing: Standing | None
 ) -> None:
-    assert view.standing(WORKER, before=before) == standing
+    assert view.standing(FIRST, WORKER, before=before) == standing
 
 
 def test_later_events_change_nothing_about_earlier_blocks() -> None:
@@ -72,19 +80,21 @@ def test_later_events_change_nothing_about_earlier_blocks() -> None:
     seen: dict[int, Standing | None] = {}
     for event in HISTORY:
         view.apply(event)
-        seen[event.block_number + 1] = view.standing(WORKER, before=event.block_number + 1)
-    assert seen == {block: view.standing(WORKER, before=block) for block in seen}
+        seen[event.block_number + 1] = view.standing(FIRST, WORKER, before=event.block_number + 1)
+    assert seen == {block: view.standing(FIRST, WORKER, before=block) for block in seen}
 
 
 def test_rewound_events_are_forgotten(view: HistoryView) -> None:
     view.rewind(35)
-    assert view.standing(WORKER, before=99) == Standing(1, NEW_NODE, WorkerStatus.JAILED, 12)
+    assert view.standing(FIRST, WORKER, before=99) == Standing(1, NEW_NODE, WorkerStatus.JAILED, 13)
     view.rewind(5)
-    assert view.standing(WORKER, before=99) is None
+    assert view.standing(FIRST, WORKER, before=99) is None
 
 
-def test_stranger_has_no_standing(view: HistoryView) -> None:
-    assert view.standing(NODE, before=99) is None
+def test_stranger_has_no_standing_and_nobody_has_one_in_another_run(view: HistoryView) -> None:
+    assert view.standing(FIRST, NODE, before=99) is None
+    assert view.standing(RunId(2), WORKER, before=99) is None
+    assert view.contradictions == []
 
 
 def test_worker_is_active_from_its_activation_block_while_its_status_is() -> None:
@@ -94,9 +104,22 @@ def test_worker_is_active_from_its_activation_block_while_its_status_is() -> Non
 
 
 def test_ticket_terms_are_the_chains() -> None:
-    terms = ticket_terms(make_view(), RUN, DOMAIN, VERSION, (WORKER, 10), NODE)
+    terms = ticket_terms(make_view(), RUN, DOMAIN, VERSION, NEW_NODE, NODE)
     assert terms.policies == {VERSION: KnownPolicy(ROOT, BEACON)}
-    assert (terms.worker, terms.active_from, terms.run_id) == (WORKER, 10, RUN)
-    assert terms.orchestrator == NODE
-    unknown = ticket_terms(make_view(), RUN, DOMAIN, PolicyVersion(9), (WORKER, 10), NODE)
+    assert (terms.worker, terms.run_id, terms.orchestrator) == (NEW_NODE, RUN, NODE)
+    unknown = ticket_terms(make_view(), RUN, DOMAIN, PolicyVersion(9), WORKER, NODE)
     assert unknown.policies == {}
+
+
+@pytest.mark.parametrize(("published", "expected"), [(10, b"joined"), (12, b"published")])
+def test_seeds_are_drawn_of_what_came_last(
+    view: HistoryView, published: int, expected: bytes
+) -> None:
+    """Whoever joins after a policy was published could else choose an address for its seeds."""
+    member = view.member(FIRST, WORKER)
+    assert member is not None
+    member.joined_beacon = keccak(b"joined")
+    checkpoint = CheckpointView(VERSION, ROOT, keccak(b"published"), published, 0, "0x")
+    view.runs[FIRST].checkpoints[VERSION] = checkpoint
+    terms = ticket_terms(view, FIRST, DOMAIN, VERSION, WORKER, NODE)
+    assert terms.policies == {VERSION: KnownPolicy(ROOT, keccak(expected))}

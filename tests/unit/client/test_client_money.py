@@ -11,7 +11,14 @@ from client_world import NODE_KEY, OTHER_KEY, RUN, WORKER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.chain import BatchView
+from muster.chain import (
+    ZERO_ADDRESS,
+    BatchView,
+    NodeConsent,
+    Permit,
+    RunTerms,
+    WorkerStatus,
+)
 from muster.client.quantities import WEI_PER_TOKEN, format_tokens, parse_tokens
 from muster.client.rewards import (
     candidate_outcomes,
@@ -20,12 +27,7 @@ from muster.client.rewards import (
     facts_of,
     find_earnings,
 )
-from muster.client.stake import (
-    add_stake,
-    register_worker,
-    stake_offer,
-    take_from_faucet,
-)
+from muster.client.stake import add_stake, join_run, stake_offer, take_from_faucet
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ConfigError
@@ -38,6 +40,7 @@ OWNER = Wallet(address_of(OTHER_KEY), OTHER_KEY)
 NODE = Wallet(address_of(NODE_KEY), NODE_KEY)
 VAULT, REGISTRY = (to_address(keccak(name)[:20]) for name in (b"vault", b"registry"))
 SEPARATOR = keccak(b"the token's domain")
+TERMS = RunTerms(price_per_unit=3, fraud_ppm=100_000, exact_fraud_ppm=250_000, quorum=2)
 
 
 class FakeContract:
@@ -61,18 +64,35 @@ class FakeContract:
 class FakeChain:
     """The contracts that stake and rewards use."""
 
-    def __init__(self, worker_id: int = 0, chain_id: int = 31337) -> None:
+    def __init__(
+        self,
+        status: WorkerStatus = WorkerStatus.NONE,
+        chain_id: int = 31337,
+        proposed_at: int = 0,
+        node: Address = ZERO_ADDRESS,
+    ) -> None:
         self.chain_id = chain_id
+        self.account = OWNER.address
         self.deployment = SimpleNamespace(contracts={"StakeVault": VAULT})
         self.token = FakeContract(
-            nonces=4, domain_separator=SEPARATOR, balance_of=150 * WEI_PER_TOKEN
+            nonces=4, domain_separator=SEPARATOR, balance_of=150 * WEI_PER_TOKEN, allowance=0
         )
+        is_member = status is not WorkerStatus.NONE
         self.workers = FakeContract(
             nonces=2,
             required_stake=100 * WEI_PER_TOKEN,
-            worker_of=SimpleNamespace(worker_id=worker_id),
+            worker_of=(3 if is_member else 0, node),
+            member_of=SimpleNamespace(status=status),
         )
-        self.vault = FakeContract(unbonding_period=86400)
+        self.runs = FakeContract(
+            run_count=RUN,
+            terms_of=(TERMS, 4),
+            proposed_change=(TERMS, proposed_at),
+            is_validator=False,
+        )
+        self.vault = FakeContract(
+            unbonding_period=86400, active_stake=100 * WEI_PER_TOKEN if is_member else 0
+        )
 
     def domain(self, _contract: str) -> Domain:
         return Domain(self.chain_id, REGISTRY)
@@ -81,61 +101,91 @@ class FakeChain:
         return 5_000
 
 
-def permit_signer(amount: int, deadline: int, v: int, r: bytes, s: bytes) -> Address:
+def permit_signer(amount: int, permit: Permit) -> Address:
     """Return who signed the ERC-2612 permit, encoded here word by word."""
     permit_type = keccak(
         b"Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
     )
-    struct = keccak(
-        abi_words(
-            permit_type, address_bytes(OWNER.address), address_bytes(VAULT), amount, 4, deadline
-        )
-    )
-    return recover(keccak(b"\x19\x01" + SEPARATOR + struct), r + s + bytes([v]))
+    words = (address_bytes(OWNER.address), address_bytes(VAULT), amount, 4, permit.deadline)
+    struct = keccak(abi_words(permit_type, *words))
+    signature = permit.r + permit.s + bytes([permit.v])
+    return recover(keccak(b"\x19\x01" + SEPARATOR + struct), signature)
 
 
 # Stake
 
 
-async def test_worker_registers_in_one_transaction_with_both_consents() -> None:
+async def test_worker_joins_a_run_under_its_terms_in_one_transaction() -> None:
     chain: Any = FakeChain()
-    await register_worker(chain, OWNER, NODE, 100)
-    [(name, amount, node, deadline, consent, permit_deadline, *permit)] = chain.workers.written
-    assert (name, amount, node, deadline) == ("register_with_permit", 100, NODE.address, 8_600)
-    registration = NodeRegistration(OWNER.address, NODE.address, 2, deadline)
+    await join_run(chain, OWNER, NODE, RUN, 100)
+    [(name, run_id, terms, amount, consent, permit)] = chain.workers.written
+    assert (name, run_id, terms, amount) == ("join", RUN, 4, 100)
+    assert (consent.node, consent.deadline) == (NODE.address, 8_600)
+    registration = NodeRegistration(OWNER.address, NODE.address, 2, consent.deadline)
     signed = digest(Domain(31337, REGISTRY), registration.struct_hash())
-    assert recover(signed, consent) == NODE.address
-    assert permit_signer(100, permit_deadline, *permit) == OWNER.address
+    assert recover(signed, consent.signature) == NODE.address
+    assert permit_signer(100, permit) == OWNER.address
+    assert permit_signer(101, permit) != OWNER.address
 
 
-async def test_stake_is_added_in_one_transaction_with_a_permit() -> None:
+async def test_worker_of_another_run_keeps_its_node() -> None:
+    chain: Any = FakeChain(node=NODE.address)
+    await join_run(chain, OWNER, None, RUN, 100)
+    assert chain.workers.written[0][4] == NodeConsent(ZERO_ADDRESS, 0, b"")
+    assert (await stake_offer(chain, OWNER.address, RUN, None, with_node=False)).joins
+
+
+async def test_who_has_no_node_must_name_one() -> None:
     chain: Any = FakeChain()
-    await add_stake(chain, OWNER, 7)
-    [(name, amount, deadline, *permit)] = chain.vault.written
-    assert (name, amount) == ("deposit_with_permit", 7)
-    assert permit_signer(7, deadline, *permit) == OWNER.address
+    with pytest.raises(ConfigError, match="has no node yet"):
+        await stake_offer(chain, OWNER.address, RUN, None, with_node=False)
 
 
-async def test_offer_says_what_is_locked_for_how_long_and_what_can_be_slashed() -> None:
+async def test_nobody_joins_while_terms_are_about_to_change() -> None:
+    chain: Any = FakeChain(proposed_at=9)
+    with pytest.raises(ConfigError, match="terms of run 7 are about to change"):
+        await stake_offer(chain, OWNER.address, RUN, None, with_node=True)
+
+
+async def test_stake_is_added_for_one_run_once_the_vault_may_take_it() -> None:
     chain: Any = FakeChain()
-    offer = await stake_offer(chain, OWNER.address, None, registers=True)
+    await add_stake(chain, RUN, OWNER.address, 7)
+    assert chain.token.written == [("approve", VAULT, 7)]
+    assert chain.vault.written == [("deposit", RUN, OWNER.address, 7)]
+
+
+async def test_offer_says_what_is_locked_signed_for_how_long_and_what_can_be_lost() -> None:
+    chain: Any = FakeChain()
+    offer = await stake_offer(chain, OWNER.address, RUN, None, with_node=True)
     assert offer.amount_wei == 100 * WEI_PER_TOKEN
     text = offer.describe()
     assert "100 of 150 tokens" in text
     assert "back    1 d after muster unstake" in text
-    assert "slashed" in text
+    assert "signs   join run 7 under its terms 4" in text
+    assert "risk    " in text
 
 
-async def test_registered_worker_is_not_registered_again() -> None:
-    chain: Any = FakeChain(worker_id=3)
-    with pytest.raises(ConfigError, match="is a worker already"):
-        await stake_offer(chain, OWNER.address, None, registers=True)
-    assert (await stake_offer(chain, OWNER.address, 5, registers=False)).is_registered
+async def test_a_member_does_not_join_again() -> None:
+    chain: Any = FakeChain(WorkerStatus.ACTIVE, node=NODE.address)
+    offer = await stake_offer(chain, OWNER.address, RUN, 5, with_node=False)
+    assert not offer.joins
+    offer.require_something(with_node=False)
+    with pytest.raises(ConfigError, match="in run 7 already, and keeps its node"):
+        offer.require_something(with_node=True)
+    nothing = await stake_offer(chain, OWNER.address, RUN, None, with_node=False)
+    with pytest.raises(ConfigError, match="100 tokens are staked for run 7 already"):
+        nothing.require_something(with_node=False)
+
+
+async def test_stake_for_no_run_is_refused() -> None:
+    chain: Any = FakeChain()
+    with pytest.raises(ConfigError, match="there is no run 8, there are 7"):
+        await stake_offer(chain, OWNER.address, RunId(8), None, with_node=True)
 
 
 async def test_stake_beyond_the_balance_is_refused_before_it_is_sent() -> None:
     chain: Any = FakeChain()
-    offer = await stake_offer(chain, OWNER.address, 151 * WEI_PER_TOKEN, registers=True)
+    offer = await stake_offer(chain, OWNER.address, RUN, 151 * WEI_PER_TOKEN, with_node=True)
     with pytest.raises(ConfigError, match="holds 150 tokens, staking takes 151") as caught:
         offer.require_funds()
     assert "--faucet" in (caught.value.hint or "")
@@ -184,6 +234,7 @@ def make_view(*batches: list[OutcomeRecord] | None, run_id: RunId = RUN) -> Any:
             count=len(records or ()),
             units=10_000,
             price_per_unit=3,
+            terms=1,
             committed_at=1,
             block_number=n,
             tx_hash="0x",
@@ -223,12 +274,6 @@ class FakeLedger:
         assert verify_merkle_proof(leaf, outcome.proof, root)
         verdict = self.overturned.get(batch_id, record.verdict)
         return SimpleNamespace(verdict=verdict, is_final=batch_id not in self.pending)
-
-    async def outcome_deadline(self) -> int:
-        return 60
-
-    async def now(self) -> int:
-        return 61
 
     async def claim(self, claims: list[Any]) -> Any:
         self.claims.append(claims)
@@ -284,15 +329,10 @@ def test_every_claimable_outcome_is_claimed_once_with_a_true_proof(count: int, s
     assert len(transactions) == -(-count // size)
 
 
-async def test_an_overdue_batch_that_nobody_shows_is_named() -> None:
+async def test_a_batch_that_nobody_judged_earns_nothing() -> None:
     view = make_view([make_record(0)], None)
-    view.batches[2].committed_at = 1
     earnings = await find_earnings(FakeLedger(view), view, RUN, WORKER)  # type: ignore[arg-type]
-    assert earnings.unseen == (2,)
-    assert describe_earnings(earnings, WORKER, [])["overdue_batches_unseen"] == [2]
-    view.batches[2].committed_at = 2
-    earnings = await find_earnings(FakeLedger(view), view, RUN, WORKER)  # type: ignore[arg-type]
-    assert earnings.unseen == ()
+    assert [earning.batch.batch_id for earning in earnings.claimable] == [1]
 
 
 async def test_report_states_slots_and_tokens() -> None:

@@ -83,13 +83,15 @@ def test_creation_code_fits_the_chains_limit() -> None:
 def test_contracts_are_given_one_anothers_addresses() -> None:
     at, arguments = PLAN.addresses, PLAN.arguments
     assert arguments["RunRegistry"][0] == at["StakeVault"]
-    assert arguments["WorkerRegistry"][1:5] == (
+    assert arguments["WorkerRegistry"][1:6] == (
         at["StakeVault"],
+        at["RunRegistry"],
         at["ContributionLedger"],
         at["DisputeCourt"],
         at["FaultCourt"],
     )
     assert arguments["RewardEscrow"][3] == at["ContributionLedger"]
+    assert arguments["DisputeCourt"][0][3] == at["JuryPool"]
 
 
 def test_every_immutable_has_an_expected_value() -> None:

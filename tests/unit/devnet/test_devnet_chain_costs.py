@@ -47,27 +47,29 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_runs_transactions_follow_from_its_assumptions() -> None:
-    counts = {kind.operation: kind.count for kind in kinds_of(replace(RUN, beacons=2, direct=1))}
+    counts = {kind.operation: kind.count for kind in kinds_of(replace(RUN, direct=1))}
     assert (RUN.submissions, RUN.rollouts) == (40, 640)
     assert counts == {
         "create_run": 1,
-        "approve": 1,
+        "approve": 1 + 5 + 10 + 1,
         "fund": 1,
-        "deposit": 5,
+        "take_seat": 5,
         "onboard": 100,
         "publish_checkpoint": 11,
-        "record_beacon": 2,
         "commit_batch": 40,
         "post_outcomes_1": 40,
         "submit_direct": 1,
+        "return_bond": 1,
         "claim_16_batches": 3,
         "execute_fraud": 10,
         "finalise_fraud": 10,
-        "challenge": 10,
-        "draw_jury": 10,
+        "announce": 10,
+        "claim_case": 10,
+        "draw": 10,
         "commit_vote": 30,
         "reveal_vote": 30,
-        "close_case": 10,
+        "settle_case": 10,
+        "collect_fee": 30,
         "request_unbond": 105,
         "withdraw": 105,
     }

@@ -157,8 +157,8 @@ def test_cheats_are_slashed_and_the_honest_are_paid() -> None:
     world = simulate(SMALL, invariants.hold)
     state = world.chain.state
     forger, liar, *honest = world.workers
-    assert state.stakes[str(forger.address)].active < 200 * 10**18
-    assert state.stakes[str(liar.address)].active < state.stakes[str(forger.address)].active
+    taken = [state.stakes[1, str(cheat.address)].active for cheat in (forger, liar)]
+    assert taken[1] < taken[0] < 200 * 10**18
     assert "jailed" in forger.end
     assert "banned" in liar.end
     assert all(state.balances[str(person.address)] > 0 for person in honest)
@@ -251,12 +251,13 @@ def test_a_worker_accused_by_a_colluding_quorum_is_made_whole(accused: World) ->
     state, fixed = accused.chain.state, accused.chain.fixed
     victim = str(accused.workers[-1].address)
     assert any(" StakeVault Slashed " in line and victim in line for line in accused.history)
-    case = next(case for case in state.cases.values() if case.challenger == victim)
+    case = next(case for case in state.cases.values() if case.worker == victim)
     assert case.status == 3
-    assert state.stakes[victim].active == 2 * fixed.required_stake
-    assert state.balances[victim] > fixed.challenge_bond
+    assert case.reporter == victim
+    assert state.stakes[1, victim].active == 2 * fixed.required_stake
+    assert state.balances[victim] > fixed.bond
     for person in accused.validators:
-        whole = state.stakes[str(person.address)].active == fixed.required_validator_stake
+        whole = state.stakes[1, str(person.address)].active == fixed.required_validator_stake
         assert whole is (person.conduct == "honest")
 
 
@@ -268,14 +269,14 @@ def test_a_wrong_that_stays_is_noticed(accused: World) -> None:
     escrow.status = 3
 
 
-def test_a_cheat_that_challenges_loses_its_bond_too() -> None:
+def test_a_cheat_that_claims_loses_its_bond_too() -> None:
     world = simulate(replace(SMALL, has_disputes=True), invariants.hold)
     state = world.chain.state
     forger = str(world.workers[0].address)
-    case = next(case for case in state.cases.values() if case.challenger == forger)
+    case = next(case for case in state.cases.values() if case.worker == forger)
     assert case.status == 2
     assert state.balances[forger] == 0
-    assert state.stakes[forger].active < 200 * 10**18
+    assert state.stakes[1, forger].active < 200 * 10**18
 
 
 # ------------------------------------------------------------- checks that can fail
@@ -308,10 +309,28 @@ def test_a_payment_too_much_is_noticed(chaos: World) -> None:
 
 
 def test_a_state_that_no_block_explains_is_noticed(chaos: World) -> None:
-    chaos.chain.state.stakes[str(chaos.workers[-1].address)].held_until += 1
+    stake = chaos.chain.state.stakes[1, str(chaos.workers[-1].address)]
+    stake.withdrawable_at += 1
     with pytest.raises(AssertionError, match="stakes differs"):
         invariants.history_replays_to_the_state(chaos)
-    chaos.chain.state.stakes[str(chaos.workers[-1].address)].held_until -= 1
+    stake.withdrawable_at -= 1
+
+
+def test_a_validator_that_lost_stake_for_silence_would_be_noticed(accused: World) -> None:
+    liar = next(p for p in accused.validators if p.conduct == "accusing")
+    liar.conduct = "honest"
+    with pytest.raises(AssertionError, match="lost stake"):
+        invariants.honest_judges_keep_their_stake(accused)
+    liar.conduct = "accusing"
+
+
+def test_a_bond_that_stays_in_the_court_is_noticed(accused: World) -> None:
+    balances = accused.chain.state.balances
+    balances["DisputeCourt"] += 1
+    with pytest.raises(AssertionError, match="bonds and fees"):
+        require_sound(accused.chain.state)
+    balances["DisputeCourt"] -= 1
+    require_sound(accused.chain.state)
 
 
 # --------------------------------------------------------------------- determinism

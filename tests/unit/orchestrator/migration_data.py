@@ -63,6 +63,7 @@ VALUES: dict[str, dict[str, Value]] = {
         "file_hash": _bytes(3),
         **_SLOT,
         "units": _number(2 * FAR),
+        "leaf": _bytes(16),
         "submission": lambda n: _document("submission")(n) | {"units": 2 * FAR + n},
         "signature": _bytes(4, 65),
         "ticket": _document("ticket"),
@@ -80,6 +81,12 @@ VALUES: dict[str, dict[str, Value]] = {
         "signature": _bytes(7, 65),
         "received_at": _number(1_700_000_000),
         "batch_root": _bytes(15),
+    },
+    "doubles": {
+        "offence": _name("Double"),
+        "owner": _name("0xowner"),
+        "tag": _number(7 << 32),
+        "signed": _document("double"),
     },
     "nonces": {
         "signer": _name("0xsigner"),

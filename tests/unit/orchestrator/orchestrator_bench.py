@@ -25,6 +25,7 @@ from muster.orchestrator.loop import (
     follow_once,
     guard_once,
     record_once,
+    report_once,
     settle_once,
 )
 from muster.orchestrator.services.clock import Backoff, ChainClock
@@ -85,6 +86,10 @@ class Bench:
 
     async def guard(self) -> None:
         await guard_once(self.services, self.backoff)
+        await self.follow()
+
+    async def report(self) -> None:
+        await report_once(self.services, self.backoff)
         await self.follow()
 
     async def settle(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from muster.chain import (
     ZERO_ADDRESS,
     Batch,
+    BatchView,
     BlockId,
     CaseStatus,
     ChainView,
@@ -23,6 +24,7 @@ from muster.chain import (
     RunConfig,
     RunTerms,
     RunView,
+    structs,
 )
 from muster.chain.abi import CONTRACTS
 from muster.chain.deployment import Deployment
@@ -32,7 +34,7 @@ from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId, Step
-from muster.protocol.jury import Ruling
+from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.messages import (
     OutcomeRecord,
     Outcomes,
@@ -159,6 +161,22 @@ class FakeLedger:
         )  # fmt: skip
         return batch_id
 
+    def split_off(self, batch: BatchView, work: LeasedWork) -> int:
+        self.batches += 1
+        submission = work.submission
+        self._emit(
+            "ContributionLedger", "BatchCommitted",
+            batch_id=self.batches, run_id=RUN, root=submission.leaf(), count=1,
+            units=submission.units, price_per_unit=batch.price_per_unit, terms=batch.terms,
+            committed_at=batch.committed_at,
+        )  # fmt: skip
+        self._emit(
+            "ContributionLedger", "BatchSplit",
+            batch_id=self.batches, from_batch_id=batch.batch_id, worker=submission.worker,
+            work=work, sources=(),
+        )  # fmt: skip
+        return self.batches
+
     async def post_outcomes(self, batch: Batch, records: bytes, signatures: bytes) -> object:
         self.maybe_fail()
         batch_id = batch.batch_id
@@ -275,14 +293,13 @@ class FakeFaults:
     async def prove_double_outcome(
         self,
         batch: Batch,
-        first: Outcomes,
+        first: structs.Outcomes,
         first_signature: bytes,
-        second: Outcomes,
+        second: structs.Outcomes,
         second_signature: bytes,
     ) -> object:
-        domain = self._ledger.domain
-        validator = recover(digest(domain, first.struct_hash()), first_signature)
-        assert validator == recover(digest(domain, second.struct_hash()), second_signature)
+        validator = self._signer(first, first_signature)
+        assert validator == self._signer(second, second_signature)
         assert first.batch_id == second.batch_id == batch.batch_id
         assert first.batch_root == second.batch_root
         assert first.records_hash != second.records_hash
@@ -304,6 +321,10 @@ class FakeFaults:
         node = recover(digest(domain, first.struct_hash()), first_signature)
         assert node == recover(digest(domain, second.struct_hash()), second_signature)
         return self._slash(first.worker, Offence.DOUBLE_SUBMISSION, slot_tag(first))
+
+    def _signer(self, shown: structs.Outcomes, signature: bytes) -> Address:
+        outcomes = Outcomes(shown.batch_id, shown.batch_root, shown.records_hash)
+        return recover(digest(self._ledger.domain, outcomes.struct_hash()), signature)
 
     def _slash(self, owner: Address, offence: Offence, tag: int) -> object:
         self._ledger.maybe_fail()
@@ -502,6 +523,16 @@ class Network:
             node_signature=bytes(65), sources=(),
         )  # fmt: skip
         return leaf
+
+    def summon(self, batch_id: int) -> Hash32:
+        """Let judges of the network be called for a batch of one; returns the case's name."""
+        case_id, worker = summons_of(batch_id), self.worker(0).address
+        self.apply(
+            "DisputeCourt", "CaseOpened",
+            case_id=case_id, batch_id=batch_id, run_id=RUN, number=len(self.view.cases) + 1,
+            position=0, worker=worker, draw_block=9, places=len(self.view.bench), recorded=0,
+        )  # fmt: skip
+        return case_id
 
     def draw(self, case_id: Hash32, *jurors: Address) -> None:
         """Draw the jury of a case."""

@@ -153,6 +153,32 @@ async def test_overturned_verdict_counts_as_the_one_that_stands(site: Site) -> N
     assert site.bench.services.projection.total == rebuilt
 
 
+async def test_work_that_nobody_judged_is_void_unless_its_worker_called_judges(
+    empty: Bench,
+) -> None:
+    network, ledger = empty.network, empty.network.chain.ledger
+    left, taken = await empty.upload(0, b"left"), await empty.upload(1, b"taken")
+    await empty.commit()
+    own = ledger.split_off(network.view.batches[1], network.work(taken, 1))
+    await empty.follow()
+    network.summon(own)
+    await ledger.void_batch(network.view.batches[1].header())
+    await empty.follow()
+    transport = httpx.ASGITransport(empty.app)
+    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+        pages = [
+            (await http.get(f"/submissions/0x{each.file_hash.hex()}")).text
+            for each in (left, taken)
+        ]
+    assert [">Void<" in html for html in pages] == [True, False]
+    assert ["Before judges of the network" in html for html in pages] == [False, True]
+
+
+async def test_cases_say_what_was_recorded_and_claimed(site: Site) -> None:
+    (row,) = rows_of(await site.get("/cases"), "disputes")
+    assert row[2:5] == ["rejected", "accepted", "overturned"]
+
+
 async def test_timeline_names_every_transaction(site: Site) -> None:
     services = site.bench.services
     record = services.projection.judged_with(Verdict.FRAUD)[0].record

@@ -67,7 +67,7 @@ def key_for(bench: Bench, signer: Signer) -> bytes | None:
         "node": keys.nodes[0],
         "validator": keys.validators[0],
         "trainer": keys.trainer,
-        "validator or trainer": keys.trainer,
+        "validator, trainer or juror": keys.trainer,
     }[signer]
 
 

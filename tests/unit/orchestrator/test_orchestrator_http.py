@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from orchestrator_bench import Bench, open_bench
-from orchestrator_fakes import RUN
+from orchestrator_fakes import FRAUD, RUN
 
 from muster.api import RunInfo
+from muster.api.answers import BatchEntry
 from muster.api.limits import MAX_JSON_BYTES
 from muster.api.signing import sign_request
 from muster.orchestrator.services.refusals import CODES
+from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, RunId
@@ -112,6 +115,55 @@ async def test_errors_have_the_documented_form(
     bench: Bench, method: str, path: str, expected: tuple[int, str]
 ) -> None:
     assert code(await request(bench, method, path)) == expected
+
+
+async def test_files_are_for_jurors_of_the_runs_open_cases(bench: Bench) -> None:
+    submission = await bench.run_through()
+    juror, other = os.urandom(32), os.urandom(32)
+    case = bench.network.open_case(1, 0, FRAUD)
+
+    async def code_for(key: bytes) -> str | None:
+        async with bench.api(key) as api:
+            try:
+                await api.file(submission.file_hash)
+            except ApiError as refusal:
+                return refusal.code
+        return None
+
+    assert await code_for(juror) == "not_a_reader"
+    bench.network.draw(case, address_of(juror))
+    assert (await code_for(juror), await code_for(other)) == (None, "not_a_reader")
+    bench.network.close_case(case)
+    assert await code_for(juror) == "not_a_reader"
+
+
+async def test_work_is_shown_by_its_leaf_to_anybody(bench: Bench) -> None:
+    submission = await bench.upload()
+    answer = await request(bench, "GET", f"/v1/work/{hex0x(submission.leaf())}")
+    entry = BatchEntry.model_validate_json(answer.content)
+    assert (entry.submission, entry.signature) == (
+        submission,
+        bench.network.sign_submission(submission),
+    )
+    assert entry.ticket is not None
+    assert entry.ticket_signature == sign(
+        digest(bench.network.domain, entry.ticket.struct_hash()), bench.network.keys.orchestrator
+    )
+    other = replace(submission, units=submission.units + 1).leaf()
+    unknown = await request(bench, "GET", f"/v1/work/{hex0x(other)}")
+    assert code(unknown) == (404, "submission_unknown")
+
+
+async def test_work_that_its_worker_committed_is_shown_as_the_chain_has_it(bench: Bench) -> None:
+    submission = replace(await bench.upload(), index=7)
+    work = bench.network.work(submission)
+    path = f"/v1/work/{hex0x(submission.leaf())}"
+    assert code(await request(bench, "GET", path)) == (404, "submission_unknown")
+    bench.network.chain.ledger.submit_direct(work)
+    await bench.follow()
+    entry = BatchEntry.model_validate_json((await request(bench, "GET", path)).content)
+    assert (entry.submission, entry.ticket) == (submission, work.ticket)
+    assert (entry.signature, entry.ticket_signature) == (work.node_signature, work.ticket_signature)
 
 
 async def test_files_are_for_validators_and_the_trainer_only(bench: Bench) -> None:

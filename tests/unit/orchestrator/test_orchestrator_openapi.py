@@ -64,7 +64,9 @@ def test_client_has_no_method_without_a_route() -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "answer"), EXAMPLES, ids=lambda x: named(x) if isinstance(x, Route) else ""
+    ("route", "answer"),
+    [(route, answer) for route, answer in EXAMPLES if route.client is not None],
+    ids=lambda x: named(x) if isinstance(x, Route) else "",
 )
 def test_client_returns_what_the_route_answers(route: Route, answer: Answer) -> None:
     assert route.client is not None

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from orchestrator_bench import Bench, open_bench
-from orchestrator_fakes import Network
+from orchestrator_fakes import RUN, Network
 
+from muster.chain.structs import BatchStatus
 from muster.orchestrator.services.outcomes import mismatch
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -137,7 +138,7 @@ async def test_outcomes_are_refused_when_the_signature_is_over_something_else(
     assert await refusal(bench, records, signature) == (422, "bad_outcomes_signature")
 
 
-@pytest.mark.parametrize("records", [b"", b"\x00" * 55, b"\x00" * 56, b"\xff" * 112])
+@pytest.mark.parametrize("records", [b"\x00" * 55, b"\x00" * 56, b"\xff" * 112])
 async def test_outcomes_are_refused_when_they_do_not_parse(bench: Bench, records: bytes) -> None:
     _, root, _ = await committed(bench)
     signature = bench.network.sign_outcomes(0, 1, root, records)
@@ -201,3 +202,55 @@ async def test_outcomes_count_after_a_restart(tmp_path: Path) -> None:
         await bench.judge(1, [submission], validators=(1,))
         await bench.record()
         assert len(network.chain.ledger.posted) == 1
+
+
+async def test_batch_is_called_withheld_when_those_called_say_so(bench: Bench) -> None:
+    _, root, _ = await committed(bench)
+    for number in bench.order(1)[:2]:
+        assert bench.network.chain.ledger.posted == []
+        signature = bench.network.sign_outcomes(number, 1, root, b"")
+        await hand_in(bench, b"", signature, validator=number)
+        await bench.record()
+    ((batch_id, records, signatures),) = bench.network.chain.ledger.posted
+    assert (batch_id, records, len(signatures)) == (1, b"", 2)
+    assert bench.network.view.batches[1].status is BatchStatus.WITHHELD
+    async with bench.validator() as api:
+        assert await api.called() == {}
+
+
+async def test_withheld_vote_counts_for_a_batch_that_is_not_held_here(bench: Bench) -> None:
+    ledger, root = bench.network.chain.ledger, Hash32(keccak(b"not ours"))
+    ledger.commit(RUN, root, 1, 20)
+    await bench.follow()
+    await hand_in(bench, b"", bench.network.sign_outcomes(0, 1, root, b""))
+    some = bytes(OutcomeRecord.SIZE)
+    refused = await refusal(bench, some, bench.network.sign_outcomes(0, 1, root, some))
+    assert refused == (404, "batch_unknown")
+
+
+async def test_withheld_vote_is_refused_when_another_validator_signed_it(bench: Bench) -> None:
+    _, root, _ = await committed(bench)
+    signature = bench.network.sign_outcomes(1, 1, root, b"")
+    assert await refusal(bench, b"", signature) == (422, "bad_outcomes_signature")
+
+
+async def test_outcomes_are_refused_when_they_hold_more_than_the_batch(bench: Bench) -> None:
+    submission, root, records = await committed(bench)
+    more = bench.network.judge([replace(submission, units=submission.units + 1)])
+    refused = await refusal(bench, more, bench.network.sign_outcomes(0, 1, root, more))
+    assert refused == (422, "bad_records")
+    await hand_in(bench, records, bench.network.sign_outcomes(0, 1, root, records))
+
+
+async def test_quorum_is_that_of_the_terms_of_the_commitment(bench: Bench) -> None:
+    submission, _, _ = await committed(bench)
+    run = bench.network.run
+    terms = replace(run.config.terms, quorum=1)
+    run.terms.append(terms)
+    run.config = replace(run.config, terms=terms)
+    await bench.judge(1, [submission], validators=(0,))
+    await bench.record()
+    assert bench.network.chain.ledger.posted == []
+    await bench.judge(1, [submission], validators=(1,))
+    await bench.record()
+    assert len(bench.network.chain.ledger.posted) == 1

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from orchestrator_bench import Bench
-from orchestrator_fakes import ACCEPTED, FRAUD, RUN, slash_of
+from orchestrator_bench import Bench, open_bench
+from orchestrator_fakes import ACCEPTED, FRAUD, RUN, Network, slash_of, slot_tag
 
 from muster.chain import Offence
 from muster.chain.structs import SlashSubject
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable, ContractRevert
+from muster.protocol.ids import RunId
 from muster.protocol.merkle import merkle_root, verify_merkle_proof
 from muster.protocol.messages import Reason, Submission, Verdict
 
@@ -126,3 +129,78 @@ async def test_slashes_that_are_no_outcomes_are_left_alone(bench: Bench) -> None
     await bench.settle()
     assert bench.network.chain.ledger.finalised == []
     assert (await bench.services.status.build()).slashes[0].reason == "DOUBLE_SUBMISSION"
+
+
+async def test_fraud_is_executed_although_another_run_slashed_for_the_same_slot(
+    bench: Bench,
+) -> None:
+    submission = await judged(bench, Verdict.FRAUD)
+    elsewhere = SlashSubject(
+        RunId(2), submission.worker, Offence.EXACT_FRAUD, slot_tag(submission), 9, 0
+    )
+    bench.network.apply("StakeVault", "Slashed", **slash_of(elsewhere, 1))
+    await bench.settle()
+    assert len(bench.network.chain.ledger.executed) == 1
+    assert [slash.run_id for slash in bench.services.projection.slashes] == [RUN]
+
+
+async def test_fraud_of_a_slot_that_cost_stake_already_is_not_executed(bench: Bench) -> None:
+    submission = await judged(bench, Verdict.FRAUD)
+    before = SlashSubject(RUN, submission.worker, Offence.EXACT_FRAUD, slot_tag(submission), 9, 0)
+    bench.network.apply("StakeVault", "Slashed", **slash_of(before, 1))
+    await bench.settle()
+    assert bench.network.chain.ledger.executed == []
+
+
+VOID_FROM = 1000 + 100
+"""Seconds from the commitment: until outcomes are due, and for appeals."""
+
+
+async def unjudged(bench: Bench) -> int:
+    await bench.upload()
+    await bench.commit()
+    return bench.network.view.batches[1].committed_at
+
+
+async def test_batch_that_nobody_judged_becomes_void_after_the_time_for_appeals(
+    bench: Bench,
+) -> None:
+    committed_at = await unjudged(bench)
+    bench.set_chain_time(committed_at + VOID_FROM - 1)
+    await bench.settle()
+    assert bench.network.chain.ledger.voided == []
+    bench.set_chain_time(committed_at + VOID_FROM)
+    await bench.settle()
+    await bench.settle()
+    assert bench.network.chain.ledger.voided == [1]
+    assert bench.services.projection.unsettled == []
+
+
+async def test_batch_that_was_judged_never_becomes_void(bench: Bench) -> None:
+    await judged(bench, Verdict.ACCEPTED)
+    bench.set_chain_time(bench.network.view.batches[1].committed_at + 10 * VOID_FROM)
+    await bench.settle()
+    assert bench.network.chain.ledger.voided == []
+
+
+async def test_batch_before_judges_of_the_network_is_void_only_once_they_saw_nothing(
+    bench: Bench,
+) -> None:
+    committed_at = await unjudged(bench)
+    case = bench.network.summon(1)
+    bench.set_chain_time(committed_at + VOID_FROM)
+    await bench.settle()
+    assert bench.network.chain.ledger.voided == []
+    bench.network.close_case(case)
+    await bench.settle()
+    assert bench.network.chain.ledger.voided == [1]
+
+
+async def test_void_batch_is_not_committed_again_after_a_restart(tmp_path: Path) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        bench.set_chain_time(await unjudged(bench) + VOID_FROM)
+        await bench.settle()
+    async with open_bench(tmp_path, network) as bench:
+        assert await bench.services.batching.next() is None
+        assert len(network.chain.ledger.committed) == 1

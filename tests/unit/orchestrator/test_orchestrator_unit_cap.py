@@ -126,6 +126,22 @@ async def test_disputed_units_are_in_flight_until_the_case_closes(bench: Bench) 
     assert await in_flight(bench) == 0
 
 
+async def test_units_taken_out_of_an_unjudged_batch_count_once(bench: Bench) -> None:
+    submission = await bench.upload(0)
+    await bench.commit()
+    batch = bench.network.view.batches[1]
+    bench.set_chain_time(batch.committed_at + 1000)
+    bench.network.chain.ledger.split_off(batch, bench.network.work(submission))
+    await bench.follow()
+    assert await in_flight(bench) == UNITS
+    await bench.network.chain.ledger.void_batch(batch.header())
+    await bench.follow()
+    assert await in_flight(bench) == UNITS
+    await bench.network.chain.ledger.void_batch(bench.network.view.batches[2].header())
+    await bench.follow()
+    assert await in_flight(bench) == 0
+
+
 async def test_others_units_do_not_count(bench: Bench) -> None:
     await bench.run_through(2, b"another")
     await bench.upload(1)

@@ -15,11 +15,13 @@ No orchestrator is asked. Exits 1 when anything contradicts. `--json` prints one
      "payments": [{"run_id", "worker", "slots", "units", "amount_wei", "tx"}],
      "checks": [{"name", "passed", "detail", "notes": [text],
                  "not_rerun": [{"batch_id", "position", "why", "how"}]}],
-     "contradictions": [{"kind", "detail", "rule", "tx", "block", "batch_id", "position"}]}
+     "contradictions": [{"kind", "detail", "rule", "tx", "block", "batch_id", "position"}],
+     "faults": [{"offence", "account", "batch_id", "words", "tx", "refused"}]}
 
-Wei are decimal text; `not_rerun`, where verdicts were run again, has those that could not be and
-contradicts nothing; `rejected` includes incomplete work; with `--run`, figures are those of that
-run while the checks cover the whole chain.
+Wei are decimal text; `faults`, of `muster audit run`, are those that prove themselves and that
+nobody had reported: `tx` did, with `--report`; `not_rerun`, where verdicts were run again, has
+those that could not be and contradicts nothing; `rejected` includes incomplete work; with `--run`,
+figures are those of that run while the checks cover the whole chain.
 """
 
 from __future__ import annotations
@@ -37,15 +39,24 @@ from muster.client.audit.lineage_command import lineage
 from muster.client.audit.lookup_commands import slashes, submission, worker
 from muster.client.audit.verify import verify
 from muster.client.audit.watch_command import watch
-from muster.client.options import FILE, FOLDER, HOME, engine_options, json_option
+from muster.client.options import (
+    FILE,
+    FOLDER,
+    HOME,
+    PASSWORD_HELP,
+    engine_options,
+    json_option,
+    open_keystore,
+)
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from muster.client.audit.contradictions import Check
     from muster.client.audit.evidence import EvidenceStore
+    from muster.client.audit.faults import Fault, Reported
     from muster.client.audit.history import History
     from muster.client.audit.report import AuditReport
 
@@ -100,6 +111,9 @@ for command in (worker, submission, slashes, watch, lineage, verify):
     type=click.IntRange(1),
     help="How long the orchestrator says that it waits for a validator.",
 )
+@click.option("--report", is_flag=True, help="Report faults that prove themselves on chain.")
+@click.option("--keystore", type=FILE, help="With --report: keystore of who pays the gas.")
+@click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @copy_options
 @engine_options
 @json_option
@@ -107,29 +121,73 @@ for command in (worker, submission, slashes, watch, lineage, verify):
 def run_command(run: int, as_json: bool, **options: Any) -> None:
     """Audit one run: export, report, run verdicts again from evidence.
 
+    Two outcomes of one batch by one validator, or two submissions of one worker for a slot, prove
+    themselves: with --report they are punished, otherwise named.
+
     \b
     Examples:
       muster audit run 1 --export tables --format parquet --html audit.html
       muster audit run 1 --rpc http://one --rpc http://two --prove chain
       muster audit run 1 --evidence files --evidence documents --sample 20
+      muster audit run 1 --evidence files --report --keystore me.json
     """
-    run_id = RunId(run)
+    from muster.client.audit.evidence import EvidenceStore
+
+    run_id, store = RunId(run), EvidenceStore(options["evidence"])
+    _require_reporter(options)
     history = read_history(options)
     history.require_run(run_id)
     history = replace(
-        history, about_source=(*history.about_source, *_extra_checks(history, run_id, options))
+        history,
+        about_source=(*history.about_source, *_extra_checks(history, run_id, store, options)),
     )
     report = history.report(run_id)
     _write_files(history, report, run_id, options)
-    finish(report, as_json=as_json)
+    finish(report, _faults(history, run_id, store, options), as_json=as_json)
 
 
-def _extra_checks(history: History, run_id: RunId, options: dict[str, Any]) -> Iterator[Check]:
+def _require_reporter(options: dict[str, Any]) -> None:
+    """Raise ConfigError unless what --report needs is there, and nothing else."""
+    if options["report"] and options["dump"] is not None:
+        raise ConfigError("faults are reported on a chain", hint="leave out --dump, or --report")
+    if options["report"] != (options["keystore"] is not None):
+        raise ConfigError(
+            "a report on chain is signed",
+            hint="--report and --keystore FILE together; without both, faults are only named",
+        )
+
+
+def _faults(
+    history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
+) -> list[Reported]:
+    """Return the faults that nobody had reported, and what came of reporting them now."""
+    import asyncio
+
+    from muster.client.audit.faults import Reported, find_faults
+
+    faults = find_faults(history.ledger, history.domain, run_id, store)
+    if not faults or not options["report"]:
+        return [Reported(fault) for fault in faults]
+    key = open_keystore(options["keystore"], options["password_file"]).key
+    return asyncio.run(_report(faults, key, options))
+
+
+async def _report(faults: list[Fault], key: bytes, options: dict[str, Any]) -> list[Reported]:
+    from muster.chain import Chain
+    from muster.client.audit.faults import report_faults
+    from muster.client.audit.flags import wanted_of
+
+    wanted = wanted_of(options)
+    async with await Chain.connect(wanted.rpcs[0], wanted.deployments, key=key) as chain:
+        return await report_faults(chain, faults)
+
+
+def _extra_checks(
+    history: History, run_id: RunId, store: EvidenceStore, options: dict[str, Any]
+) -> Iterator[Check]:
     """Yield the checks of what is not on chain: verdicts run again, a database."""
-    from muster.client.audit.evidence import EvidenceStore
     from muster.client.audit.statements import check_statements
 
-    store = EvidenceStore(options["evidence"])
     yield from check_statements(history, run_id, store, options["call_timeout_s"])
     if options["sample"] or options["runs_all"]:
         yield from _rerun(history, run_id, store, options)
@@ -215,14 +273,18 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
         sys.exit(1)
 
 
-def finish(report: AuditReport, *, as_json: bool) -> None:
-    """Print a report, and exit 1 when it contradicts."""
+def finish(report: AuditReport, faults: Sequence[Reported] | None = None, *, as_json: bool) -> None:
+    """Print a report, and exit 1 when it contradicts; `faults` were looked for unless None."""
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        found = report.to_json()
+        if faults is not None:
+            found["faults"] = [fault.to_json() for fault in faults]
+        click.echo(json.dumps(found))
     else:
-        from muster.client.audit.tables import print_report
+        from muster.client.audit.tables import print_faults, print_report
 
         print_report(report)
+        print_faults(faults or ())
     if not report.passed:
         sys.exit(1)
 

@@ -20,6 +20,9 @@ class Kind(StrEnum):
     EVENT_ORDER = "event-order"
     BATCH_ROOT = "batch-root"
     BATCH_UNITS = "batch-units"
+    BATCH_TERMS = "batch-terms"
+    BATCH_SPLIT = "batch-split"
+    BATCH_VOID = "batch-void"
     DIRECT_SIGNATURE = "direct-signature"
     OUTCOMES_ROOT = "outcomes-root"
     OUTCOME_SIGNATURE = "outcome-signature"
@@ -45,9 +48,12 @@ class Kind(StrEnum):
     SLASH_SHARE = "slash-share"
     SLASH_REPORTER = "slash-reporter"
     SLASH_SPLIT = "slash-split"
+    SLASH_FOLLOWED = "slash-followed"
+    ROLE_STAKE = "role-stake"
     CASE_UNFOUNDED = "case-unfounded"
     CASE_JUROR = "case-juror"
     CASE_VERDICT = "case-verdict"
+    CASE_MONEY = "case-money"
     CONTRACT_STATE = "contract-state"
     SOURCE_HEADER = "source-header"
     SOURCE_RECEIPTS = "source-receipts"
@@ -70,6 +76,12 @@ RULES: dict[Kind, str] = {
     Kind.EVENT_ORDER: "every event follows from those before it",
     Kind.BATCH_ROOT: "a batch's root is over its submissions, which accepted records repeat",
     Kind.BATCH_UNITS: "a batch declares as many units as its submissions claim",
+    Kind.BATCH_TERMS: "a batch is paid and punished by the terms that its run had when it was "
+    "committed",
+    Kind.BATCH_SPLIT: "what a worker takes out of an unjudged batch is one submission, of the "
+    "same run, terms and time, and counts once",
+    Kind.BATCH_VOID: "a void batch has no outcomes, pays nobody, and gives back to its run what "
+    "was set aside for it",
     Kind.DIRECT_SIGNATURE: "a direct submission is signed by a node of its worker, under a ticket "
     "of the run",
     Kind.OUTCOMES_ROOT: "the outcomes root is the Merkle root over the records, in batch order",
@@ -103,10 +115,16 @@ RULES: dict[Kind, str] = {
     Kind.SLASH_REPORTER: "the reporter is who claimed first what jurors ruled against the record, "
     "or nobody",
     Kind.SLASH_SPLIT: "released stake is burned but for insurance and the reporter's capped share",
+    Kind.SLASH_FOLLOWED: "later offences take of stake that comes back what they would have "
+    "taken had it been there",
+    Kind.ROLE_STAKE: "who works, validates or judges agreed to terms of the run and holds the "
+    "stake that it requires",
     Kind.CASE_UNFOUNDED: "a case is about a posted outcome, by its leaf, or about unjudged work",
-    Kind.CASE_JUROR: "jurors are drawn from the bench, by the block that nobody could choose, "
-    "without the run's owner, worker, validators and claimants",
+    Kind.CASE_JUROR: "jurors are drawn from the bench as it was when the case opened, by the hash "
+    "of its draw block, without the run's owner, its worker and whoever sat in the run",
     Kind.CASE_VERDICT: "a closed case leaves the ruling that its votes decide",
+    Kind.CASE_MONEY: "right claims get their bond back, jurors of the ruling their fee, and no "
+    "more is paid than lost bonds and the run bring",
     Kind.CONTRACT_STATE: "what contracts hold is what their events add up to",
     Kind.SOURCE_HEADER: "a block's hash is the Keccak-256 of its header",
     Kind.SOURCE_RECEIPTS: "a block's receipts hash to the receipts root of its header",

@@ -1,26 +1,37 @@
-"""What an auditor recomputes about disputes: who judged them, and what stands. Pure."""
+"""What an auditor recomputes about cases: who was drawn, what stands, and where the money went.
+
+Pure. The hash of a case's draw block is no event: it is asked for with the contracts' state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from muster.chain import CaseView, ChainView
-from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
-from muster.protocol.jury import Ruling, summons_of
+from muster.chain import ZERO_ADDRESS, CaseView, ChainView, ClaimView
+from muster.client.audit.contradictions import MAX_LISTED, Check, Contradiction, Kind, summarise
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.observed import Observed
+from muster.client.audit.stakes import Fixed, Problems, is_unavailable
+from muster.client.audit.work import recovered
+from muster.client.quantities import format_tokens
+from muster.protocol.eip712 import Domain, digest
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Address, Hash32
+from muster.protocol.jury import Ruling, draw_jury, jury_seed, summons_of
+from muster.protocol.messages import Verdict
+
+MAX_CLAIMS = 16
+"""Claims of one case."""
 
 
-def cases(view: ChainView) -> Check:
-    """Return whether disputes were decided by those who may, and what they voted stands."""
+def cases(view: ChainView, domain: Domain) -> Check:
+    """Return whether disputes are about work that there is, and leave what their votes decide."""
     found = (
-        Contradiction(
-            kind,
-            detail,
-            tx=case.closed_tx if kind is Kind.CASE_VERDICT else case.opened_tx,
-            batch_id=case.batch_id,
-            position=case.position,
-        )
+        _of(case, kind, detail)
         for case in view.cases.values()
-        for kind, detail in _case_problems(view, case)
+        for kind, detail in (*_subject_problems(view, case, domain), *_end_problems(view, case))
     )
     still_open = sum(not case.closed for case in view.cases.values())
     return summarise(
@@ -30,34 +41,308 @@ def cases(view: ChainView) -> Check:
     )
 
 
-def _case_problems(view: ChainView, case: CaseView) -> Iterator[tuple[Kind, str]]:
+def _of(case: CaseView, kind: Kind, detail: str) -> Contradiction:
+    is_end = kind in (Kind.CASE_VERDICT, Kind.CASE_MONEY)
+    return Contradiction(
+        kind,
+        detail,
+        tx=case.closed_tx if is_end else case.opened_tx,
+        batch_id=case.batch_id,
+        position=case.position,
+    )
+
+
+# What it is about
+
+
+def _subject_problems(view: ChainView, case: CaseView, domain: Domain) -> Problems:
     batch = view.batches.get(case.batch_id)
     if batch is None or batch.run_id != case.run_id:
         yield Kind.CASE_UNFOUNDED, f"the case is about no batch of run {case.run_id}"
         return
+    if not case.claims or len(case.claims) > MAX_CLAIMS:
+        yield Kind.CASE_UNFOUNDED, f"the case has {len(case.claims)} claims"
+        return
     if case.is_summons:
-        if case.case_id != summons_of(case.batch_id):
-            yield Kind.CASE_UNFOUNDED, "the case's name is not that of the batch"
-    elif not batch.records or case.position >= len(batch.records):
+        work = case.claims[0].submission
+        if (case.case_id, batch.count) != (summons_of(case.batch_id), 1):
+            yield Kind.CASE_UNFOUNDED, "its name is not that of a batch of one submission"
+        if (work.leaf(), work.worker) != (batch.root, case.worker):
+            yield Kind.CASE_UNFOUNDED, "the batch is not the work that the jury was called for"
+        return
+    records = batch.records
+    if not records or not 0 <= case.position < len(records):
         yield Kind.CASE_UNFOUNDED, "the case is about no outcome"
         return
-    elif batch.records[case.position].leaf(case.batch_id, case.position) != case.case_id:
+    record = records[case.position]
+    if record.leaf(case.batch_id, case.position) != case.case_id:
         yield Kind.CASE_UNFOUNDED, "the case's name is not the outcome's leaf"
-    yield from _juror_problems(view, case)
-    stands = view.standing_verdict(case.batch_id, case.position)
-    ruling = Ruling.of(case.ruling)
-    if case.closed and ruling is not None and ruling.verdict is not stands:
-        yield Kind.CASE_VERDICT, f"the case was closed as {ruling}, {stands} stands"
+    if Ruling(record.verdict, record.reason).number != case.recorded:
+        yield Kind.CASE_UNFOUNDED, f"{case.recorded} is not what was recorded"
+    worker = view.worker_by_id.get(record.worker_id)
+    if worker is None or worker.address != case.worker:
+        yield Kind.CASE_UNFOUNDED, f"the outcome is about worker {record.worker_id}"
+    judged = (record.step, record.index, record.policy_version, record.file_hash)
+    for claim in case.claims:
+        work = claim.submission
+        if (work.step, work.index, work.policy_version, work.file_hash) != judged:
+            yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims about other work"
+        elif not _is_evidence(view, case, claim, domain):
+            yield Kind.CASE_UNFOUNDED, f"{claim.claimant} shows no signature of the worker's node"
+        if _same(claim.ruling, case.recorded):
+            yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims what is recorded"
 
 
-def _juror_problems(view: ChainView, case: CaseView) -> Iterator[tuple[Kind, str]]:
-    run, sat = view.runs[case.run_id], set(case.jurors)
-    on_bench = {p.juror for p in view.bench[: case.places] if p.is_eligible(case.opened_at)}
-    for juror in sorted(sat - on_bench):
-        yield Kind.CASE_JUROR, f"{juror} was not on the bench when the case opened"
-    # Who takes a seat later may have been drawn; its bit is not told from those of before.
-    signed = {who for who, bit in run.seats.items() if bit & view.batches[case.batch_id].signers}
-    for juror in sorted(sat & (signed | {run.owner, case.worker})):
-        yield Kind.CASE_JUROR, f"{juror} judged its own case"
-    if len(sat) != len(case.jurors):
-        yield Kind.CASE_JUROR, "somebody sits twice"
+def _is_evidence(view: ChainView, case: CaseView, claim: ClaimView, domain: Domain) -> bool:
+    member = view.member(case.run_id, case.worker)
+    signer = recovered(digest(domain, claim.submission.struct_hash()), claim.node_signature)
+    committed_at = view.batches[case.batch_id].committed_at
+    return member is not None and signer is not None and member.answers_for(signer, committed_at)
+
+
+# Who judges it
+
+
+def juries(view: ChainView, observed: Observed | None, fixed: Fixed) -> Check:
+    """Return whether every jury is the one that its draw block drew; notes those not known."""
+    drawn = [case for case in view.cases.values() if case.jurors]
+    hashes = observed.draw_hashes if observed else {}
+    found = [
+        _of(case, Kind.CASE_JUROR, problem)
+        for case in drawn
+        for problem in _jury_problems(view, case, hashes, fixed)
+    ]
+    known = sum(case.draw_block in hashes for case in drawn)
+    notes = tuple(
+        f"the jury of case {case.number}: nobody showed the hash of block {case.draw_block}"
+        for case in drawn
+        if case.draw_block not in hashes
+    )
+    name = "juries are drawn from the bench by a block that nobody could choose"
+    return replace(
+        summarise(name, found, f"{known} of {len(drawn)} juries drawn again"),
+        notes=notes[:MAX_LISTED],
+    )
+
+
+def _jury_problems(
+    view: ChainView, case: CaseView, hashes: Mapping[int, Hash32], fixed: Fixed
+) -> Iterator[str]:
+    run = view.runs.get(case.run_id)
+    if run is None or not isinstance(view, Ledger):
+        return
+    excluded = {run.owner, case.worker} | {
+        who
+        for who in run.seats
+        if view.seated_at.get((run.run_id, who), case.opened_at) < case.opened_at
+    }
+    for juror in sorted(excluded & set(case.jurors)):
+        yield f"{juror} judged a case of its own run"
+    block_hash, size = hashes.get(case.draw_block), fixed.get("jury_size")
+    if block_hash is None or size is None:
+        return
+    due = draw_jury(
+        view.benches.get(case.case_id, ()),
+        opened_at=case.opened_at,
+        size=size,
+        seed=jury_seed(block_hash, case.case_id),
+        excluded=excluded,
+    )
+    if list(case.jurors) != due:
+        yield f"{', '.join(case.jurors)} sit, block {case.draw_block} drew {', '.join(due)}"
+
+
+# How it ended
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the votes of a case decide."""
+
+    ruling: int | None
+    """The ruling with most votes; None where there is none, or several."""
+    right: tuple[Address, ...]
+    """Who voted for it."""
+    is_overturned: bool
+    """Whether it stands in place of what is recorded, or, of a summons, of nothing."""
+
+    @classmethod
+    def of(cls, case: CaseView) -> Decision:
+        """Return what the votes of a case decide."""
+        counted = Counter(case.votes.values()).most_common(2)
+        if not counted or (len(counted) == 2 and counted[0][1] == counted[1][1]):
+            return cls(None, (), False)
+        ruling = counted[0][0]
+        is_seen = ruling != 0 and not is_unavailable(ruling)
+        return cls(
+            ruling=ruling,
+            right=tuple(who for who, vote in case.votes.items() if vote == ruling),
+            is_overturned=is_seen and (case.is_summons or not _same(ruling, case.recorded)),
+        )
+
+
+def _same(a: int, b: int) -> bool:
+    """Return whether two rulings have the same consequences."""
+    try:
+        first, second = Ruling.of(a), Ruling.of(b)
+    except EncodingError:
+        return a >> 8 == b >> 8  # a reason that nobody knows
+    return first is not None and second is not None and first.is_same(second)
+
+
+def _end_problems(view: ChainView, case: CaseView) -> Problems:
+    for voter in sorted(set(case.votes) - set(case.jurors)):
+        yield Kind.CASE_JUROR, f"{voter} voted and was not drawn"
+    if not case.closed:
+        return
+    decision = Decision.of(case)
+    stands = case.recorded if decision.ruling is None else decision.ruling
+    due = stands if decision.is_overturned else case.recorded
+    if (case.overturned, case.ruling) != (decision.is_overturned, due):
+        what = f"it was closed as {case.status.lower()} with {case.ruling}, votes decide {due}"
+        yield Kind.CASE_VERDICT, what
+    batch = view.batches.get(case.batch_id)
+    if case.is_summons and case.overturned and (batch is None or batch.records is None):
+        yield Kind.CASE_VERDICT, "the jury judged the work, and it has no outcome"
+    if case.is_summons and not case.overturned and batch is not None and batch.records is not None:
+        yield Kind.CASE_VERDICT, "the jury did not judge the work, and it has an outcome"
+
+
+# Its money
+
+
+def money(view: ChainView, observed: Observed | None, fixed: Fixed) -> Check:
+    """Return whether bonds, fees and what runs paid for cases add up."""
+    name = "bonds and jurors' fees add up"
+    bond, fee = fixed.get("bond"), fixed.get("juror_fee")
+    if bond is None or fee is None or not isinstance(view, Ledger):
+        return Check(name, True, "the court's terms are not known")
+    found = [
+        _of(case, Kind.CASE_MONEY, problem)
+        for case in view.cases.values()
+        for problem in _money_problems(view, case, bond, fee)
+    ]
+    found += [
+        Contradiction(Kind.CASE_MONEY, problem, batch_id=batch_id)
+        for batch_id, problem in _put_up_problems(view, bond)
+    ]
+    held = held_court(view, bond)
+    if observed is not None and observed.court_wei < held:
+        what = (
+            f"bonds and fees add up to {format_tokens(held)} tokens, "
+            f"the court holds {format_tokens(observed.court_wei)}"
+        )
+        found.append(Contradiction(Kind.CONTRACT_STATE, what))
+    return summarise(name, found, f"{format_tokens(held)} tokens are the court's to give back")
+
+
+def _put_up_problems(view: Ledger, bond: int) -> Iterator[tuple[int, str]]:
+    """Yield batches whose work its worker brought without a bond, or a bond without such work."""
+    summoned = {case.batch_id for case in view.cases.values() if case.is_summons}
+    brought = {batch.batch_id for batch in view.batches.values() if batch.work is not None}
+    for batch_id in sorted(brought - set(view.bonds)):
+        yield batch_id, "its worker brought it without a bond"
+    for batch_id, put_up in view.bonds.items():
+        if batch_id not in brought | summoned:
+            yield batch_id, "a bond was put up for work that nobody brought"
+        if put_up.wei != bond or put_up.returned_wei not in (0, bond):
+            yield batch_id, f"a bond of {format_tokens(put_up.wei)} tokens is not the court's"
+
+
+def _money_problems(view: Ledger, case: CaseView, bond: int, most_fee: int) -> Iterator[str]:
+    if not case.closed:
+        return
+    decision = Decision.of(case)
+    right = len(decision.right)
+    pot, due = (_summons_pot if case.is_summons else _claims_pot)(case, decision, bond, most_fee)
+    if not case.is_summons and dict(case.returned_wei) != due:
+        back = ", ".join(format_tokens(wei) for wei in case.returned_wei.values())
+        owed = ", ".join(format_tokens(wei) for wei in due.values())
+        yield f"bonds of {back} tokens went back, due were {owed}"
+    paid, had = view.court_wei.get(case.case_id, (0, 0))
+    is_paid_by_run = decision.is_overturned and pot == 0 and _pays_for(case, decision)
+    if paid != (min(most_fee * right, had) if is_paid_by_run else 0):
+        yield f"its run paid {format_tokens(paid)} tokens, and had {format_tokens(had)}"
+    fee = min(most_fee, (pot + paid) // right) if right else 0
+    if case.fee_wei != fee:
+        yield f"jurors get {format_tokens(case.fee_wei)} tokens each, due are {format_tokens(fee)}"
+    if wrong := sorted(case.collected - set(decision.right)):
+        yield f"{', '.join(wrong)} took a fee and voted otherwise"
+    reporters = _reporters(case, decision)
+    if case.reporter not in reporters:
+        yield f"{case.reporter} is its reporter, {' or '.join(sorted(reporters))} must be"
+    yield from _bond_problems(view, case, decision)
+
+
+def _pays_for(case: CaseView, decision: Decision) -> bool:
+    """Return whether a run pays the jury: where its validators were wrong, or left work undone."""
+    return not case.is_summons or (decision.ruling or 0) >> 8 == Verdict.ACCEPTED
+
+
+def _claims_pot(
+    case: CaseView, decision: Decision, bond: int, fee: int
+) -> tuple[int, dict[int, int]]:
+    """Return what claimants lost to the jurors, and by place how much of each bond goes back."""
+    if decision.ruling is None:
+        return 0, dict.fromkeys(range(len(case.claims)), bond)
+    right = _right_claims(case, decision)
+    due = {place: bond if place in right else 0 for place in range(len(case.claims))}
+    pot = bond * (len(case.claims) - len(right))
+    if decision.is_overturned and pot == 0 and is_unavailable(case.recorded):
+        # Nobody claimed otherwise, and the run's validators could not see the work.
+        pot = fee * len(decision.right)
+        due[right[0]] = bond - pot
+    return pot, due
+
+
+def _right_claims(case: CaseView, decision: Decision) -> list[int]:
+    if not decision.is_overturned or decision.ruling is None:
+        return []
+    stands = decision.ruling
+    return [place for place, claim in enumerate(case.claims) if _same(claim.ruling, stands)]
+
+
+def _summons_pot(
+    _case: CaseView, decision: Decision, bond: int, _fee: int
+) -> tuple[int, dict[int, int]]:
+    """Return the worker's bond when the jury did not accept its work."""
+    return (bond if _is_lost(decision) else 0), {}
+
+
+def _is_lost(decision: Decision) -> bool:
+    """Return whether the bond of who called the jury is lost."""
+    accepts = decision.is_overturned and (decision.ruling or 0) >> 8 == Verdict.ACCEPTED
+    return decision.ruling is not None and not accepts
+
+
+def _reporters(case: CaseView, decision: Decision) -> set[Address]:
+    """Return who may be the reporter: of several who were right the first to announce, which the
+    events do not tell.
+    """
+    right = [] if case.is_summons else _right_claims(case, decision)
+    return {case.claims[place].claimant for place in right} or {ZERO_ADDRESS}
+
+
+def _bond_problems(view: Ledger, case: CaseView, decision: Decision) -> Iterator[str]:
+    if not case.is_summons:
+        return
+    bond = view.bonds.get(case.batch_id)
+    if bond is None:
+        yield "a jury was called without a bond"
+    elif _is_lost(decision) == bool(bond.returned_wei):
+        yield "the bond went back, and is lost" if bond.returned_wei else "the bond is held back"
+
+
+def held_court(view: Ledger, bond: int) -> int:
+    """Return what DisputeCourt must hold, as the events give it, in wei."""
+    held, lost = 0, set()
+    for case in view.cases.values():
+        decision = Decision.of(case)
+        if case.closed:
+            held += case.fee_wei * (len(decision.right) - len(case.collected))
+        elif not case.is_summons:
+            held += bond * len(case.claims)
+        if case.closed and case.is_summons and _is_lost(decision):
+            lost.add(case.batch_id)
+    kept = (put for batch_id, put in view.bonds.items() if batch_id not in lost)
+    return held + sum(each.wei - each.returned_wei for each in kept)

@@ -29,7 +29,7 @@ from muster.chain import BatchView
 from muster.client.bundle import CALIBRATION, MANIFEST, RECIPE, SUBMISSION, TASK_SET, Bundle
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
-from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
 from muster.protocol.rollouts import MAX_FILE_BYTES
 from muster.tasks import document_root
 
@@ -42,6 +42,7 @@ MAX_ENTRY_BYTES = 1 << 20
 MAX_CHECKING_BYTES = 64 << 20
 """Everything that is kept about how one batch was checked is smaller."""
 _OUTCOMES = re.compile(r"(\d{1,20})-0x[0-9a-f]{40}\.json")
+_ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CHECKING = re.compile(r"checking-(\d{1,20})\.json")
 
 
@@ -134,6 +135,18 @@ class EvidenceStore:
             return BatchEntry.model_validate_json(_read(path, MAX_ENTRY_BYTES))
         except (ValidationError, RecursionError) as error:
             raise EncodingError(f"{path.name} of the evidence is malformed: {error}") from error
+
+    def all_entries(self) -> Iterator[BatchEntry]:
+        """Yield every submission that is kept with its signature, whatever became of it; what is
+        malformed is none.
+        """
+        for name in filter(_ENTRY.fullmatch, self._named):
+            with contextlib.suppress(EncodingError):
+                if (entry := self._entry(to_hash32(name[:64]))) is not None:
+                    yield entry
+        for known in self._bundles:
+            with Bundle(known.path) as bundle:
+                yield from bundle.evidence().entries
 
     # What validators said
 

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchStatus, BatchView, BlockId, Event
+from muster.chain import BatchStatus, BatchView, BlockId, Event, SlashState
 from muster.chain.view_parts import parse_records, split_signatures
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.facts import HistoryView
@@ -125,7 +125,7 @@ class Ledger(HistoryView):
         """When each account first took a seat of a run."""
         self.benches: dict[Hash32, tuple[Place, ...]] = {}
         """The places that a case's jury was drawn from, by case."""
-        self.recorded_terms: dict[int, int] = {}
+        self.terms_then: dict[int, int] = {}
         """Number of the run's terms when a batch was committed, as the events before say."""
         self.freed_wei: dict[int, int] = {}
         """What was given back to the run for a void batch."""
@@ -135,6 +135,12 @@ class Ledger(HistoryView):
         """By batch."""
         self.followed: list[Followed] = []
         """In chain order."""
+        self.restored_after: dict[Hash32, int] = {}
+        """How many slashes there were when one was given back, by its escrow."""
+        self.restored_before: dict[Hash32, frozenset[Hash32]] = {}
+        """Which of them had been given back by then."""
+        self.splits: dict[Hash32, list[tuple[int, int, int]]] = {}
+        """Wei burned, insured and rewarded at each release of an escrow."""
         self.court_wei: dict[Hash32, tuple[int, int]] = {}
         """What a run paid for a case, and what it had then."""
         self.proven: set[Hash32] = set()
@@ -241,7 +247,7 @@ class Ledger(HistoryView):
     def _note_commitment(self, _event: Event, args: dict[str, Any]) -> None:
         run = self.runs.get(args["run_id"])
         if run is not None:
-            self.recorded_terms[args["batch_id"]] = run.terms_number
+            self.terms_then[args["batch_id"]] = run.terms_number
 
     def _note_withheld(self, event: Event, args: dict[str, Any]) -> None:
         batch = self.batches.get(args["batch_id"])
@@ -278,6 +284,15 @@ class Ledger(HistoryView):
         followed = Followed(args["escrow_id"], args["from_escrow_id"], args["amount"])
         self.followed.append(followed)
 
+    def _note_restored(self, _event: Event, args: dict[str, Any]) -> None:
+        back = frozenset(s.escrow_id for s in self.slashes if s.state is SlashState.RESTORED)
+        self.restored_after[args["escrow_id"]] = len(self.slashes)
+        self.restored_before[args["escrow_id"]] = back
+
+    def _note_released(self, _event: Event, args: dict[str, Any]) -> None:
+        parts = (args["burned"], args["insured"], args["rewarded"])
+        self.splits.setdefault(args["escrow_id"], []).append(parts)
+
     def _note_court(self, event: Event, args: dict[str, Any]) -> None:
         run = self.runs.get(args["run_id"])
         if run is not None:
@@ -311,6 +326,8 @@ _NOTES: dict[str, Callable[[Ledger, Event, dict[str, Any]], None]] = {
     "BondTaken": Ledger._note_bond,
     "BondReturned": Ledger._note_bond_back,
     "SlashFollowed": Ledger._note_followed,
+    "SlashRestored": Ledger._note_restored,
+    "SlashReleased": Ledger._note_released,
     "CourtPaid": Ledger._note_court,
     "CaseClosed": Ledger._note_closed,
     "JuryDrawn": Ledger._note_jury,

@@ -1,4 +1,4 @@
-"""What an auditor recomputes about the money: slots, payments, slashes, sums. Pure.
+"""What an auditor recomputes about the money: slots, payments, void batches, sums. Pure.
 
 A payment's event tells slots, units and wei, not which outcomes: so what a worker was paid of a run
 up to a moment is held against what was final for it by then.
@@ -7,7 +7,7 @@ up to a moment is held against what was final for it by then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,29 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.chain import (
-    ZERO_ADDRESS,
+    BatchView,
     ChainView,
-    Deployment,
     PaymentView,
-    RunTerms,
     SlashState,
-    SlashView,
 )
-from muster.chain.structs import Offence
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
-from muster.client.audit.observed import Observed, parameter
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.observed import Observed
 from muster.client.audit.table import OutcomeTable
-from muster.client.audit.work import terms_of_batch
 from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
-from muster.protocol.jury import BENCH
 from muster.protocol.messages import Verdict
-
-PPM = 1_000_000
-"""The whole, in millionths."""
-FRAUDS = (Offence.FRAUD, Offence.EXACT_FRAUD)
-"""Offences that are outcomes."""
-
 
 # Slots and payments
 
@@ -210,184 +199,36 @@ def _paid(payment: PaymentView, kind: Kind, detail: str) -> Contradiction:
     return Contradiction(kind, detail, tx=payment.tx_hash, block=payment.block_number)
 
 
-# Slashes
+# Void batches
 
 
-def slashes(
-    view: ChainView, table: OutcomeTable, deployment: Deployment, window_s: int | None
-) -> Check:
-    """Return whether every slash follows from an offence that its owner answers for: nobody lost
-    what it had not signed for.
-    """
-    found = [
-        Contradiction(
-            kind,
-            f"{slash.owner}: {problem}",
-            tx=slash.tx_hash,
-            block=slash.block_number,
-            batch_id=slash.batch_id,
-            position=slash.position,
-        )
-        for slash in view.slashes
-        for kind, problem in _slash_problems(view, slash, deployment)
-    ]
-    executed = {(slash.batch_id, slash.position) for slash in view.slashes}
-    places = (table.place(int(row)) for row in np.flatnonzero(table.is_verdict(Verdict.FRAUD)))
-    waiting = sum((batch.batch_id, position) not in executed for batch, position in places)
-    window = f", challenge window {window_s} s" if window_s is not None else ""
-    return summarise(
-        "nobody lost what it had not signed for",
-        found,
-        f"{len(view.slashes)} slashes, {waiting} fraud verdicts not executed{window}",
-    )
-
-
-def _slash_problems(
-    view: ChainView, slash: SlashView, deployment: Deployment
-) -> Iterator[tuple[Kind, str]]:
-    if slash.offence in FRAUDS:
-        yield from _fraud_problems(view, slash)
-    elif slash.offence is Offence.ABSENT_JUROR:
-        yield from _absence_problems(view, slash, parameter(deployment, None, "absence_ppm"))
-    elif slash.offence is Offence.WRONG_VERDICT:
-        wrong_ppm = parameter(deployment, None, "wrong_verdict_ppm")
-        yield from _signer_problems(view, slash, wrong_ppm)
-    else:
-        # The fault court checked the two signatures; events do not hold them.
-        run = view.runs.get(slash.run_id)
-        is_worker = slash.offence is Offence.DOUBLE_SUBMISSION
-        if run is None or slash.owner not in (run.members if is_worker else run.seats):
-            yield Kind.SLASH_OTHER_RUN, f"the owner is nobody in run {slash.run_id}"
-        elif is_worker:
-            yield from _share_problems(slash, max(t.exact_fraud_ppm for t in run.terms))
-        else:
-            yield from _share_problems(slash, PPM)
-
-
-def _fraud_problems(view: ChainView, slash: SlashView) -> Iterator[tuple[Kind, str]]:
-    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
-    if batch is None or batch.records is None or slash.position is None:
-        yield Kind.SLASH_UNFOUNDED, "slashed without a posted outcome"
-        return
-    if not 0 <= slash.position < len(batch.records):
-        yield Kind.SLASH_UNFOUNDED, f"batch {batch.batch_id} has no position {slash.position}"
-        return
-    if batch.run_id != slash.run_id:
-        yield Kind.SLASH_OTHER_RUN, f"stake for run {slash.run_id}, work of run {batch.run_id}"
-    record = batch.records[slash.position]
-    if slash.tag != record.step << 32 | record.index:
-        yield Kind.SLASH_UNFOUNDED, "the offence does not name the slot of its outcome"
-    worker = view.worker_by_id.get(record.worker_id)
-    if worker is None or worker.address != slash.owner:
-        yield Kind.SLASH_UNFOUNDED, f"the outcome is about worker {record.worker_id}"
-    for problem in _verdict_problems(view, slash, batch.batch_id, slash.position):
-        yield Kind.SLASH_VERDICT, problem
-    terms = terms_of_batch(view, batch)
-    yield from _share_problems(slash, _fraud_ppm(terms, slash))
-    case = view.cases.get(record.leaf(batch.batch_id, slash.position))
-    reporter = case.reporter if case is not None and case.overturned else ZERO_ADDRESS
-    if slash.split is not None and slash.reporter != reporter:
-        yield Kind.SLASH_REPORTER, f"{slash.reporter} is its reporter, not {reporter}"
-
-
-def _absence_problems(
-    view: ChainView, slash: SlashView, ppm: int | None
-) -> Iterator[tuple[Kind, str]]:
-    if slash.run_id != BENCH:
-        yield Kind.SLASH_OTHER_RUN, f"a juror's duty, and stake for run {slash.run_id}"
-    case = next((case for case in view.cases.values() if case.number == slash.tag), None)
-    if case is None or slash.owner not in case.jurors:
-        yield Kind.SLASH_UNFOUNDED, f"no juror of case {slash.tag}"
-    elif not case.closed or slash.owner in case.votes:
-        yield Kind.SLASH_UNFOUNDED, f"case {slash.tag} is open, or the juror voted"
-    if ppm is not None:
-        yield from _share_problems(slash, ppm)
-
-
-def _signer_problems(
-    view: ChainView, slash: SlashView, ppm: int | None
-) -> Iterator[tuple[Kind, str]]:
-    batch, run = view.batches.get(slash.tag), view.runs.get(slash.run_id)
-    if batch is None or run is None or batch.run_id != slash.run_id:
-        yield Kind.SLASH_OTHER_RUN, f"batch {slash.tag} is none of run {slash.run_id}"
-        return
-    if not run.seats.get(slash.owner, 0) & batch.signers:
-        yield Kind.SLASH_UNFOUNDED, f"the owner did not sign the outcomes of batch {slash.tag}"
-    if not any(c.overturned and c.batch_id == slash.tag for c in view.cases.values()):
-        yield Kind.SLASH_UNFOUNDED, f"no outcome of batch {slash.tag} was overturned"
-    if ppm is not None:
-        yield from _share_problems(slash, ppm)
-
-
-def _share_problems(slash: SlashView, ppm: int) -> Iterator[tuple[Kind, str]]:
-    shares = tuple(-(-stake * ppm // PPM) for stake in slash.stake_before)
-    if slash.taken != shares:
-        what = (
-            f"{_both(slash.taken)} tokens were taken of {_both(slash.stake_before)}, "
-            f"due were {_both(shares)}"
-        )
-        yield Kind.SLASH_SHARE, what
-
-
-def _fraud_ppm(terms: RunTerms | None, slash: SlashView) -> int:
-    """Return the millionths of stake that a fraud costs: doubled by every prior conviction."""
-    if terms is None:
-        return 0
-    if slash.offence is Offence.EXACT_FRAUD:
-        return terms.exact_fraud_ppm
-    return min(terms.fraud_ppm << max(0, min(slash.priors, 20)), PPM)
-
-
-def _verdict_problems(
-    view: ChainView, slash: SlashView, batch_id: int, position: int
-) -> Iterator[str]:
-    stands = view.standing_verdict(batch_id, position) is Verdict.FRAUD
-    is_restored = slash.state is SlashState.RESTORED
-    if not stands and not is_restored and slash.amount_wei:
-        yield "the verdict that stands is not fraud"
-    if stands and is_restored:
-        yield "the stake was given back though the verdict stands"
-    member = view.member(slash.run_id, slash.owner)
-    if stands and member is not None and member.convictions == 0:
-        yield f"the worker is {member.status.lower()} and not convicted"
-
-
-def slash_splits(view: ChainView, deployment: Deployment) -> Check:
-    """Return whether released slashes went where they must."""
-    released = [slash for slash in view.slashes if slash.split is not None]
+def voids(view: ChainView) -> Check:
+    """Return whether void batches pay nobody and give back what was set aside for them."""
+    void = [batch for batch in view.batches.values() if batch.is_void]
     found = (
-        Contradiction(Kind.SLASH_SPLIT, f"{slash.owner}: {problem}", tx=slash.settled_tx)
-        for slash in released
-        for problem in _split_problems(slash, deployment)
+        Contradiction(Kind.BATCH_VOID, problem, tx=batch.voided_tx, batch_id=batch.batch_id)
+        for batch in void
+        for problem in _void_problems(view, batch)
     )
+    freed = sum(view.freed_wei.values()) if isinstance(view, Ledger) else 0
     return summarise(
-        "released slashes are split without profit for judges", found, f"{len(released)} released"
+        "void batches pay nobody and give their funds back",
+        found,
+        f"{len(void)} void batches, {format_tokens(freed)} tokens given back",
     )
 
 
-def _split_problems(slash: SlashView, deployment: Deployment) -> Iterator[str]:
-    assert slash.split is not None  # the caller's filter
-    burned, insured, rewarded = slash.split
-    if burned + insured + rewarded != slash.amount_wei:
-        split = ", ".join(map(format_tokens, slash.split))
-        yield f"{split} tokens do not add up to {format_tokens(slash.amount_wei)}"
-    insurance_ppm = parameter(deployment, None, "insurance_ppm")
-    if insurance_ppm is not None and insured != slash.amount_wei * insurance_ppm // PPM:
-        yield f"{format_tokens(insured)} tokens were insured of {format_tokens(slash.amount_wei)}"
-    if slash.reporter == ZERO_ADDRESS:
-        most: int | None = 0
-    else:
-        most = parameter(deployment, None, "reporter_cap")
-    if most is not None and rewarded > most:
-        yield (
-            f"{format_tokens(rewarded)} tokens went to the reporter {slash.reporter}, "
-            f"at most {format_tokens(most)} may"
-        )
-
-
-def _both(wei: Iterable[int]) -> str:
-    """Return active and unbonding stake, in tokens."""
-    return " + ".join(map(format_tokens, wei))
+def _void_problems(view: ChainView, batch: BatchView) -> Iterator[str]:
+    if batch.records is not None:
+        yield "it is void and has outcomes"
+    if not isinstance(view, Ledger):
+        return
+    freed, worth = view.freed_wei.get(batch.batch_id), batch.units * batch.price_per_unit
+    # The owner of a run that was closed long ago may have taken all of it back.
+    due = min(worth, view.reserved_before.get(batch.batch_id, worth))
+    if freed != due:
+        given = "nothing" if freed is None else f"{format_tokens(freed)} tokens"
+        yield f"{given} went back to its run, due were {format_tokens(due)} tokens"
 
 
 # Sums
@@ -421,8 +262,8 @@ def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) 
     for (run_id, owner), account in observed.stakes.items():
         told = view.stake(run_id, owner)
         if (told.active_wei, told.unbonding_wei) != (account.active_wei, account.unbonding_wei):
-            events = _both((told.active_wei, told.unbonding_wei))
-            vault = _both((account.active_wei, account.unbonding_wei))
+            events = f"{format_tokens(told.active_wei)} + {format_tokens(told.unbonding_wei)}"
+            vault = f"{format_tokens(account.active_wei)} + {format_tokens(account.unbonding_wei)}"
             yield f"{owner} has {events} tokens in run {run_id} by events, by the vault {vault}"
     for what, count, theirs in (
         ("runs", len(view.runs), observed.runs),
@@ -439,6 +280,9 @@ def _sum_problems(view: ChainView, stake: int, reward: int, observed: Observed) 
             yield f"the escrow of run {run_id} says {funds}"
         if run.latest_version != observed.versions.get(run_id):
             yield f"the newest policy of run {run_id} is {observed.versions.get(run_id)}"
+    for who in sorted(observed.jurors ^ set(view.jurors())):
+        what = "is" if who in observed.jurors else "is not"
+        yield f"{who} {what} on the bench by the contract, and the events differ"
     for batch_id in sorted(observed.strange):
         yield f"batch {batch_id} is not what its events tell"
 

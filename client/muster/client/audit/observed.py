@@ -43,6 +43,8 @@ class Observed:
     """Batches whose header is not the one that the events add up to."""
     parameters: Mapping[str, int] = field(default_factory=dict)
     """What the contracts were built with, named as deployments name it."""
+    jurors: frozenset[Address] = frozenset()
+    """Who of those with stake for the bench is a juror."""
     draw_hashes: Mapping[int, Hash32] = field(default_factory=dict)
     """Hash of every block that a jury was drawn of."""
 
@@ -65,6 +67,7 @@ class Observed:
             "versions": {str(run): version for run, version in self.versions.items()},
             "strange": sorted(self.strange),
             "parameters": {name: str(value) for name, value in self.parameters.items()},
+            "jurors": sorted(self.jurors),
             "draw_hashes": {str(at): hex0x(hashed) for at, hashed in self.draw_hashes.items()},
         }
 
@@ -92,6 +95,7 @@ class Observed:
                 },
                 strange=frozenset(map(int, value["strange"])),
                 parameters={str(k): int(v) for k, v in value["parameters"].items()},
+                jurors=frozenset(map(to_address, value["jurors"])),
                 draw_hashes={int(k): to_hash32(v) for k, v in value["draw_hashes"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -115,9 +119,10 @@ async def observe(
     """
     tag = "latest" if block is None else hex(block)
     chain = chain if block is None else chain.at(block)
-    at = chain.deployment.contracts
+    at, stakes = chain.deployment.contracts, sorted(_stakes(view))
+    on_bench = [who for run, who in stakes if run == BENCH and await chain.jurors.is_juror(who)]
     return Observed(
-        stakes={key: await chain.vault.account_of(*key) for key in sorted(_stakes(view))},
+        stakes={key: await chain.vault.account_of(*key) for key in stakes},
         vault_wei=await chain.token.balance_of(at["StakeVault"]),
         escrow_wei=await chain.token.balance_of(at["RewardEscrow"]),
         court_wei=await chain.token.balance_of(at["DisputeCourt"]),
@@ -127,6 +132,7 @@ async def observe(
         versions={run: await chain.runs.latest_version(run) for run in view.runs},
         strange=frozenset(await _strange_batches(chain, view, tag, only)),
         parameters=await _parameters(chain),
+        jurors=frozenset(on_bench),
         draw_hashes=await _draw_hashes(chain, view),
     )
 
@@ -177,7 +183,9 @@ async def _strange_batches(
     for start in range(0, len(numbers), ASKED_AT_ONCE):
         asked = numbers[start : start + ASKED_AT_ONCE]
         for number, stored in zip(asked, await _commitments(chain, asked, tag), strict=True):
-            if undisputed(stored) != view.batches[number].header().commitment():
+            batch = view.batches[number]
+            due = Hash32(bytes(32)) if batch.is_void else batch.header().commitment()
+            if undisputed(stored) != due:
                 strange.append(number)
     return strange
 

@@ -23,9 +23,9 @@ from muster.chain import (
     losses,
     reason_of,
 )
-from muster.client.audit import calls, disputes, money, work
+from muster.client.audit import calls, disputes, money, stakes, work
 from muster.client.audit.contradictions import Check, Contradiction
-from muster.client.audit.observed import Observed, parameter
+from muster.client.audit.observed import Observed, fixed
 from muster.client.audit.table import OutcomeTable, tabulate
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
@@ -266,11 +266,12 @@ def run_checks(
     table = tabulate(view) if table is None else table
     fresh = table if fresh is None else fresh
     domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
-    window_s = parameter(deployment, observed, "challenge_window_s")
-    deadline_s = parameter(deployment, observed, "outcome_deadline_s")
+    known = fixed(deployment, observed)
+    window_s, deadline_s = known.get("challenge_window_s"), known.get("outcome_deadline_s")
     checks = [
         work.events_follow(view),
         work.batch_roots(view, fresh),
+        work.commitments(view),
         work.direct_submissions(view, domain),
         work.outcomes_roots(fresh),
         work.signatures(view, fresh, domain),
@@ -280,9 +281,13 @@ def run_checks(
         work.accepted_records(view, fresh),
         money.slots(table),
         money.payments(view, table, window_s),
-        money.slashes(view, table, deployment, window_s),
-        money.slash_splits(view, deployment),
-        disputes.cases(view),
+        money.voids(view),
+        stakes.roles(view, known),
+        stakes.slashes(view, table, known),
+        stakes.slash_splits(view, known),
+        disputes.cases(view, domain),
+        disputes.juries(view, observed, known),
+        disputes.money(view, observed, known),
     ]
     return checks if observed is None else [*checks, money.sums(view, observed)]
 
@@ -335,7 +340,8 @@ def _run_report(view: ChainView, run: RunView, table: OutcomeTable) -> RunReport
         paid_wei=str(run.paid_wei),
         batches=len(batches),
         judged=sum(batch.records is not None for batch in batches),
-        submitted=sum(batch.count for batch in batches),
+        # What a worker took out of a batch is counted there.
+        submitted=sum(batch.count for batch in batches if batch.split_from is None),
         **Counts(table, run.run_id).of_all(),
         checkpoints=tuple(
             CheckpointReport(

@@ -58,7 +58,7 @@ def check_statements(
     for batch in history.ledger.batches.values():
         if batch.run_id == run_id and batch.records:
             statements[batch.batch_id] = {}
-            for kept in _kept(store, batch, found):
+            for kept in kept_outcomes(store, batch, found):
                 if kept.is_signed(history.domain):
                     statements[batch.batch_id][kept.validator] = keccak(kept.records)
                 else:
@@ -78,7 +78,7 @@ def check_statements(
     )
 
 
-def _kept(
+def kept_outcomes(
     store: EvidenceStore, batch: BatchView, found: list[Contradiction]
 ) -> Iterator[KeptOutcomes]:
     """Yield what is kept about a batch; what cannot be read is added to `found`."""

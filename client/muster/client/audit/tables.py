@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from muster.client.audit.contradictions import Check, NotRerun
+    from muster.client.audit.faults import Reported
     from muster.client.audit.report import AuditReport
 
 SHOWN_NOTES = 5
@@ -27,11 +28,7 @@ SHOWN_POLICIES = 8
 
 def print_report(report: AuditReport) -> None:
     """Print the result first, then what contradicts, the checks and the tables."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = WIDTH
+    console = _console()
     fold = partial(_fold, console)
     fold(f"chain {report.chain_id}, read up to block {report.block}")
     fold(_result(report), style="bold green" if report.passed else "bold red")
@@ -53,6 +50,31 @@ def print_report(report: AuditReport) -> None:
     for loss in report.losses:
         fold(f"{short(loss.owner)}  {loss.words(format_tokens)}", indent=2)
     fold("\n--json has whole hashes, amounts in wei, and everything that is left out here")
+
+
+def print_faults(faults: Sequence[Reported]) -> None:
+    """Print faults that prove themselves: what came of reporting them, or how to."""
+    fold = partial(_fold, _console())
+    unreported = [each.fault for each in faults if each.tx is None and each.refused is None]
+    for each in faults:
+        state = f"reported, {each.tx}" if each.tx else f"not reported: {each.refused}"
+        fold(f"\n{each.fault.words}" + ("" if each.fault in unreported else f": {state}"), indent=2)
+    if unreported:
+        run_id = unreported[0].batch.run_id
+        fold(
+            f"\nanybody can have that punished: muster audit run {run_id} --report "
+            "--keystore FILE, with the same --evidence",
+            indent=2,
+        )
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
 
 
 def _result(report: AuditReport) -> str:

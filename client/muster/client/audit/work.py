@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchView, ChainView, LeasedWork, RunTerms, WorkerStatus
+from muster.chain import BatchStatus, BatchView, ChainView, LeasedWork, RunTerms, WorkerStatus
 from muster.client.audit import leaves
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
-from muster.client.audit.ledger import Ledger
+from muster.client.audit.ledger import WITHHELD, Ledger
 from muster.client.audit.table import OutcomeTable
 from muster.protocol.eip712 import Domain, digest, recover
 from muster.protocol.errors import SignatureError
-from muster.protocol.ids import Address, Hash32, PolicyVersion
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import Outcomes, Submission, Ticket, Verdict
@@ -90,29 +90,32 @@ def outcomes_roots(table: OutcomeTable) -> Check:
 
 
 def direct_submissions(view: ChainView, domain: Domain) -> Check:
-    """Return whether workers themselves committed what they submitted directly."""
-    direct = [(batch, batch.work) for batch in view.batches.values() if batch.work is not None]
+    """Return whether workers themselves committed, or took out, what is there as their own."""
+    own = [(batch, batch.work) for batch in view.batches.values() if batch.work is not None]
     found = (
         _of(batch, Kind.DIRECT_SIGNATURE, problem)
-        for batch, work in direct
+        for batch, work in own
         if (problem := _work_problem(view, batch, work, domain)) is not None
     )
     return summarise(
         "direct submissions are their worker's, under a ticket of the run",
         found,
-        f"{len(direct)} submissions",
+        f"{len(own)} submissions",
     )
 
 
 def _work_problem(
     view: ChainView, batch: BatchView, work: LeasedWork, domain: Domain
 ) -> str | None:
-    """Return what is wrong with work that its worker committed itself."""
+    """Return what is wrong with work that its worker brought itself."""
     submission, ticket = work.submission, work.ticket
-    worker = view.workers.get(submission.worker)
+    member = view.member(batch.run_id, submission.worker)
     signer = recovered(digest(domain, submission.struct_hash()), work.node_signature)
-    if worker is None or signer not in {node for _, node in worker.nodes}:
+    if member is None or signer is None or not member.answers_for(signer, batch.committed_at):
         return "it is not signed by a node of its worker"
+    if batch.split_from is not None:
+        # The run's orchestrator committed it: the ledger asks for no ticket then.
+        return None
     if recovered(digest(domain, ticket.struct_hash()), work.ticket_signature) != batch.orchestrator:
         return "its ticket is not signed by the run's orchestrator"
     if _slot(ticket) != _slot(submission):
@@ -124,28 +127,88 @@ def _slot(signed: Submission | Ticket) -> tuple[int, ...]:
     return (signed.run_id, int(signed.worker, 16), signed.step, signed.index, signed.policy_version)
 
 
+def commitments(view: ChainView) -> Check:
+    """Return whether batches name terms of their run, and what workers took out counts once."""
+    found = [
+        _of(batch, kind, detail)
+        for batch in view.batches.values()
+        for kind, detail in _commitment_problems(view, batch)
+    ]
+    taken: set[tuple[int, ...]] = set()
+    for batch in view.batches.values():
+        if batch.direct is not None:
+            # Whatever its policy, a worker brings a slot by itself once.
+            slot = _slot(batch.direct)[:-1]
+            if slot in taken:
+                found.append(_of(batch, Kind.BATCH_SPLIT, "its slot was brought before"))
+            taken.add(slot)
+    split = sum(batch.split_from is not None for batch in view.batches.values())
+    return summarise(
+        "batches are committed under terms of their run, and share no submission",
+        found,
+        f"{len(view.batches)} batches, {split} of them taken out of others",
+    )
+
+
+def _commitment_problems(view: ChainView, batch: BatchView) -> Iterator[tuple[Kind, str]]:
+    terms = terms_of_batch(view, batch)
+    if terms is None or terms.price_per_unit != batch.price_per_unit:
+        yield Kind.BATCH_TERMS, f"its price is not that of terms {batch.terms} of its run"
+    if batch.split_from is not None:
+        yield from _split_problems(view, batch, batch.split_from)
+    elif isinstance(view, Ledger) and view.terms_then.get(batch.batch_id) != batch.terms:
+        known = view.terms_then.get(batch.batch_id)
+        yield Kind.BATCH_TERMS, f"it names terms {batch.terms}, its run's were {known}"
+    if batch.units < 0:
+        yield Kind.BATCH_SPLIT, "more units were taken out of it than it holds"
+
+
+def _split_problems(
+    view: ChainView, batch: BatchView, source_id: int
+) -> Iterator[tuple[Kind, str]]:
+    """Yield what is wrong with a submission that its worker took out of a batch."""
+    source, own = view.batches.get(source_id), batch.direct
+    if source is None or own is None:
+        yield Kind.BATCH_SPLIT, f"it was taken out of batch {source_id}, which is not there"
+        return
+    theirs = (source.run_id, source.price_per_unit, source.terms, source.committed_at)
+    if (batch.run_id, batch.price_per_unit, batch.terms, batch.committed_at) != theirs:
+        yield Kind.BATCH_SPLIT, f"its run, price, terms or time are not those of batch {source_id}"
+    if (batch.root, batch.count, batch.units) != (own.leaf(), 1, own.units):
+        yield Kind.BATCH_SPLIT, "it is not one submission with its units"
+    if source.records is not None:
+        yield Kind.BATCH_SPLIT, f"batch {source_id}, which it was taken out of, has outcomes"
+
+
 def signatures(view: ChainView, table: OutcomeTable, domain: Domain) -> Check:
-    """Return whether a quorum of validators signed each batch's outcomes."""
+    """Return whether a quorum of validators, or else a jury, stands behind every outcome, and a
+    quorum behind every batch that is said to be withheld.
+    """
+    withheld = [batch for batch in view.batches.values() if _has_withheld_word(batch)]
     found = (
         contradiction
-        for batch in table.batches
+        for batch in (*table.batches, *withheld)
         for contradiction in _signature_problems(view, batch, domain)
     )
-    count = sum(len(batch.signatures) for batch in table.batches)
+    count = sum(len(batch.signatures) for batch in (*table.batches, *withheld))
     return summarise(
         "a quorum of the validators of that time signed every outcome",
         found,
-        f"{count} signatures recovered",
+        f"{count} signatures recovered, {len(withheld)} batches withheld",
     )
+
+
+def _has_withheld_word(batch: BatchView) -> bool:
+    # What was taken out of such a batch has no signatures of its own; other views keep none.
+    return batch.status is BatchStatus.WITHHELD and batch.records_hash == WITHHELD
 
 
 def _signature_problems(
     view: ChainView, batch: BatchView, domain: Domain
 ) -> Iterator[Contradiction]:
-    if batch.work is not None and not batch.signatures:
-        if not _is_ruled(view, batch):
-            what = "nobody signed, and no jury of the network ruled so"
-            yield _posted(batch, Kind.OUTCOME_QUORUM, what)
+    if batch.records is not None and not batch.signers and not batch.signatures:
+        if (problem := _ruling_problem(view, batch)) is not None:
+            yield _posted(batch, Kind.OUTCOME_QUORUM, problem)
         return
     signers = outcome_signers(batch, domain)
     if None in signers:
@@ -164,18 +227,26 @@ def _signature_problems(
         yield _posted(batch, Kind.OUTCOME_QUORUM, what)
 
 
+def _ruling_problem(view: ChainView, batch: BatchView) -> str | None:
+    """Return what is wrong with an outcome that no validator signed: a jury must have ruled it."""
+    case, records = view.cases.get(summons_of(batch.batch_id)), list(batch.records or ())
+    if case is None or not case.overturned or len(records) != 1 or not case.claims:
+        return "nobody signed, and no jury of the network ruled so"
+    (record,), own = records, case.claims[0].submission
+    if own.leaf() != batch.root:
+        return "the jury was shown other work"
+    claimed = (own.step, own.index, own.policy_version, own.file_hash, own.rollouts, own.units)
+    judged = (record.step, record.index, record.policy_version, record.file_hash)
+    if (*judged, record.rollouts, record.units) != claimed:
+        return "the outcome is not about the work that was brought before the jury"
+    if Ruling(record.verdict, record.reason).number != case.ruling:
+        return "the outcome is not the jury's ruling"
+    return None
+
+
 def seats_of(accounts: Collection[Address], seats: Mapping[Address, int]) -> int:
     """Return the bits of some accounts' seats, joined."""
     return sum(bit for who, bit in seats.items() if who in accounts)
-
-
-def _is_ruled(view: ChainView, batch: BatchView) -> bool:
-    """Return whether judges of the network decided about work that its run left unjudged."""
-    case = view.cases.get(summons_of(batch.batch_id))
-    if case is None or not case.closed or not batch.records:
-        return False
-    (record,) = batch.records
-    return case.ruling == Ruling(record.verdict, record.reason).number
 
 
 def terms_of_batch(view: ChainView, batch: BatchView) -> RunTerms | None:
@@ -225,7 +296,7 @@ def deadlines(table: OutcomeTable, deadline_s: int | None) -> Check:
 def _posting_problems(
     batch: BatchView, units: int, deadline_s: int | None
 ) -> Iterator[Contradiction]:
-    posted_at, is_run = batch.posted_at or 0, bool(batch.signatures)
+    posted_at, is_run = batch.posted_at or 0, bool(batch.signers)
     if is_run and deadline_s is not None and posted_at >= batch.committed_at + deadline_s:
         late = f"posted {posted_at - batch.committed_at} s after the commitment, due {deadline_s}"
         yield _posted(batch, Kind.OUTCOME_DEADLINE, late)
@@ -252,12 +323,10 @@ def _pair(table: OutcomeTable, row: int) -> str:
 def accepted_records(view: ChainView, table: OutcomeTable) -> Check:
     """Return whether accepted work could be done at all: by whom, with which policy."""
     rows_A = np.flatnonzero(table.is_verdict(Verdict.ACCEPTED))
-    workers_A = table.column("worker_id")[rows_A]
-    committed_A = table.of_batches([b.block_number for b in table.batches])[rows_A]
+    committed_A = table.of_batches([_committed_in(view, b) for b in table.batches])[rows_A]
     published_A = _publication_blocks(view, table, rows_A)
-    unknown = _per_worker(view, workers_A, "worker_id") < 0
     unpublished = (published_A < 0) | (published_A > committed_A)
-    inactive = _was_inactive(view, workers_A, table.run_N()[rows_A], committed_A)
+    unknown, inactive = _strangers(view, table, rows_A, committed_A)
     found = (
         _at(table, row, *_unfounded(table, row, bool(unknown[i]), bool(unpublished[i])))
         for i in np.flatnonzero(unknown | unpublished | inactive)
@@ -270,12 +339,18 @@ def accepted_records(view: ChainView, table: OutcomeTable) -> Check:
     )
 
 
+def _committed_in(view: ChainView, batch: BatchView) -> int:
+    """Return the block that committed a batch's work first: what was taken out was so before."""
+    source = None if batch.split_from is None else view.batches.get(batch.split_from)
+    return (source or batch).block_number
+
+
 def _unfounded(
     table: OutcomeTable, row: int, is_unknown: bool, is_unpublished: bool
 ) -> tuple[Kind, str]:
     record = table.record(row)
     if is_unknown:
-        return Kind.WORKER_UNKNOWN, f"worker {record.worker_id} does not exist"
+        return Kind.WORKER_UNKNOWN, f"worker {record.worker_id} never joined its run"
     if is_unpublished:
         what = f"policy {record.policy_version} was not published when it was committed"
         return Kind.POLICY_UNPUBLISHED, what
@@ -303,38 +378,30 @@ def _publication_blocks(
     return blocks_A
 
 
-def _per_worker(view: ChainView, workers_A: NDArray[np.int64], name: str) -> NDArray[np.int64]:
-    """Return a number of each row's worker, -1 where there is no such worker."""
-    numbers, place = np.unique(workers_A, return_inverse=True)
-    values = [
-        int(getattr(worker, name)) if (worker := view.worker_by_id.get(number)) else -1
-        for number in numbers.tolist()
-    ]
-    return np.array(values, np.int64)[place] if len(numbers) else np.zeros(0, np.int64)
-
-
-def _was_inactive(
+def _strangers(
     view: ChainView,
-    workers_A: NDArray[np.int64],
-    runs_A: NDArray[np.int64],
+    table: OutcomeTable,
+    rows_A: NDArray[np.int64],
     committed_A: NDArray[np.int64],
-) -> NDArray[np.bool_]:
-    """Return where the worker was no active member when the block of the commitment began."""
-    inactive_A = np.zeros(len(workers_A), bool)
-    for number in np.unique(workers_A).tolist():
-        worker, of_worker = view.worker_by_id.get(number), workers_A == number
-        for run_id in np.unique(runs_A[of_worker]).tolist():
-            rows = np.flatnonzero(of_worker & (runs_A == run_id))
-            member = worker.memberships.get(run_id) if worker else None
-            if member is None:
-                inactive_A[rows] = True
-                continue
-            inactive_A[rows] = committed_A[rows] < member.first_active_from
-            if len(member.standings) > 1:
-                for i in rows.tolist():
-                    status = member.status_at(int(committed_A[i]) - 1)
-                    inactive_A[i] |= status is not WorkerStatus.ACTIVE
-    return inactive_A
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return where the worker is no member of the run, and where it was no active one when the
+    block of the commitment began.
+    """
+    unknown_A, inactive_A = np.zeros(len(rows_A), bool), np.zeros(len(rows_A), bool)
+    runs_A, workers_A = table.run_N()[rows_A], table.column("worker_id")[rows_A]
+    pairs, place_A = np.unique((runs_A << 32) | workers_A, return_inverse=True)
+    for number, pair in enumerate(pairs.tolist()):
+        worker, of_pair = view.worker_by_id.get(pair & 0xFFFFFFFF), place_A == number
+        member = worker.memberships.get(RunId(pair >> 32)) if worker else None
+        if member is None:
+            unknown_A |= of_pair
+            continue
+        inactive_A |= of_pair & (committed_A <= member.joined_block)
+        if member.standings[1:]:
+            for i in np.flatnonzero(of_pair).tolist():
+                status = member.status_at(int(committed_A[i]) - 1)
+                inactive_A[i] = status is not WorkerStatus.ACTIVE
+    return unknown_A, inactive_A
 
 
 # Where

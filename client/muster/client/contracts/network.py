@@ -34,7 +34,7 @@ NUMBERS = frozenset(DeployParameters.model_fields) - {"owner", "insurance"}
 AMOUNTS = frozenset(
     {
         *("initial_supply", "required_worker_stake", "required_validator_stake"),
-        *("stake_per_unit", "challenge_bond", "reporter_cap"),
+        *("required_juror_stake", "stake_per_unit", "bond", "juror_fee", "reporter_cap"),
     }
 )
 """Parameters in token wei."""

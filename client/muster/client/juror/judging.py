@@ -25,6 +25,7 @@ from muster.client.validator.judging import Rules, within_declared
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import OutcomeRecord, Reason
@@ -103,7 +104,14 @@ class CaseJudge:
                 == batch.orchestrator
             )
 
-        entry = await sources.work(submission.leaf(), accepts)
+        try:
+            entry = await sources.work(submission.leaf(), accepts)
+        except ApiError:
+            # Some show whole batches only.
+            entries = await sources.batch(batch.batch_id, batch.root, batch.count)
+            entry = entries[case.position]
+            if entry.submission != submission or not accepts(entry):
+                raise
         # The chain has seen the node's signature; of those that a source shows none is needed.
         signed = next((c.node_signature for c in case.claims if c.node_signature), entry.signature)
         return entry.model_copy(update={"signature": signed})

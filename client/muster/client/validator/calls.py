@@ -47,6 +47,28 @@ class Windows:
     challenge_window_s: int
     """Seconds after outcomes during which they may be challenged."""
 
+    @property
+    def whole_s(self) -> int:
+        """Both together."""
+        return self.outcome_deadline_s + self.challenge_window_s
+
+
+def recent_batches(view: ChainView, run_id: RunId, whole_s: int) -> list[BatchView]:
+    """Return a run's batches about which there may be something to do, oldest first.
+
+    Those that were over when the newest one was committed are not looked at: a run has many. What
+    was taken out of an older batch has a late number and an early time: it ends no search.
+    """
+    batches = view.batches
+    if not batches:
+        return []
+    over_at = next(reversed(batches.values())).committed_at - whole_s
+    newest_first = takewhile(
+        lambda b: b.committed_at > over_at or b.split_from is not None, reversed(batches.values())
+    )
+    mine = (b for b in newest_first if b.run_id == run_id)
+    return sorted(mine, key=lambda batch: batch.batch_id)
+
 
 @dataclass(slots=True)
 class CallDuty:
@@ -103,18 +125,7 @@ class CallDuty:
         return [b for b in self._recent() if b.status is BatchStatus.COMMITTED]
 
     def _recent(self) -> list[BatchView]:
-        """Return the run's batches about which there may be something to do, oldest first.
-
-        Those that were over when the newest one was committed are not looked at: a run has many.
-        """
-        batches = self.view.batches
-        if not batches:
-            return []
-        whole_s = self.windows.outcome_deadline_s + self.windows.challenge_window_s
-        over_at = next(reversed(batches.values())).committed_at - whole_s
-        newest_first = takewhile(lambda b: b.committed_at > over_at, reversed(batches.values()))
-        mine = (b for b in newest_first if b.run_id == self.run_id)
-        return sorted(mine, key=lambda batch: batch.batch_id)
+        return recent_batches(self.view, self.run_id, self.windows.whole_s)
 
     def _timing(self, batch: BatchView) -> Timing:
         deadline_s = self.windows.outcome_deadline_s

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from muster.client.assignment import Assignment, Group
-from muster.client.tickets import TicketTerms, ticket_fault
+from muster.client.tickets import TicketTerms, slot_and_policy, ticket_fault
 from muster.client.validator.replay import Replay, split_row_proofs
 from muster.inference.dialogue import Followed
 from muster.protocol.eip712 import digest, recover
@@ -104,7 +104,7 @@ def _check_ticket(claim: Claim) -> Finding | None:
     ticket, signature = claim.ticket, claim.ticket_signature
     if ticket is None or signature is None:
         return _rejected(Reason.UNKNOWN_TICKET, "there is no ticket for the slot")
-    if _slot_and_policy(ticket) != _slot_and_policy(claim.submission):
+    if slot_and_policy(ticket) != slot_and_policy(claim.submission):
         return _rejected(Reason.UNKNOWN_TICKET, "the ticket is for another slot or policy")
     if fault := ticket_fault(ticket, signature, claim.terms):
         return _rejected(Reason.UNKNOWN_TICKET, f"the ticket does not hold: {fault}")
@@ -112,16 +112,6 @@ def _check_ticket(claim: Claim) -> Finding | None:
     if late_s > 0:
         return _rejected(Reason.LATE, f"committed {late_s} s too late")
     return None
-
-
-def _slot_and_policy(message: Ticket | Submission) -> tuple[int | str, ...]:
-    return (
-        message.run_id,
-        message.worker,
-        message.step,
-        message.index,
-        message.policy_version,
-    )
 
 
 def check_file(data: bytes | None) -> Finding | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from muster.api import BatchEntry, OrchestratorApi
 from muster.client.facts import HistoryView, entry_of, ticket_terms
 from muster.client.validator.checks import Claim
+from muster.client.validator.elsewhere import Elsewhere
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.slots import KnownBatch, SlotIndex, SlotOfWorker, slots_of_records
 from muster.protocol.eip712 import Domain
@@ -47,6 +48,8 @@ class Docket:
     """Since when what is asked for could not be had, of the clock: batch ids and others."""
     clock: Callable[[], float]
     """Seconds."""
+    elsewhere: Elsewhere | None = None
+    """Shows what the orchestrator does not."""
     _slots: SlotIndex = field(default_factory=SlotIndex)
     _slots_of: dict[BatchName, tuple[SlotOfWorker, ...]] = field(default_factory=dict)
     """By batch and root, which say what a batch is made of: a run has many, each is read once."""
@@ -58,6 +61,17 @@ class Docket:
         """
         if batch.work is not None:
             return [entry_of(batch.work, batch.committed_at)]
+        try:
+            return await self._contents_at_orchestrator(batch)
+        except ApiError as refused:
+            if self.elsewhere is None:
+                raise
+            try:
+                return await self.elsewhere.contents(batch)
+            except ApiError:
+                raise refused from None
+
+    async def _contents_at_orchestrator(self, batch: BatchView) -> list[BatchEntry]:
         entries = (await self.api.batch(batch.batch_id)).submissions
         leaves = [entry.submission.leaf() for entry in entries]
         if len(leaves) != batch.count or merkle_root(leaves) != batch.root:

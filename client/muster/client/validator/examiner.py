@@ -10,6 +10,7 @@ from muster.api import OrchestratorApi
 from muster.client.validator.checking import CheckingDuty
 from muster.client.validator.checks import Claim, Finding, check_claim, check_file, unreadable
 from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.elsewhere import Elsewhere
 from muster.client.validator.judging import Judgement, Rules, examine, unread
 from muster.client.validator.soundness import judge_generated
 from muster.inference import InferenceEngine
@@ -48,6 +49,8 @@ class Examiner:
     """When what cannot be had first failed, by what it is."""
     clock: Callable[[], float]
     """Seconds."""
+    elsewhere: Elsewhere | None = None
+    """Shows files that the orchestrator does not."""
     version: PolicyVersion | None = None
     """The policy version that is loaded."""
     _root: Hash32 | None = None
@@ -84,9 +87,11 @@ class Examiner:
             return await self._compute.run(judge_generated, ticket, self.rules, self.engine)
 
     async def file(self, name: Hash32) -> bytes | None:
-        """Return a submission's file; None once the orchestrator has lacked it for long enough."""
+        """Return a submission's file; None once the orchestrator has lacked it for long enough, and
+        nobody else shows it.
+        """
         try:
-            data = await self.api.file(name)
+            data = await self._shown(name)
         except ApiError as error:
             since = self.failing_since.setdefault(name, self.clock())
             waited_s = self.clock() - since
@@ -95,6 +100,17 @@ class Examiner:
             raise
         self.failing_since.pop(name, None)
         return data
+
+    async def _shown(self, name: Hash32) -> bytes:
+        try:
+            return await self.api.file(name)
+        except ApiError as refused:
+            if self.elsewhere is None:
+                raise
+            try:
+                return await self.elsewhere.file(name)
+            except ApiError:
+                raise refused from None
 
     async def rows(self, data: bytes) -> list[Rollout]:
         """Return a file's rows; raises EncodingError when it is none of a submission."""

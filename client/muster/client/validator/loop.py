@@ -2,7 +2,8 @@
 
  6. submit     workers upload, the orchestrator commits the root of a batch on chain
  7. validate   HERE  fetch the batch and its files, run the ordered checks, sign the outcomes
- 8. record     HERE  hand the signature over; the orchestrator posts it with the others' on chain
+ 8. record     HERE  hand the signature over; the orchestrator posts it with the others' on chain,
+               or muster.client.validator.showing does
 11. dispute    jurors of the network judge again, see muster.client.juror
 
 Batches come from the chain, in order; the orchestrator only hands over what their roots commit to.
@@ -33,6 +34,7 @@ from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import Claim, Finding
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.docket import BATCH_PATIENCE_S, Docket
+from muster.client.validator.elsewhere import Elsewhere
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.examiner import Examiner
 from muster.client.validator.journal import JudgedBatch, OutcomeJournal
@@ -111,6 +113,8 @@ class ValidatorPlace:
     """Whether it stays when the run is over and nothing of it can be disputed any more."""
     checking: CheckingDuty | None = None
     """Proves that it recomputes what it judges; without one it proves nothing."""
+    elsewhere: Elsewhere | None = None
+    """Shows what the orchestrator does not."""
     clock: Callable[[], float] = time.monotonic
     """Seconds, for patience and pauses."""
 
@@ -142,6 +146,7 @@ class ValidatorLoop:
             journal=place.journal,
             failing_since=self._failing_since,
             clock=place.clock,
+            elsewhere=place.elsewhere,
         )
         self.duty = CallDuty(
             run_id=place.run_id,
@@ -165,6 +170,7 @@ class ValidatorLoop:
             file_patience_s=place.file_patience_s,
             failing_since=self._failing_since,
             clock=place.clock,
+            elsewhere=place.elsewhere,
         )
         self.outages = Outages()
         self.soundness: Soundness | None = None

@@ -21,13 +21,16 @@ from muster.client.quantities import format_coins, format_tokens
 from muster.client.requirements import require_fit
 from muster.client.seat import EngineFactory, Seat, load_engine, make_engine, take_seat
 from muster.client.settings import ValidatorSettings
+from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.calls import Windows
 from muster.client.validator.checking import CheckingDuty, CheckingPlace, CheckingStore
 from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.elsewhere import Elsewhere
 from muster.client.validator.evidence import EvidenceStore
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.judging import Rules
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace, require_seat
+from muster.client.validator.showing import ShowingDuty, ShowingPlace
 from muster.client.validator.soundness import Soundness, pausing
 from muster.lifecycle import run_beside
 from muster.protocol.errors import ConfigError
@@ -78,6 +81,12 @@ async def run_validator(
                 checks_everything=settings.checks_everything,
                 keep_going=settings.keep_going,
                 checking=_checking(settings, account, seat),
+                elsewhere=Elsewhere(
+                    run_id=settings.run,
+                    view=seat.view,
+                    relays=seat.relays,
+                    allows_private=seat.chain.chain_id == FAUCET_CHAIN_ID,
+                ),
             )
             loop = loop_class(place)
             loop.soundness = Soundness(
@@ -93,7 +102,23 @@ async def run_validator(
                 on_change=loop.on_change,
             )
             assert place.checking is not None  # just made
-            await run_beside(loop.run(), place.checking.run(), following)
+            showing = ShowingDuty(_showing_place(place, seat, loop))
+            await run_beside(loop.run(), place.checking.run(), showing.run(), following)
+
+
+def _showing_place(place: ValidatorPlace, seat: Seat, loop: ValidatorLoop) -> ShowingPlace:
+    return ShowingPlace(
+        run_id=place.run_id,
+        key=place.key,
+        domain=place.domain,
+        view=place.view,
+        chain=seat.chain,
+        journal=place.journal,
+        contents=loop.contents,
+        windows=place.windows,
+        clock=place.clock,
+        poll_s=place.poll_s,
+    )
 
 
 def _checking(settings: ValidatorSettings, account: Wallet, seat: Seat) -> CheckingDuty:

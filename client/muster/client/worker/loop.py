@@ -47,7 +47,14 @@ from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ApiError, ChainError, ConfigError, EngineError, TaskError
+from muster.protocol.errors import (
+    ApiError,
+    ChainError,
+    ConfigError,
+    EngineError,
+    MusterError,
+    TaskError,
+)
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, count_units, decode_rollouts, encode_rollouts
@@ -169,7 +176,7 @@ class WorkerLoop:
             if not self._has_resumed:
                 await self._resume()
                 self._has_resumed = True
-            self.require_good_standing()
+            await self._require_good_standing()
             pause = self._idle() if self._is_over() else await self.work_once()
         except SURVIVED as error:
             await asyncio.sleep(self.outages.failed(error))
@@ -466,6 +473,18 @@ class WorkerLoop:
         """Raise MusterError when the chain says that this node may not work."""
         place = self.place
         require_good_standing(place.view, place.run_id, place.worker, self._node)
+
+    async def _require_good_standing(self) -> None:
+        """As `require_good_standing`, once the bonds and cases of its own are over."""
+        try:
+            self.require_good_standing()
+        except MusterError as error:
+            if self.silence is not None and not self.silence.is_done():
+                fields = {"error": str(error)}
+                logger.warning("no more work, staying for own bonds and cases", extra=fields)
+                self.state = "idle"
+                await self.silence.until_done()
+            raise
 
     async def _heartbeat(self) -> None:
         place = self.place

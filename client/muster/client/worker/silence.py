@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.api import BatchEntry, OrchestratorApi
 from muster.chain.structs import ZERO_ADDRESS, BatchStatus, CourtTerms, LeasedWork
+from muster.client.clock import ChainClock
 from muster.client.exposure import eligible_jurors
 from muster.client.facts import entry_of
 from muster.client.outage import SURVIVED
@@ -33,7 +34,7 @@ from muster.client.settling import OVERTAKEN, close_case
 from muster.client.sources import MAX_NAMED, MAX_URL_CHARS, Sources
 from muster.client.worker.journal import Proven, SignedSubmission, Slot, SubmissionJournal
 from muster.lifecycle import run_beside
-from muster.protocol.eip712 import Domain, address_of, digest, sign
+from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError, ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId
@@ -54,7 +55,15 @@ ROOM_TRIES = 8
 """How often a room is offered work that it did not take: it may not have read the chain yet."""
 HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
 """What a worker claims of its own work."""
-_OVERTAKEN = OVERTAKEN | {"CourtCaseExists", "LedgerSlotUsed", "CourtBondHeld", "CourtPhaseOpen"}
+_OVERTAKEN = OVERTAKEN | {
+    "CourtBondHeld",
+    "CourtCaseExists",
+    "CourtPhaseOpen",
+    "LedgerBatchMismatch",
+    "LedgerOutcomesPosted",
+    "LedgerSlotUsed",
+    "LedgerWrongTime",
+}
 """Refusals that say it was done already, or that the chain's clock is not where ours is."""
 
 
@@ -177,13 +186,13 @@ class SilencePlace:
     worker: Address
     """The staking wallet."""
     key: bytes
-    """Signs transactions and puts up bonds: the node's, or the worker's own."""
+    """The node's private key: signs submissions."""
     domain: Domain
     """Of the ContributionLedger."""
     view: ChainView
     """The chain, kept current by someone else."""
     chain: Chain
-    """Signs with the key."""
+    """Signs transactions and puts up bonds: as the node, or as the worker's own wallet."""
     api: OrchestratorApi | None
     """The run's orchestrator, if it is asked."""
     rooms: Sources
@@ -269,10 +278,9 @@ class SilenceDuty:
 
     def __init__(self, place: SilencePlace) -> None:
         self.place = place
-        self.account = address_of(place.key)
         self.refused: dict[Slot, str] = {}
         """Work that the orchestrator will not take, and what it said."""
-        self._head: tuple[int, int, float] | None = None
+        self._time = ChainClock(place.chain, place.clock)
         self._asked: dict[Slot, int] = {}
         self._not_before: dict[tuple[object, Step], float] = {}
         self._reported: set[tuple[object, str]] = set()
@@ -283,18 +291,29 @@ class SilenceDuty:
         """Serve until cancelled."""
         await run_beside(self._forever(self.serve), self._forever(self.fill_rooms))
 
+    def own_batch(self, signed: SignedSubmission) -> BatchView | None:
+        """Return the batch in which the worker committed a submission by itself."""
+        own = own_batches(self.place.view, self.place.run_id, self.place.worker)
+        return own.get(signed.submission.leaf())
+
     def is_on_chain(self, signed: SignedSubmission) -> bool:
         """Return whether the worker committed a submission by itself."""
-        own = own_batches(self.place.view, self.place.run_id, self.place.worker)
-        return signed.submission.leaf() in own
+        return self.own_batch(signed) is not None
 
     def is_done(self) -> bool:
         """Return whether no bond and no case of its own is left."""
         view = self.place.view
         own = own_batches(view, self.place.run_id, self.place.worker)
         waits = any(not batch.is_void and batch.records is None for batch in own.values())
-        bonds = any(self._may_return(batch) for batch in own.values())
-        return not (waits or bonds or any(self._is_mine(case) for case in view.cases.values()))
+        return not (
+            waits or self.bonds() or any(self._is_mine(case) for case in view.cases.values())
+        )
+
+    async def until_done(self) -> None:
+        """Wait until no bond and no case of its own is left, as long as that can take."""
+        ends_at = self.place.clock() + self.place.times.longest_s
+        while not self.is_done() and self.place.clock() < ends_at:
+            await asyncio.sleep(self.place.poll_s)
 
     async def _forever(self, act: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -309,46 +328,53 @@ class SilenceDuty:
         place, own = self.place, own_batches(self.place.view, self.place.run_id, self.place.worker)
         waiting = list(place.journal.unfinished().values())
         cases = [case for case in place.view.cases.values() if self._is_mine(case)]
-        bonds = [b for b in own.values() if self._may_return(b)]
+        bonds = self.bonds()
         if not (waiting or cases or bonds):
             return
-        at = await self._now()
+        at = await self._time.now()
         for signed in waiting:
             await self._serve_work(signed, own.get(signed.submission.leaf()), at)
         for case in cases:
             if at >= case.opened_at + place.times.court.jury_time:
                 await self._try(case.case_id, Step.SETTLE, lambda case=case: self._settle(case))  # type: ignore[misc]
         for batch in bonds:
-            await self._try(batch.name, Step.RETURN, lambda batch=batch: self._return_bond(batch))  # type: ignore[misc]
+            await self._try(batch.name, Step.RETURN, lambda batch=batch: self.return_bond(batch))  # type: ignore[misc]
 
     async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
+        journal, is_refused = self.place.journal, signed.slot in self.refused
+        batch, step = await self.next_of(signed, own, at, is_refused=is_refused)
+        if batch is not None and batch.is_void:
+            logger.warning("work is void, nobody judged it", extra=_about(signed))
+            await asyncio.to_thread(journal.finish, signed, "VOID")
+        elif step is not None:
+            await self._try(signed.slot, step, lambda: self.act(step, signed, batch))
+        elif batch is None and is_refused and at >= signed.ticket.deadline + COMMIT_GRACE_S:
+            await asyncio.to_thread(journal.finish, signed, self.refused.pop(signed.slot))
+
+    async def next_of(
+        self, signed: SignedSubmission, own: BatchView | None, at: float, *, is_refused: bool
+    ) -> tuple[BatchView | None, Step | None]:
+        """Return the batch that holds a piece of work, if one is known, and what to do about it;
+        `own` is the batch in which the worker committed it by itself.
+        """
         place = self.place
         batch = find_batch(place.view, own, place.journal.proven(signed))
         if batch is None:
             batch = await self._look_up(signed)
-        if batch is not None and batch.is_void:
-            logger.warning("work is void, nobody judged it", extra=_about(signed))
-            await asyncio.to_thread(place.journal.finish, signed, "VOID")
-            return
         case = place.view.cases.get(summons_of(batch.batch_id)) if batch else None
-        is_refused = signed.slot in self.refused
         step = next_step(signed, batch, case, at, place.times, is_refused=is_refused)
-        if step is Step.SUBMIT and not self._is_open():
-            step = None
-        if step is not None:
-            await self._try(signed.slot, step, lambda: self._act(step, signed, batch))
-        elif batch is None and is_refused and at >= signed.ticket.deadline + COMMIT_GRACE_S:
-            said = self.refused.pop(signed.slot)
-            await asyncio.to_thread(place.journal.finish, signed, said)
+        return batch, None if step is Step.SUBMIT and not self._is_open() else step
 
     def _is_open(self) -> bool:
         run = self.place.view.runs[self.place.run_id]
         return not run.paused and not run.closed_at
 
-    async def _act(self, step: Step, signed: SignedSubmission, batch: BatchView | None) -> None:
+    async def act(self, step: Step, signed: SignedSubmission, batch: BatchView | None) -> str:
+        """Take a step about a piece of work and return the transaction; raises MusterError."""
         receipt = await perform(self.place, step, signed, batch, self.sign(signed))
-        fields = {**_about(signed), "step_taken": step, "tx": receipt.tx_hash}
+        fields = {**_about(signed), "taken": step, "tx": receipt.tx_hash}
         logger.warning("the run is silent about work: took a step", extra=fields)
+        return str(receipt.tx_hash)
 
     def sign(self, signed: SignedSubmission) -> bytes:
         """Return the node's signature on its own submission."""
@@ -394,17 +420,20 @@ class SilenceDuty:
     def _is_mine(self, case: CaseView) -> bool:
         if case.closed or case.run_id != self.place.run_id:
             return False
-        return any(claim.claimant == self.account for claim in case.claims)
+        return any(claim.claimant == self.place.chain.account for claim in case.claims)
 
     async def _settle(self, case: CaseView) -> None:
         named = f"settle case {case.number}, {hex0x(case.case_id)}"
         await close_case(self.place.chain.once(named), self.place.view, case)
 
-    def _may_return(self, batch: BatchView) -> bool:
-        is_over = batch.status is BatchStatus.JUDGED or batch.is_void
-        return is_over and batch.batch_id not in self._returned
+    def bonds(self) -> list[BatchView]:
+        """Return the own batches that are judged or void and whose bonds may still be held."""
+        own = own_batches(self.place.view, self.place.run_id, self.place.worker)
+        over = (b for b in own.values() if b.status is BatchStatus.JUDGED or b.is_void)
+        return [batch for batch in over if batch.batch_id not in self._returned]
 
-    async def _return_bond(self, batch: BatchView) -> None:
+    async def return_bond(self, batch: BatchView) -> None:
+        """Have the bond of a batch that is over paid back, if it is held."""
         chain = self.place.chain
         [payer] = await chain.read("DisputeCourt", "bondOf", [batch.batch_id])
         if payer != ZERO_ADDRESS:
@@ -432,7 +461,7 @@ class SilenceDuty:
             await claim(place.chain, proof, entry, HONEST, named, key=place.key)
             logger.warning("claimed before jurors that the work is honest", extra=_about(signed))
         for _ in range(ROOM_TRIES):
-            if await self._deposit(signed):
+            if await self.deposit(signed):
                 break
             await asyncio.sleep(max(place.poll_s, 1.0))
         return True
@@ -453,11 +482,11 @@ class SilenceDuty:
                 continue
             if tries >= ROOM_TRIES or place.clock() < not_before:
                 continue
-            done = await self._deposit(signed)
+            done = await self.deposit(signed)
             pause = min(RETRY_S * 2**tries, 60.0)
             self._rooms[leaf] = (ROOM_TRIES if done else tries + 1, place.clock() + pause)
 
-    async def _deposit(self, signed: SignedSubmission) -> bool:
+    async def deposit(self, signed: SignedSubmission) -> bool:
         """Put file and proofs into all rooms; return whether none refused them."""
         place = self.place
         data = await asyncio.to_thread(place.journal.data, signed)
@@ -473,14 +502,7 @@ class SilenceDuty:
 
     # One step
 
-    async def _now(self) -> float:
-        """Return the chain's time; between blocks it goes on as our clock does."""
-        block, now = await self.place.chain.latest_block(), self.place.clock()
-        if self._head is None or self._head[:2] != (block.number, block.timestamp):
-            self._head = (block.number, block.timestamp, now)
-        return block.timestamp + now - self._head[2]
-
-    async def _try(self, about: object, step: Step, act: Callable[[], Awaitable[None]]) -> None:
+    async def _try(self, about: object, step: Step, act: Callable[[], Awaitable[object]]) -> None:
         """Take a step; what fails is tried again, and reported once."""
         now = self.place.clock()
         if now < self._not_before.get((about, step), 0.0):

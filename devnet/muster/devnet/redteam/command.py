@@ -67,6 +67,7 @@ def redteam(
     attacks = _chosen(chosen)
     if resume and record is None:
         raise click.UsageError("--resume goes on with the file of --json")
+    from muster.devnet.redteam import byruns
     from muster.devnet.redteam.report import PAGE, code, draw_curves, this_run, write_page
     from muster.devnet.redteam.runner import failures, read_trials, run
     from muster.devnet.redteam.stage import machine
@@ -88,6 +89,10 @@ def redteam(
     elif page:
         write_page(page, results, honest_result, this_run(terms, machine(), commit))
     failed = failures(results)
+    if not chosen:
+        held = byruns.play()
+        failed += byruns.failures(held)
+        click.echo(f"a hostile second run: {sum(held.values())} of {len(held)} attacks fail")
     if honest_result is not None and honest_result.slashed:
         failed.append(f"A36: {honest_result.slashed} honest submissions would be slashed")
     if failed:
@@ -95,11 +100,15 @@ def redteam(
 
 
 def _list() -> None:
+    from muster.devnet.redteam.byruns import PLAYS
     from muster.devnet.redteam.catalogue import ATTACKS, ELSEWHERE
 
     for attack in ATTACKS.values():
         click.echo(f"{attack.id:4} {attack.kind:12} {attack.title}")
         click.echo(f"     {'':12} {attack.defence}")
+    for play in PLAYS:
+        click.echo(f"R{play.number:<3} {'by a run':12} {play.title}")
+        click.echo(f"     {'':12} {play.now}")
     for entry in ELSEWHERE:
         click.echo(f"{entry.id:4} {'not played':12} {entry.title}: {entry.reason}")
 

@@ -1,8 +1,8 @@
 """A24, A25 and A31: validators that do not look, or look away, and workers that await them.
 
 Played on the production schedule (`muster.protocol.schedule`) and jury draw: who is called, who is
-called besides when two disagree, what is checked once more, who sits on the jury. Colluding
-validators accept their worker's forgery, honest ones find fraud and challenge what others accepted.
+called besides when two disagree, what is checked once more, who of the network's bench sits on the
+jury. Colluding validators accept their worker's forgery, honest ones find fraud and challenge what others accepted.
 Profits are of the coalition, in prices of a unit, at the stakes of `make demo`.
 """
 
@@ -19,7 +19,7 @@ from muster.devnet.redteam.trials import Attack, Outcome, Play, Variant
 from muster.protocol import economics, judges
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, to_address
-from muster.protocol.jury import draw_jury, jury_seed
+from muster.protocol.jury import Place, draw_jury, jury_seed
 from muster.protocol.schedule import (
     Statement,
     Timing,
@@ -48,6 +48,11 @@ class Bench:
         count = random.randint(8, 40)
         self.all = [to_address(random.randbytes(20)) for _ in range(count)]
         self.bought = frozenset(random.sample(self.all, int(share * count)))
+        # The network's jurors are others: who ever sat in the run judges none of its cases.
+        self.jurors = [Place(to_address(random.randbytes(20)), NOW) for _ in range(count)]
+        self.bought_jurors = frozenset(
+            place.juror for place in random.sample(self.jurors, int(share * count))
+        )
         deadline_s = PARAMETERS.outcome_deadline_s
         self._timing = Timing(NOW, deadline_s, timeout_of(deadline_s))
 
@@ -67,16 +72,11 @@ class Bench:
                 heard.setdefault(validator, said)
         return None, PARAMETERS.outcome_deadline_s
 
-    def signers(self, order: Sequence[Address]) -> list[Address]:
-        """Return the quorum of the coalition that signs an acceptance."""
-        return [validator for validator in order if validator in self.bought][:QUORUM]
-
-    def is_overturned(self, random: Random, signers: Sequence[Address]) -> bool:
-        """Return whether a jury without the signers overturns their acceptance."""
-        weights = [0 if v in signers else VALIDATOR_STAKE for v in self.all]
+    def is_overturned(self, random: Random) -> bool:
+        """Return whether a jury of the network overturns the coalition's acceptance."""
         seed = jury_seed(keccak(random.randbytes(8)), keccak(random.randbytes(8)))
-        jury = draw_jury(weights, PARAMETERS.jury_size, seed)
-        honest = sum(self.all[place] not in self.bought for place in jury)
+        jury = draw_jury(self.jurors, opened_at=NOW + 1, size=PARAMETERS.jury_size, seed=seed)
+        honest = sum(juror not in self.bought_jurors for juror in jury)
         return 2 * honest > len(jury)
 
 
@@ -87,13 +87,13 @@ def _submitted(bench: Bench, order: Sequence[Address], stage: Stage, random: Ran
     caught, verdict = posted != ACCEPTED, "FRAUD"
     profit = -terms.slash if caught else 1.0
     if posted is None:
-        # Nothing was posted: the batch stands as claimed, which no honest validator lets happen.
-        caught, profit, verdict = False, 1.0, "OVERDUE"
+        # Nothing was posted: the batch is void, and nobody is paid.
+        caught, profit, verdict = True, 0.0, "VOID"
     if posted == ACCEPTED:
         verdict = "ACCEPTED"
         again = is_reaudited(batch_seed(keccak(random.randbytes(8)), RUN, 1, ACCEPTED))
         honest = [v for v in bench.all if v not in bench.bought]
-        if again and honest and bench.is_overturned(random, bench.signers(order)):
+        if again and honest and bench.is_overturned(random):
             lost = QUORUM * VALIDATOR_STAKE * PARAMETERS.wrong_verdict_ppm / PPM
             profit = -terms.slash - lost / (terms.price_wei * terms.units)
             caught, verdict = True, "OVERTURNED"
@@ -218,8 +218,8 @@ ATTACKS = (
     Attack(
         "A25",
         "validators in league with a worker: they accept its forgeries",
-        "judges are drawn of the commitment's block; who disagrees calls more; juries exclude "
-        "signers",
+        "judges are drawn of the commitment's block; who disagrees calls more; jurors are of the "
+        "network's bench",
         "economic",
         tuple(
             Variant(f"{share:.0%} of the validators", _colluding(share), share) for share in SHARES

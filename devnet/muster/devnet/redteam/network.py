@@ -29,7 +29,7 @@ from muster.chain import (
     follow,
 )
 from muster.client.settings import ValidatorSettings, WorkerSettings
-from muster.client.stake import add_stake, register_worker, take_from_faucet
+from muster.client.stake import join_run, take_from_faucet, take_seat
 from muster.client.validator.process import run_validator
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import run_worker
@@ -163,19 +163,19 @@ class Session:
             boss = Wallet(address_of(anvil.key(0)), anvil.key(0))
             await deploy_contracts(self._rpc, boss.key, TERMS, deployments=self._deployments)
             owner = await self._connect(stack, boss)
+            for name in ("trainer", "orchestrator"):
+                await anvil.set_balance(_wallet(name).address, TOKEN)
+            self._run_id, _ = await owner.runs.create_run(self._config())
             for wallet in map(_wallet, VALIDATORS):
                 await anvil.set_balance(wallet.address, TOKEN)
                 chain = await self._connect(stack, wallet)
                 await take_from_faucet(chain, wallet.address, 500 * TOKEN)
-                await add_stake(chain, wallet, 500 * TOKEN)
+                await take_seat(chain, self._run_id, 1, 500 * TOKEN)
             for each in cast:
                 await anvil.set_balance(each.wallet.address, TOKEN)
                 chain = await self._connect(stack, each.wallet)
                 await take_from_faucet(chain, each.wallet.address, 100 * TOKEN)
-                await register_worker(chain, each.wallet, each.node, 100 * TOKEN)
-            for name in ("trainer", "orchestrator"):
-                await anvil.set_balance(_wallet(name).address, TOKEN)
-            self._run_id, _ = await owner.runs.create_run(self._config())
+                await join_run(chain, each.wallet, each.node, self._run_id, 100 * TOKEN)
             await owner.token.approve(owner.deployment.contracts["RewardEscrow"], 1000 * TOKEN)
             await owner.escrow.fund(self._run_id, 1000 * TOKEN)
             self._write_documents()
@@ -282,8 +282,8 @@ class Session:
             await asyncio.Event().wait()
 
         def is_over() -> bool:
-            account = self._view.workers.get(member.wallet.address)
-            return account is not None and account.status is not WorkerStatus.ACTIVE
+            seat = self._view.member(self._run_id, member.wallet.address)
+            return seat is not None and seat.status is not WorkerStatus.ACTIVE
 
         await self._starts.keep(
             member.kind,
@@ -309,7 +309,8 @@ def outcome_on_chain(view: ChainView, member: Member) -> Outcome | None:
     if not found:
         return None
     record, batch = found[0]
-    if record.verdict is Verdict.FRAUD and not account.slashed_wei:
+    stake = view.stake(batch.run_id, member.wallet.address)
+    if record.verdict is Verdict.FRAUD and not stake.slashed_wei:
         return None
     after_s = float((batch.posted_at or 0) - batch.committed_at)
     caught = record.verdict is not Verdict.ACCEPTED and record.reason in EXPECTED[member.kind]

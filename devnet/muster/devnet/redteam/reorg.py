@@ -17,6 +17,7 @@ from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import Stage
 from muster.devnet.redteam.trials import Attack, Outcome, Variant
 from muster.protocol.eip712 import address_of
+from muster.protocol.ids import RunId
 
 TOKEN = 10**18
 DEEPEST = 20
@@ -86,7 +87,7 @@ class ReorgChain:
     async def _deposits(self, count: int, random: Random) -> None:
         assert self._chain is not None
         for _ in range(count):
-            await self._chain.vault.deposit(self._account, random.randint(1, TOKEN))
+            await self._chain.vault.deposit(RunId(1), self._account, random.randint(1, TOKEN))
 
     async def close(self) -> None:
         """End the chain."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from muster.devnet.redteam.byruns import table
 from muster.devnet.redteam.catalogue import ELSEWHERE
 from muster.devnet.redteam.gain import Terms
 from muster.devnet.redteam.honest import HonestResult
@@ -178,7 +179,7 @@ def write_page(
     """Write the page of a full run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = [_head(run), _main_table(results), _profits(results), _honest_part(honest),
-             _curves(results), _variants(results), _elsewhere()]  # fmt: skip
+             _curves(results), _variants(results), table(), _elsewhere()]  # fmt: skip
     path.write_text("\n".join(parts))
 
 

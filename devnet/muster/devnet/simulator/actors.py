@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from muster.client.validator.jury import JuryDuty, JuryPlace
-
 from muster.client.outage import Outage, Outages
 from muster.client.validator.checks import Claim, Finding
 from muster.client.validator.evidence import EvidenceStore
@@ -19,7 +17,6 @@ from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop
 from muster.client.worker.place import WorkerPlace
 from muster.devnet.simulator.machines import SimulatedEngine
-from muster.lifecycle import run_beside
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
@@ -56,11 +53,13 @@ class Disk(SubmissionJournal):
 
     is_full = False
 
-    def record(self, ticket: Ticket, submission: Submission, data: bytes) -> SignedSubmission:
+    def record(
+        self, ticket: Ticket, ticket_signature: bytes, submission: Submission, data: bytes
+    ) -> SignedSubmission:
         """Remember a submission; raises StorageError while the disk is full."""
         if self.is_full:
             raise StorageError("the simulated disk is full")
-        return super().record(ticket, submission, data)
+        return super().record(ticket, ticket_signature, submission, data)
 
 
 class Shelf(EvidenceStore):
@@ -117,25 +116,18 @@ class SimulatedValidator(ValidatorLoop):
         machine: Machine,
         judging: Judging,
         friends: frozenset[Address],
-        jury: JuryPlace,
     ) -> None:
         super().__init__(place)
         self._machine, self._judging, self._friends = machine, judging, friends
-        self.jury = JuryDuty(replace(jury, judge=self))
         self.outages = Outages(first_s=RETRY_S, rng=machine.rng)
         self.judged = 0
         """Submissions it looked at."""
         self.busy_s = 0.0
         """Virtual seconds it spent on them."""
 
-    async def run(self) -> None:
-        """Judge batches and serve on juries."""
-        await run_beside(super().run(), self.jury.run())
-
     def close(self) -> None:
-        """Let go of the journals."""
+        """Let go of the journal."""
         self.place.journal.close()
-        self.jury.place.journal.close()
 
     async def judge_claim(self, claim: Claim) -> tuple[Judgement, bytes | None]:
         """Judge it in the time that the machine takes, or not at all."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.chain import BlockId, Event, Poll, RunConfig
-from muster.devnet.simulator.contracts import Ranks, Words, emitter_of, in_order
+from muster.devnet.simulator.contracts import Ranks, Words, emitter_of
 from muster.devnet.simulator.model.network import Network
 from muster.devnet.simulator.model.words import Fixed, Refused
 from muster.protocol.encoding import keccak
@@ -136,7 +136,7 @@ class SimulatedChain:
         state = self.state
         state.now, state.block, state.events = block.timestamp, block.number, []
         result = transaction.call(state)
-        for name, args in in_order(state.events):
+        for name, args in state.events:
             block.events.append(self._event(name, args, block))
         return result
 

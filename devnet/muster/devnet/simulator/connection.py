@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from muster.chain import Batch, Deployment, OutcomeProof, PauseCause
+from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, structs
 from muster.chain.abi import CONTRACTS
 from muster.chain.view_parts import split_signatures
 from muster.devnet.simulator.chain import Block, Endpoint, SimulatedChain
 from muster.devnet.simulator.contracts import claimed_of, judged_of
 from muster.devnet.simulator.model.network import Network
 from muster.devnet.simulator.model.words import Name, Refused
-from muster.devnet.simulator.model.work import Header, Proof
+from muster.devnet.simulator.model.work import Header, Proof, Statement
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, RunId, Step
@@ -100,6 +100,10 @@ class ChainConnection:
         """Return the seconds after which outcomes are overdue."""
         return int(self._chain.fixed.outcome_deadline)
 
+    async def appeal_time(self) -> int:
+        """Return the seconds in which judges can be called for what is due."""
+        return int(self._chain.fixed.challenge_window)
+
     async def stake_per_unit(self) -> int:
         """Return the stake behind a unit in flight."""
         return int(self._chain.fixed.stake_per_unit)
@@ -149,7 +153,7 @@ class ChainConnection:
         held = state.batches.get(batch.batch_id)
         if held is None or self._chain.words.said(held.header.root) != batch.root:
             raise Refused("LedgerBatchMismatch", batch.batch_id)
-        if held.header.posted_at != batch.posted_at:
+        if (held.header.posted_at, held.header.units) != (batch.posted_at, batch.units):
             raise Refused("LedgerBatchMismatch", batch.batch_id)
         return held.header
 
@@ -175,13 +179,6 @@ class ChainConnection:
             "finalise_fraud", lambda state: state.finalise_fraud(self._proof(state, outcome))
         )
 
-    async def slash_signer(self, outcome: OutcomeProof, validator: Address) -> object:
-        """Punish a wrong verdict."""
-        return await self._send(
-            "slash_signer",
-            lambda state: state.slash_signer(self._proof(state, outcome), str(validator)),
-        )
-
     async def slash_cooldown(self) -> int:
         """Return the seconds after a pause of slashing before which there is no other."""
         return int(self._chain.fixed.slash_cooldown)
@@ -194,14 +191,6 @@ class ChainConnection:
         why = evidence_hash.hex()
         return await self._send("pause_slashing", lambda state: state.pause_slashing(*said, why))
 
-    async def slash_absent_juror(self, leaf: Hash32, juror: Address) -> object:
-        """Punish a juror that revealed no vote."""
-        caller = str(self.account)
-        return await self._send(
-            "slash_absent_juror",
-            lambda state: state.slash_absent_juror(caller, self._case(state, leaf), juror),
-        )
-
     def _case(self, state: Network, leaf: Hash32) -> Name:
         """Return the model's word for a case's leaf, which must be one of a case."""
         for known in state.cases:
@@ -209,10 +198,59 @@ class ChainConnection:
                 return known
         raise Refused("CourtNoOpenCase", leaf, 0)
 
-    async def slash_overdue(self, batch: Batch, validator: Address) -> object:
-        """Punish a missed deadline."""
-        caller = str(self.account)
+    async def void_batch(self, batch: Batch) -> object:
+        """Free what was set aside for a batch that nobody judged."""
+        return await self._send("void", lambda state: state.void(self._header(state, batch)))
+
+    async def prove_double_outcome(
+        self,
+        batch: Batch,
+        first: structs.Outcomes,
+        first_signature: bytes,
+        second: structs.Outcomes,
+        second_signature: bytes,
+    ) -> object:
+        """Slash a validator that signed two different outcomes of one batch."""
+        signed = [
+            (_statement(outcomes), self._signer(outcomes, signature))
+            for outcomes, signature in ((first, first_signature), (second, second_signature))
+        ]
         return await self._send(
-            "slash_overdue",
-            lambda state: state.slash_overdue(caller, self._header(state, batch), str(validator)),
+            "prove",
+            lambda state: state.prove_double_outcome(self._header(state, batch), signed),
         )
+
+    async def prove_double_submission(
+        self,
+        outcome: OutcomeProof,
+        first: Submission,
+        first_signature: bytes,
+        second: Submission,
+        second_signature: bytes,
+    ) -> object:
+        """Slash a worker whose node signed another submission for a judged slot."""
+        signed = [
+            (claimed_of(submission), self._signer(submission, signature))
+            for submission, signature in ((first, first_signature), (second, second_signature))
+        ]
+        return await self._send(
+            "prove",
+            lambda state: state.prove_double_submission(self._proof(state, outcome), signed),
+        )
+
+    @staticmethod
+    def _signer(message: Submission | structs.Outcomes, signature: bytes) -> str:
+        stated = message if isinstance(message, Submission) else _outcomes(message)
+        return str(
+            recover(digest(domain_of("ContributionLedger"), stated.struct_hash()), signature)
+        )
+
+
+def _outcomes(stated: structs.Outcomes) -> Outcomes:
+    return Outcomes(stated.batch_id, stated.batch_root, stated.records_hash)
+
+
+def _statement(stated: structs.Outcomes) -> Statement:
+    """Return a statement whose records are known by their hash; none when it is of no records."""
+    records: Any = () if stated.records_hash == keccak(b"") else (stated.records_hash,)
+    return Statement(stated.batch_id, ("root", stated.batch_root), records)

@@ -12,27 +12,21 @@ from typing import Any
 
 from muster.chain import ZERO_ADDRESS, RunConfig
 from muster.chain.abi import CONTRACTS, contract_abi
+from muster.chain.structs import Offence, SlashSubject
 from muster.devnet.simulator.model import work
 from muster.devnet.simulator.model.words import NO_OFFENCE, NOBODY
 from muster.protocol import messages
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
+from muster.protocol.jury import summons_of
 from muster.protocol.merkle import merkle_root
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict, overdue_leaf
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 
 
 @cache
 def emitter_of() -> dict[str, str]:
     """Return which contract emits which event."""
     return {event.name: name for name in reversed(CONTRACTS) for event in contract_abi(name).events}
-
-
-def in_order(events: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
-    """Return a transaction's events in the contracts' order.
-
-    The model is compared without it: the ledger says that a fraud is final after the vault did.
-    """
-    return sorted(events, key=lambda event: event[0] == "FraudFinalised")
 
 
 class Ranks(dict[str, int]):
@@ -45,9 +39,9 @@ class Ranks(dict[str, int]):
 class SealedVote:
     """A vote as the model takes it: two are the same when their commitments are."""
 
-    def __init__(self, commitment: Hash32, overturn: bool = False, result: Hash32 | None = None):
+    def __init__(self, commitment: Hash32, ruling: int = 0, result: Hash32 | None = None):
         self.commitment = commitment
-        self._fields = {3: overturn, 4: result}
+        self._fields = {3: ruling, 4: result}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SealedVote) and other.commitment == self.commitment
@@ -68,6 +62,8 @@ class Words:
         """Root over submissions, by batch."""
         self.signatures: dict[int, bytes] = {}
         """Joined signatures of outcomes, by batch."""
+        self.node_signatures: dict[tuple[str, work.Submission], bytes] = {}
+        """Signatures that came with claims."""
 
     def args(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
         """Return an event's arguments as its decoder would."""
@@ -76,7 +72,7 @@ class Words:
             said["config"] = self.configs[args["run_id"]]
         elif name == "BatchCommitted":
             self.roots[args["batch_id"]] = said["root"]
-        elif name == "OutcomesPosted":
+        elif name in ("OutcomesPosted", "BatchWithheld"):
             said["signatures"] = self.signatures.get(args["batch_id"], b"")
         return said
 
@@ -84,6 +80,8 @@ class Words:
         """Return a value of the model's in the chain's words."""
         if isinstance(value, str):
             return {NO_OFFENCE: Hash32(bytes(32)), NOBODY: ZERO_ADDRESS}.get(value, Address(value))
+        if isinstance(value, work.Submission):
+            return submission_of(value)
         if isinstance(value, SealedVote):
             return value.commitment
         if not isinstance(value, tuple) or not value or not isinstance(value[0], str):
@@ -105,14 +103,27 @@ class Words:
     def _outcome(self, batch: int, position: int, record: Any) -> Hash32:
         return record_of(record).leaf(batch, position)
 
-    def _overdue(self, batch: int, claimed: Any) -> Hash32:
-        return overdue_leaf(batch, submission_of(claimed).leaf())
+    def _escrow(self, run: int, owner: str, offence: int, tag: int) -> Hash32:
+        return keccak(abi_words(run, address_bytes(Address(owner)), offence, tag))
 
-    def _offence(self, run: int, number: int, step: int, index: int, file: Hash32) -> Hash32:
-        return keccak(abi_words(run, number, step, index, file))
+    def _verdict(self, run: int, owner: str, offence: int, *rest: int) -> SlashSubject:
+        return SlashSubject(RunId(run), Address(owner), Offence.of(offence), *rest)
 
-    def _fault(self, fault: int, subject: Any, validator: str) -> Hash32:
-        return keccak(abi_words(fault, self.said(subject), address_bytes(Address(validator))))
+    def _summons(self, batch: int) -> Hash32:
+        return summons_of(batch)
+
+    def _announcement(self, claimant: str, leaf: Any, ruling: int, salt: int) -> Hash32:
+        who = address_bytes(Address(claimant))
+        return keccak(abi_words(who, self.said(leaf), ruling, self._number(salt)))
+
+    def _signed(self, signer: str, claimed: work.Submission) -> bytes:
+        return self.node_signatures.get((signer, claimed), b"")
+
+    def _nothing(self) -> bytes:
+        return b""
+
+    def _sources(self) -> tuple[str, ...]:
+        return ()
 
     def _number(self, number: int) -> Hash32:
         return Hash32(number.to_bytes(32, "big"))

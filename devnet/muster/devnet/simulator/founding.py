@@ -42,9 +42,10 @@ def founding(
     config: RunConfig,
     workers: Sequence[Person],
     validators: Sequence[Person],
+    jurors: Sequence[Person],
     fixed: words.Fixed,
 ) -> Call:
-    """Return the call that gives everyone money, registers them, and creates and funds the run."""
+    """Return the call that gives everyone money, creates and funds the run, and has all join."""
     run = words.Run(
         owner, config.trainer, config.orchestrator, _terms(config.terms),
         validators=list(config.validators),
@@ -52,21 +53,25 @@ def founding(
     nodes = {person.name: address_of(person.key) for person in workers}
 
     def found(state: Network) -> None:
-        for person in validators:
-            stake = fixed.required_validator_stake
-            state.balances[person.address] = stake
-            state.allowances[person.address, "StakeVault"] = stake
-            state.deposit(person.address, person.address, stake)
-        for person in workers:
-            stake = 2 * fixed.required_stake
-            state.balances[person.address] = stake + fixed.challenge_bond
-            state.register(
-                person.address, stake, nodes[person.name], 2**63, consents=True, permit=True
-            )
         state.balances[owner] = FUNDS
         state.create_run(owner, run)
         state.allowances[owner, "RewardEscrow"] = FUNDS
         state.fund(owner, int(RUN), FUNDS)
+        stake = fixed.required_validator_stake
+        for person in validators:
+            state.balances[person.address] = stake
+            state.allowances[person.address, "StakeVault"] = stake
+            if person.address in run.validators:
+                state.take_seat(person.address, int(RUN), 1, stake)
+        stake = fixed.required_juror_stake
+        for person in jurors:
+            state.balances[person.address] = state.allowances[person.address, "StakeVault"] = stake
+            state.join_bench(person.address, stake)
+        stake = 2 * fixed.required_stake
+        for person in workers:
+            state.balances[person.address] = stake + fixed.bond
+            named = (nodes[person.name], 2**63)
+            state.join(person.address, int(RUN), 1, stake, *named, consents=True, permit=True)
 
     return found
 

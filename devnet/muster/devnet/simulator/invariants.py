@@ -9,19 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from muster.chain import ChainView
-from muster.client.tickets import KnownPolicy, TicketTerms
-from muster.client.validator.checks import Claim
+from muster.client.rerun import claim_of
 from muster.client.validator.judging import examine
 from muster.devnet.simulator.connection import domain_of
 from muster.devnet.simulator.machines import SimulatedEngine
-from muster.devnet.simulator.model.network import WRONG_VERDICT
-from muster.devnet.simulator.model.words import ACTIVE, PPM, RELEASED, RESTORED
-from muster.devnet.simulator.model.work import OPEN, OVERTURNED, UPHELD
+from muster.devnet.simulator.model.words import (
+    ABSENT_JUROR,
+    ACTIVE,
+    RESTORED,
+    WRONG_VERDICT,
+)
+from muster.devnet.simulator.model.work import ACCEPTED, OPEN, OVERTURNED
 from muster.devnet.simulator.money import standing_verdict
 from muster.devnet.simulator.scenario import FUNDS, RUN
 from muster.devnet.simulator.world import World
 from muster.orchestrator.services.projection import Projection
-from muster.protocol.eip712 import address_of
 from muster.protocol.messages import Verdict
 from muster.protocol.rollouts import decode_rollouts
 
@@ -31,6 +33,7 @@ async def hold(world: World) -> None:
     stake_is_conserved(world)
     nobody_is_paid_twice(world)
     honest_workers_keep_their_stake(world)
+    honest_judges_keep_their_stake(world)
     history_replays_to_the_state(world)
     await slashes_have_evidence(world)
     the_wronged_are_made_whole(world)
@@ -39,11 +42,12 @@ async def hold(world: World) -> None:
 def stake_is_conserved(world: World) -> None:
     """Every token that was handed out is somewhere or was burned with a slash."""
     state, fixed = world.chain.state, world.chain.fixed
-    minted = FUNDS + (2 * fixed.required_stake + fixed.challenge_bond) * len(world.workers)
+    minted = FUNDS + (2 * fixed.required_stake + fixed.bond) * len(world.workers)
     minted += fixed.required_validator_stake * len(world.validators)
+    minted += fixed.required_juror_stake * len(world.jurors)
     assert sum(state.balances.values()) + state.burned == minted, "tokens came or went"
     lost = sum(escrow.amount for escrow in state.escrows.values())
-    lost += fixed.challenge_bond * sum(case.status == UPHELD for case in state.cases.values())
+    lost += fixed.bond * sum(len(case.claims) for case in state.cases.values())
     assert state.burned <= lost, "more was burned than slashed or forfeited"
 
 
@@ -60,27 +64,36 @@ def nobody_is_paid_twice(world: World) -> None:
                 assert slot not in slots, f"slot {slot} was accepted twice"
                 slots.add(slot)
                 owed[names[record.number]] += record.units * batch.header.price
+    beside = _earned_beside(world)
     for person in world.workers:
         name = str(person.address)
-        due = owed[name] + _bond_left(world, name) + _reported(world, name)
+        due = owed[name] + beside[name] + world.chain.fixed.bond
         assert state.balances[name] == due, f"{person.name} was paid something else"
 
 
-def _bond_left(world: World, name: str) -> int:
-    """Return what is left of the bond that an owner brought: nothing once a challenge failed."""
-    cases = [case for case in world.chain.state.cases.values() if case.challenger == name]
-    failed = any(c.status == OPEN or (c.status == UPHELD and c.uphold > c.overturn) for c in cases)
-    return 0 if failed else world.chain.fixed.challenge_bond
+def _earned_beside(world: World) -> Counter[str]:
+    """Return what everybody gained or lost by claims: bonds, and shares of reporters."""
+    beside: Counter[str] = Counter()
+    for event in world.chain.events():
+        if event.name == "Claimed":
+            beside[str(event.args["claimant"])] -= world.chain.fixed.bond
+        elif event.name == "ClaimSettled":
+            beside[str(event.args["claimant"])] += event.args["returned"]
+        elif event.name == "SlashReleased":
+            beside[str(event.args["reporter"])] += event.args["rewarded"]
+    return beside
 
 
-def _reported(world: World, name: str) -> int:
-    """Return the reporter's shares of the slashes that an account brought about."""
-    fixed = world.chain.fixed
-    return sum(
-        min(escrow.amount * fixed.reporter_ppm // PPM, fixed.reporter_cap)
-        for escrow in world.chain.state.escrows.values()
-        if escrow.reporter == name and escrow.status == RELEASED
-    )
+def honest_judges_keep_their_stake(world: World) -> None:
+    """Silence costs no validator anything, and a juror at most the votes that it did not cast."""
+    state = world.chain.state
+    fined = {(name[2], name[3]) for name in state.escrows}
+    for person in world.validators:
+        named = {offence for owner, offence in fined if owner == str(person.address)}
+        assert person.conduct != "honest" or not named, f"{person.name} lost stake"
+    for person in world.jurors:
+        named = {offence for owner, offence in fined if owner == str(person.address)}
+        assert named <= {ABSENT_JUROR}, f"{person.name} lost stake for more than absence"
 
 
 def honest_workers_keep_their_stake(world: World) -> None:
@@ -90,8 +103,9 @@ def honest_workers_keep_their_stake(world: World) -> None:
     honest = {str(p.address) for p in world.workers if p.conduct == "honest"}
     state = world.chain.state
     for name in honest:
-        assert state.stakes[name].active == 2 * world.chain.fixed.required_stake, name
-        assert state.workers[name].status == ACTIVE, name
+        active = state.stakes[int(RUN), name].active
+        assert active == 2 * world.chain.fixed.required_stake, name
+        assert state.members[int(RUN), name].status == ACTIVE, name
     restored = [
         world.chain.words.said(offence).hex()
         for offence, escrow in state.escrows.items()
@@ -123,24 +137,22 @@ def history_replays_to_the_state(world: World) -> None:
 
 def same_view(fresh: ChainView, view: ChainView) -> None:
     """Raise AssertionError unless two views know the same."""
-    for name in ("runs", "workers", "stakes", "batches", "slashes", "payments"):
-        assert getattr(fresh, name) == getattr(view, name), f"a view's {name} differ"
+    # By what they print: members and workers know each other, which equality would follow for ever.
+    for name in ("runs", "workers", "stakes", "batches", "slashes", "payments", "bench", "cases"):
+        said = repr(getattr(fresh, name)), repr(getattr(view, name))
+        assert said[0] == said[1], f"a view's {name} differ"
 
 
 async def slashes_have_evidence(world: World) -> None:
     """Every worker's slash stands on a fraud record, whose file anybody judges to be that fraud."""
     state = world.chain.state
-    frauds = {
-        state.offence(int(RUN), record): (batch, place)
-        for batch in state.batches.values()
-        for place, record in enumerate(batch.records)
-        if record.verdict == Verdict.FRAUD
-    }
     workers = {str(p.address) for p in world.workers}
-    for offence, escrow in state.escrows.items():
-        if escrow.owner in workers and escrow.status != RESTORED:
-            assert offence in frauds, f"{escrow.owner} was slashed for nothing on record"
-            await _judge_again(world, *frauds[offence])
+    for name, escrow in state.escrows.items():
+        if name[2] in workers and escrow.status != RESTORED:
+            batch = state.batches[escrow.batch]
+            fraud = batch.records[escrow.position].verdict == Verdict.FRAUD
+            assert fraud, f"{name[2]} was slashed for nothing on record"
+            await _judge_again(world, batch, escrow.position)
 
 
 def the_wronged_are_made_whole(world: World) -> None:
@@ -150,54 +162,33 @@ def the_wronged_are_made_whole(world: World) -> None:
         assert case.status != OPEN, "a case was never closed"
         if case.status != OVERTURNED:
             continue
-        assert isinstance(leaf, tuple)
-        _, number, _, record = leaf
+        _, number, place, record = tuple(leaf)
         batch = state.batches[number]
-        escrow = state.escrows.get(state.offence(int(RUN), record))
-        assert escrow is None or escrow.status == RESTORED, "a slash outlived its verdict"
+        for escrow in state.escrows.values():
+            own = (escrow.batch, escrow.position) == (number, place)
+            assert not own or escrow.status == RESTORED, "a slash outlived its verdict"
         slot = (int(RUN), state.by_number(record.number), record.step, record.index)
-        assert slot in state.paid, "the work was never paid"
+        accepted = case.leading()[0] >> 8 == ACCEPTED
+        assert not accepted or slot in state.paid, "the work was never paid"
         for validator, seat in state.runs[int(RUN)].seats.items():
             if seat.bit & batch.header.signers:
-                fault = ("fault", WRONG_VERDICT, leaf, validator)
-                assert fault in state.escrows, "who signed it was not punished"
+                fine = ("escrow", int(RUN), validator, WRONG_VERDICT, number)
+                assert fine in state.escrows, "who signed it was not punished"
 
 
 async def _judge_again(world: World, batch: Any, place: int) -> None:
     """Judge a file with nothing but the chain, the file and the run's documents."""
     contents = await world.desk.batch(batch.header.batch)
     entry, record = contents.submissions[place], batch.records[place]
-    ticket = entry.ticket
-    assert ticket is not None
-    checkpoint = world.services.projection.run.checkpoints[ticket.policy_version]
-    policy = KnownPolicy(
-        root=checkpoint.manifest_root,
-        beacon=checkpoint.beacon,
-        block_number=checkpoint.block_number,
-    )
-    claim = Claim(
-        submission=entry.submission,
-        signature=entry.signature,
-        ticket=ticket,
-        ticket_signature=entry.ticket_signature,
-        committed_at=batch.header.committed_at,
-        terms=TicketTerms(
-            domain=domain_of("ContributionLedger"),
-            orchestrator=world.services.audience,
-            run_id=RUN,
-            worker=entry.submission.worker,
-            active_from=1,
-            policies={ticket.policy_version: policy},
-        ),
-        worker_id=record.number,
-        node=address_of(_key_of(world, str(entry.submission.worker))),
-        is_slot_used=False,
+    view = world.views[0]
+    claim = claim_of(
+        view, view.batches[batch.header.batch], entry, place, domain_of("ContributionLedger")
     )
     place_of_file = await world.services.files.find(entry.submission.file_hash)
     assert place_of_file is not None, "the file behind a slash is gone"
     rows = decode_rollouts(await asyncio.to_thread(_bytes, place_of_file))
     engine = SimulatedEngine()
-    engine.policy_version = ticket.policy_version
+    engine.policy_version = entry.submission.policy_version
     judgement = examine(claim, rows, world.rules, engine)
     assert judgement.finding is not None, "the file behind a slash is in order"
     assert int(judgement.finding.reason) == record.reason, "it was slashed for another reason"
@@ -206,10 +197,6 @@ async def _judge_again(world: World, batch: Any, place: int) -> None:
 def _bytes(path: Any) -> bytes:
     data: bytes = path.read_bytes()
     return data
-
-
-def _key_of(world: World, worker: str) -> bytes:
-    return next(person.key for person in world.workers if str(person.address) == worker)
 
 
 def broken(world: World, names: Iterable[str]) -> World:

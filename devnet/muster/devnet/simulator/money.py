@@ -7,7 +7,7 @@ from functools import partial
 
 from muster.devnet.simulator.chain import SimulatedChain
 from muster.devnet.simulator.model.network import Network
-from muster.devnet.simulator.model.work import OVERTURNED, Batch, Claim, Record
+from muster.devnet.simulator.model.work import OPEN, OVERTURNED, Batch, Claim, Record
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Verdict
 
@@ -19,7 +19,8 @@ def standing_verdict(state: Network, batch: Batch, place: int) -> int:
     """Return the verdict on a submission that stands: the recorded one, or a jury's."""
     record = batch.records[place]
     case = state.cases.get(("outcome", batch.header.batch, place, record))
-    return case.claimed if case is not None and case.status == OVERTURNED else record.verdict
+    overturned = case is not None and case.status == OVERTURNED
+    return case.leading()[0] >> 8 if case and overturned else record.verdict
 
 
 async def claim_all(chain: SimulatedChain) -> None:
@@ -56,4 +57,10 @@ def require_sound(state: Network) -> None:
     assert state.balances["StakeVault"] == held + escrowed, "the vault's stake does not add up"
     funds = sum(f.available + f.reserved for f in state.funds.values())
     assert state.balances["RewardEscrow"] == funds, "the escrow's money does not add up"
+    owed = state.fixed.bond * len(state.bonds)
+    for case in state.cases.values():
+        owed += state.fixed.bond * len(case.claims) if case.status == OPEN else 0
+        right = list(case.revealed.values()).count(case.leading()[0]) - len(case.paid)
+        owed += case.fee * right
+    assert state.balances.get("DisputeCourt", 0) == owed, "the court's bonds and fees do not add up"
     assert all(amount >= 0 for amount in state.balances.values()), "somebody owes tokens"

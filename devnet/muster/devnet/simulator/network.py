@@ -78,6 +78,7 @@ class Stage:
         self.keys = {name: self._key(name) for name in ("owner", "orchestrator", "trainer")}
         self.workers = self._people("worker", scenario.workers, dict(scenario.conduct))
         self.validators = self._people("validator", scenario.validators, dict(scenario.judging))
+        self.jurors = self._people("juror", scenario.jurors, {"purchased": scenario.purchased})
         self.config = config_of(
             self.keys, self.recipe, self.tasks, self.validators, scenario.quorum
         )
@@ -124,13 +125,13 @@ class Stage:
         desk = Desk(services)
         nodes = Nodes(self, desk)
         world = World(
-            self.scenario, self.chain, services, desk, self.workers, self.validators,
+            self.scenario, self.chain, services, desk, self.workers, self.validators, self.jurors,
             self.views[1:], self.rules, self.history, nodes.judged,
         )  # fmt: skip
         self._start("trainer", self._train())
         nodes.start()
         if self.scenario.has_disputes:
-            self._start("owner", Owners(self).run())
+            self._start("owner", Owners(self, desk).run())
         self._start("fate", Fate(self).run())
         await asyncio.sleep(self.scenario.duration_s)
         await self._end()
@@ -142,7 +143,7 @@ class Stage:
 
     async def close(self) -> None:
         """Stop everything and close the database."""
-        people = [p.task for p in (*self.workers, *self.validators) if p.task]
+        people = [p.task for p in (*self.workers, *self.validators, *self.jurors) if p.task]
         for task in (*self._runners, *people):
             task.cancel()
         await asyncio.gather(*self._runners, *people, return_exceptions=True)
@@ -150,7 +151,7 @@ class Stage:
 
     def _require_alive(self) -> None:
         """Raise what a program ended with that it should have lived through."""
-        people = [p.task for p in (*self.workers, *self.validators) if p.task]
+        people = [p.task for p in (*self.workers, *self.validators, *self.jurors) if p.task]
         for task in (*self._runners, *people):
             if task.done() and not task.cancelled():
                 task.result()
@@ -182,7 +183,9 @@ class Stage:
     async def _found(self) -> None:
         """Found the run, publish its first policy, and tell everyone of it."""
         owner = address_of(self.keys["owner"])
-        found = founding(owner, self.config, self.workers, self.validators, self.chain.fixed)
+        found = founding(
+            owner, self.config, self.workers, self.validators, self.jurors, self.chain.fixed
+        )
         await self.chain.send("found", found)
         await asyncio.sleep(2 * self.scenario.block_s)
         await self._publish(0)
@@ -240,7 +243,7 @@ class Stage:
             person.link.is_up = False
             if person.task:
                 person.task.cancel()
-        for person in self.validators:
+        for person in (*self.validators, *self.jurors):
             person.link.is_up = True
         for endpoint in self.endpoints:
             endpoint.is_up = True

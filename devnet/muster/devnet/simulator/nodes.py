@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from muster.client.validator.jury import JuryPlace
-from muster.client.validator.votes import VoteJournal
-
+from muster.client.juror.duty import JurorPlace
+from muster.client.juror.votes import VoteJournal
 from muster.client.validator.calls import Windows
 from muster.client.validator.journal import OutcomeJournal
 from muster.client.validator.loop import ValidatorPlace
@@ -25,6 +24,7 @@ from muster.devnet.simulator.actors import (
 from muster.devnet.simulator.clock import KIND
 from muster.devnet.simulator.court import CourtConnection, court_terms
 from muster.devnet.simulator.desk import Desk, SimulatedApi
+from muster.devnet.simulator.jurors import SimulatedJudge, SimulatedJuror
 from muster.devnet.simulator.machines import InlineDecoder, SimulatedEngine, SimulatedFetcher
 from muster.devnet.simulator.scenario import CALIBRATION, RUN
 from muster.devnet.simulator.world import Person
@@ -46,6 +46,8 @@ class Nodes:
 
     def start(self) -> None:
         """Start everyone."""
+        for person in self._stage.jurors:
+            self._start(person, self._juror(person))
         for person in self._stage.validators:
             self._start(person, self._validator(person))
         for person in self._stage.workers:
@@ -164,8 +166,7 @@ class Nodes:
                 clock=loop.time,
             )
             machine = Machine(rng, scenario.check_s)
-            jury = self._jury(person, place, rng)
-            return SimulatedValidator(place, machine, person.conduct, friends, jury)  # type: ignore[arg-type]
+            return SimulatedValidator(place, machine, person.conduct, friends)  # type: ignore[arg-type]
 
         return build
 
@@ -176,21 +177,31 @@ class Nodes:
             return frozenset(p.address for p in workers[:-1])
         return frozenset(p.address for p in workers if p.conduct != "honest")
 
-    def _jury(self, person: Person, place: ValidatorPlace, rng: random.Random) -> JuryPlace:
-        """Return what a juror works with; who judges for it comes later."""
-        stage = self._stage
-        endpoint = stage.endpoints[person.endpoint]
-        return JuryPlace(
-            run_id=RUN,
-            juror=person.address,
-            chain=CourtConnection(stage.chain, endpoint, person.address),  # type: ignore[arg-type]
-            view=stage.views[person.endpoint],
-            judge=None,  # type: ignore[arg-type]
-            journal=VoteJournal(stage.folder / person.name),
-            evidence=place.evidence,
-            calibration=CALIBRATION,
-            terms=court_terms(stage.chain.fixed),
-            poll_s=stage.scenario.poll_s,
-            clock=place.clock,
-            salt=rng.randbytes,
-        )
+    def _juror(self, person: Person) -> Callable[[], SimulatedJuror]:
+        stage, loop = self._stage, asyncio.get_running_loop()
+        endpoint, view = stage.endpoints[person.endpoint], stage.views[person.endpoint]
+        rng = stage.rng(person.name, "machine")
+
+        def build() -> SimulatedJuror:
+            folder = stage.folder / person.name
+            folder.mkdir(exist_ok=True)
+            api = SimulatedApi(self._desk, person.address, person.link)
+            seconds = stage.scenario.check_s
+            place = JurorPlace(
+                juror=person.address,
+                chain=CourtConnection(stage.chain, endpoint, person.address),  # type: ignore[arg-type]
+                view=view,
+                judge=SimulatedJudge(
+                    api, view, stage.rules, seconds=seconds, conduct=person.conduct
+                ),
+                journal=VoteJournal(folder),
+                results=folder / "cases",
+                terms=court_terms(stage.chain.fixed),
+                poll_s=stage.scenario.poll_s,
+                clock=loop.time,
+                salt=rng.randbytes,
+            )
+            place.results.mkdir(exist_ok=True)
+            return SimulatedJuror(place)
+
+        return build

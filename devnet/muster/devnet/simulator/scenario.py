@@ -28,6 +28,10 @@ class Scenario:
     """Honest workers and cheats together."""
     validators: int = 4
     """All stake; the first MAX_SEATS have seats, the others are told that they have none."""
+    jurors: int = 4
+    """On the network's bench."""
+    purchased: int = 0
+    """How many of them vote that everything is a fraud."""
     quorum: int = 2
     """Validators that must agree."""
     duration_s: float = 300.0
@@ -59,7 +63,7 @@ class Scenario:
     is_silenced: bool = False
     """Whether honest validators are cut off until an accusation stands: only so can it ever."""
     has_disputes: bool = False
-    """Whether workers challenge what is not accepted, once each: honest ones and cheats alike."""
+    """Whether workers dispute what is not accepted, once each: honest ones and cheats alike."""
     reorganise_s: float = 0.0
     """Mean time between two reorganisations; 0 for never."""
     reorganise_depth: int = 3
@@ -133,7 +137,9 @@ def fixed(scenario: Scenario) -> Fixed:
         reveal_time=40,
         draw_delay=1,
         jury_size=3,
-        challenge_bond=10 * TOKEN,
+        bond=10 * TOKEN,
+        juror_fee=TOKEN,
+        required_juror_stake=500 * TOKEN,
         stake_per_unit=TOKEN // 10,
         unbonding=3600,
         insurance_ppm=200_000,

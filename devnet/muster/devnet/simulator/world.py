@@ -59,6 +59,8 @@ class World:
     """Everyone who worked."""
     validators: list[Person]
     """Everyone who judged."""
+    jurors: list[Person]
+    """Everyone on the bench."""
     views: list[HistoryView]
     """What each endpoint's followers know."""
     rules: Rules

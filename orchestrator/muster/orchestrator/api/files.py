@@ -1,18 +1,19 @@
-"""Submission files, for those who judge and those who train."""
+"""Submission files, for those who judge and those who train, and what proves a submission."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
 
+from muster.api.answers import BatchEntry
 from muster.orchestrator.api.deps import ServicesDep, verify
 from muster.orchestrator.services.refusals import refuse
 from muster.protocol.ids import to_hash32
 
-router = APIRouter(prefix="/v1/files")
+router = APIRouter(prefix="/v1")
 
 
-@router.get("/{file_hash}", response_model=None)
+@router.get("/files/{file_hash}", response_model=None)
 async def file(
     file_hash: str, request: Request, services: ServicesDep
 ) -> FileResponse | RedirectResponse:
@@ -26,3 +27,12 @@ async def file(
     if isinstance(place, str):
         return RedirectResponse(place, headers={"cache-control": "no-store"})
     return FileResponse(place, media_type="application/vnd.apache.parquet")
+
+
+@router.get("/work/{leaf}", response_model=BatchEntry)
+async def work(leaf: str, services: ServicesDep) -> Response:
+    """Return a submission with its ticket and both signatures, by its leaf."""
+    entry = await services.batching.work(to_hash32(leaf))
+    if entry is None:
+        raise refuse("submission_unknown", "no submission with this leaf was received")
+    return Response(entry.model_dump_json(), media_type="application/json")

@@ -178,9 +178,14 @@ async def find_submission(services: Services, file_hash: Hash32) -> Detail | Non
     else:
         return None
     batch = None if line.batch_id is None else services.projection.batch(line.batch_id)
+    position = outcome.position if outcome else row.position if row else None
+    for own, submission in batch.split_off.items() if batch else ():
+        # Its worker took it out of a batch that nobody judged.
+        if submission.file_hash == file_hash:
+            batch, position = services.projection.batch(own), 0
     return Detail(
         line=line,
-        position=outcome.position if outcome else row.position if row else None,
+        position=position,
         size_bytes=row.size_bytes if row else None,
         deadline=lease.deadline if lease else row.ticket.get("deadline") if row else None,
         batch=batch,

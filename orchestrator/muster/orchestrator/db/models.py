@@ -123,6 +123,7 @@ class SubmissionRow(Base):
         Index(None, "has_file", "sequence"),
         Index(None, "worker", "sequence"),
         Index(None, "step", "sequence"),
+        Index(None, "leaf"),
         Index("ix_submissions_waiting", "worker", **_where("batch_root IS NULL")),
     )
 
@@ -138,6 +139,8 @@ class SubmissionRow(Base):
     """Number of the slot."""
     units: Mapped[int]
     """Units it claims."""
+    leaf: Mapped[bytes | None]
+    """The submission's leaf; None of what an earlier release received."""
     submission: Mapped[dict[str, Any]]
     """The signed claim in its JSON form."""
     signature: Mapped[bytes]
@@ -179,6 +182,21 @@ class OutcomesRow(Base):
     def is_of(self, batch: BatchView) -> bool:
         """Return whether they are of this batch, not of one that a reorganisation replaced."""
         return self.batch_root in (None, batch.root)
+
+
+class DoubleRow(Base):
+    """What somebody signed beside something else, of which it may sign one."""
+
+    __tablename__ = "doubles"
+
+    offence: Mapped[str] = mapped_column(primary_key=True)
+    """Two submissions, or two outcomes, by the contracts' name."""
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    """The worker or the validator."""
+    tag: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """The slot as `step << 32 | index`, or the batch."""
+    signed: Mapped[dict[str, Any]]
+    """Both outcomes, or the second submission, with signatures, in JSON form."""
 
 
 class NonceRow(Base):

@@ -100,10 +100,11 @@ def is_unfunded() -> Statement:
     return "SELECT is_unfunded FROM identity", ()
 
 
-def file_in_slot(claim: Submission) -> Statement:
-    """The file that a submission's slot has."""
+def claim_in_slot(claim: Submission) -> Statement:
+    """The claim, as JSON text, that a submission's slot has."""
     return (
-        'SELECT file_hash FROM submissions WHERE worker = ? AND step = ? AND "index" = ?',
+        "SELECT CAST(submission AS TEXT) FROM submissions"
+        ' WHERE worker = ? AND step = ? AND "index" = ?',
         (claim.worker, claim.step, claim.index),
     )
 
@@ -144,15 +145,17 @@ def new_submission(
 ) -> Statement:
     """Write a submission down, unless its slot or its file is taken; answers its number."""
     return (
-        'INSERT INTO submissions (file_hash, worker, step, "index", units, submission, signature,'
-        " ticket, ticket_signature, received_at, size_bytes, has_file)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, true) ON CONFLICT DO NOTHING RETURNING sequence",
+        'INSERT INTO submissions (file_hash, worker, step, "index", units, leaf, submission,'
+        " signature, ticket, ticket_signature, received_at, size_bytes, has_file)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, true)"
+        " ON CONFLICT DO NOTHING RETURNING sequence",
         (
             claim.file_hash,
             claim.worker,
             claim.step,
             claim.index,
             claim.units,
+            claim.leaf(),
             json.dumps(claim.to_json()),
             signature,
             json.dumps(ticket.to_json()),

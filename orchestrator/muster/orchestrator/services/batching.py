@@ -193,6 +193,15 @@ class Batching:
             batch_id=batch.batch_id, root=batch.root, count=batch.count, submissions=entries
         )
 
+    async def work(self, leaf: Hash32) -> BatchEntry | None:
+        """Return a submission with its proofs, by its leaf; none when it is not known here."""
+        batch = self._projection.batch_with_root(leaf)
+        if batch is not None and batch.work is not None:
+            return _direct_entry(batch, batch.work)
+        async with self._database.read() as session:
+            row = await session.scalar(select(SubmissionRow).where(SubmissionRow.leaf == leaf))
+            return None if row is None else _entry(row)
+
     async def evidence(self, batch_id: int, position: int) -> tuple[Submission, bytes] | None:
         """Return a batch's submission with the node's signature; none when it is not held."""
         batch = self._projection.batch(batch_id)

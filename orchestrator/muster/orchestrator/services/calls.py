@@ -59,7 +59,7 @@ class Caller:
         self._note_heard(statements)
         calls = plan_calls(
             order_of_batch(seed, batch.seated, run.validators),
-            run.config.terms.quorum,
+            self._projection.quorum_of(batch),
             Timing(batch.committed_at, self._deadline_s, self._timeout_s),
             now,
             statements,

@@ -18,6 +18,7 @@ from muster.orchestrator.services.calls import Caller
 from muster.orchestrator.services.checking import CheckingDesk
 from muster.orchestrator.services.clock import ChainClock, ChainHealth, Wakes
 from muster.orchestrator.services.documents import Documents
+from muster.orchestrator.services.doubles import Doubles
 from muster.orchestrator.services.feed import StatusFeed
 from muster.orchestrator.services.files import FileStore
 from muster.orchestrator.services.gauges import Gauges
@@ -88,6 +89,8 @@ class Ground:
     """The files folder."""
     projection: Projection
     """What follows from the chain."""
+    doubles: Doubles
+    """What was signed twice."""
 
     switches: Switches = field(default_factory=Switches, kw_only=True)
     """What the owner has switched off."""
@@ -171,11 +174,13 @@ async def build_services(
     pinned = documents[run.config.recipe_hash]
     assert isinstance(pinned, bytes)  # only a task set stays on disk
     recipe = Recipe.from_bytes(pinned)
+    projection = Projection(view, RunId(settings.run), recipe.training)
+    domain = chain.domain("ContributionLedger")
     ground = Ground(
         settings=settings,
         chain=chain,
         key=key,
-        domain=chain.domain("ContributionLedger"),
+        domain=domain,
         audience=run.config.orchestrator,
         clock=clock,
         chain_clock=chain_clock,
@@ -186,7 +191,8 @@ async def build_services(
         database=database,
         group=GroupCommit(database),
         files=FileStore(settings.files, S3Blobs(settings.bucket) if settings.bucket else None),
-        projection=Projection(view, RunId(settings.run), recipe.training),
+        projection=projection,
+        doubles=Doubles(database, projection, domain),
     )
     ground.files.open()
     valid_from = await _claim(ground)
@@ -356,6 +362,7 @@ def _intake(ground: Ground) -> Intake:
         files=ground.files,
         projection=ground.projection,
         domain=ground.domain,
+        doubles=ground.doubles,
         now=ground.chain_clock.now,
         on_received=ground.wakes.submission_received,
     )
@@ -375,6 +382,7 @@ async def _outcomes(ground: Ground, batching: Batching) -> OutcomeDesk:
         batching=batching,
         caller=caller,
         domain=ground.domain,
+        doubles=ground.doubles,
         on_received=ground.wakes.record.set,
         clock=ground.clock,
         now=ground.chain_clock.now,

@@ -8,7 +8,7 @@ from muster.orchestrator.services.refusals import refuse
 from muster.protocol.ids import Address
 
 _HINTS = {
-    "jailed": "wait for the jail time to end and restore the stake, then unjail",
+    "jailed": "wait for the jail time to end and restore the stake, then muster worker rejoin",
     "banned": "a fraud verdict excluded this worker from this run for good; see `muster audit`",
     "exiting": "this worker is leaving the run",
 }

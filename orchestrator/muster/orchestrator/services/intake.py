@@ -1,6 +1,7 @@
 """Intake: checks a submission at the door and keeps its file. Never parses the file.
 
-Step 6 of one rollout. A slot takes one file: the same file again is harmless, another is refused.
+Step 6 of one rollout. A slot takes one submission: the same again is harmless, another is refused,
+and its signature kept: see `doubles`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from muster.orchestrator.db import statements
 from muster.orchestrator.db.direct import Rows, Statement
 from muster.orchestrator.db.engine import Database
 from muster.orchestrator.db.models import SubmissionRow
+from muster.orchestrator.services.doubles import Doubles
 from muster.orchestrator.services.files import FileStore, Received, StoredSubmission
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.refusals import refuse
@@ -99,6 +101,7 @@ class Intake:
         files: FileStore,
         projection: Projection,
         domain: Domain,
+        doubles: Doubles,
         now: Callable[[], int],
         on_received: Callable[[], None],
     ) -> None:
@@ -106,6 +109,7 @@ class Intake:
         self._files = files
         self._projection = projection
         self._domain = domain
+        self._doubles = doubles
         self._now = now
         self._on_received = on_received
         self._together = Together(self._take_in)
@@ -116,11 +120,11 @@ class Intake:
         """Decide, before a byte of the file is read, whether it may be uploaded."""
         self._check_claim(worker, submission, signature)
         in_slot, of_file, tickets = await self._database.direct.ask(
-            statements.file_in_slot(submission),
+            statements.claim_in_slot(submission),
             statements.slot_of_file(submission),
             statements.ticket_for(submission),
         )
-        if _is_held(submission, in_slot, of_file):
+        if await self._is_held(submission, signature, in_slot, of_file):
             return AlreadyHeld()
         if not tickets:
             raise refuse(
@@ -184,21 +188,46 @@ class Intake:
             await self._files.keep([upload.kept(number) for upload, number in placed])
             await asked.ask(*(statements.fill(u.admitted.submission) for u, _ in placed))
         return [
-            None if rows else await self._refusal(upload.admitted.submission)
+            None if rows else await self._refusal(upload.admitted)
             for upload, rows in zip(uploads, numbers, strict=True)
         ]
 
-    async def _refusal(self, submission: Submission) -> ApiError | None:
+    async def _refusal(self, admitted: Admitted) -> ApiError | None:
         """Return why an upload found its place taken, or None if it was by the very same."""
+        submission = admitted.submission
         in_slot, of_file = await self._database.direct.ask(
-            statements.file_in_slot(submission), statements.slot_of_file(submission)
+            statements.claim_in_slot(submission), statements.slot_of_file(submission)
         )
         try:
-            if not _is_held(submission, in_slot, of_file):
+            if not await self._is_held(submission, admitted.signature, in_slot, of_file):
                 raise StorageError("the database took an upload's place and does not know by which")
         except ApiError as refusal:
             return refusal
         return None
+
+    async def _is_held(
+        self, submission: Submission, signature: bytes, in_slot: Rows, of_file: Rows
+    ) -> bool:
+        """Return whether the very same submission is kept, given the claim in its slot and the slot
+        of its file; refuses one of which either is taken.
+        """
+        for (claim,) in in_slot:
+            if Submission.from_json(json.loads(claim)) == submission:
+                return True
+            await self._doubles.note_submission(submission, signature)
+            logger.warning(
+                "a node signed two submissions for one slot",
+                extra={"worker": submission.worker, "step": submission.step},
+            )
+            raise refuse(
+                "slot_taken",
+                f"step {submission.step}, index {submission.index} already has another submission",
+                "one submission per slot; ask for a new lease",
+            )
+        # The same upload, repeated, may have come in since the slot was looked at.
+        if not of_file or of_file[0] == (submission.worker, submission.step, submission.index):
+            return bool(of_file)
+        raise refuse("file_taken", "another slot already holds this very file")
 
     def _check_claim(self, worker: MemberView, submission: Submission, signature: bytes) -> None:
         if submission.run_id != self._projection.run_id:
@@ -236,24 +265,6 @@ class Intake:
             )
 
 
-def _is_held(submission: Submission, in_slot: Rows, of_file: Rows) -> bool:
-    """Return whether the very same submission is kept, given the file in its slot and the slot of
-    its file; refuses one of which either is taken.
-    """
-    for (file_hash,) in in_slot:
-        if bytes(file_hash) == submission.file_hash:
-            return True
-        raise refuse(
-            "slot_taken",
-            f"step {submission.step}, index {submission.index} already has another file",
-            "one file per slot; ask for a new lease",
-        )
-    # The same upload, repeated, may have come in since the slot was looked at.
-    if not of_file or of_file[0] == (submission.worker, submission.step, submission.index):
-        return bool(of_file)
-    raise refuse("file_taken", "another slot already holds this very file")
-
-
 def submission_row(stored: StoredSubmission) -> SubmissionRow:
     """Return the database row of a kept submission."""
     if stored.ticket is None or stored.ticket_signature is None:
@@ -266,6 +277,7 @@ def submission_row(stored: StoredSubmission) -> SubmissionRow:
         step=submission.step,
         index=submission.index,
         units=submission.units,
+        leaf=submission.leaf(),
         submission=submission.to_json(),
         signature=stored.signature,
         ticket=stored.ticket.to_json(),

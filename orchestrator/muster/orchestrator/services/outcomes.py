@@ -21,6 +21,7 @@ from muster.orchestrator.db.outcomes import outcomes_of
 from muster.orchestrator.metrics import REAUDITS
 from muster.orchestrator.services.batching import Batching
 from muster.orchestrator.services.calls import Caller
+from muster.orchestrator.services.doubles import Doubles, SignedRecords, shown_by
 from muster.orchestrator.services.files import FileStore, StoredOutcomes
 from muster.orchestrator.services.projection import Projection
 from muster.orchestrator.services.refusals import refuse, unknown_batch
@@ -30,7 +31,6 @@ from muster.protocol.errors import EncodingError, SignatureError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import (
     OutcomeRecord,
-    Outcomes,
     Submission,
     Verdict,
     unpack_records,
@@ -64,6 +64,7 @@ class OutcomeDesk:
         batching: Batching,
         caller: Caller,
         domain: Domain,
+        doubles: Doubles,
         on_received: Callable[[], None],
         clock: Callable[[], float],
         now: Callable[[], int],
@@ -75,6 +76,7 @@ class OutcomeDesk:
         self.caller = caller
         """Who is called for which batch."""
         self._domain = domain
+        self._doubles = doubles
         self._on_received = on_received
         self._clock = clock
         self._now = now
@@ -88,23 +90,67 @@ class OutcomeDesk:
     ) -> None:
         """Keep a validator's outcomes of a batch; a batch that is judged already needs none."""
         batch = self._projection.batch(batch_id)
-        contents = None if batch is None else await self._batching.contents(batch)
-        if batch is None or contents is None:
+        # Who says that nothing can be had needs nothing of us to be believed.
+        contents = None if batch is None or not records else await self._batching.contents(batch)
+        if batch is None or (records and contents is None):
             raise unknown_batch(batch_id, read_to=self._projection.view.block_number)
-        self._check_records(contents, records)
-        outcomes = Outcomes(batch_id, batch.root, keccak(records))
-        self._check_signature(validator, outcomes, signature)
+        if contents is not None:
+            self._check_records(contents, batch, records)
+        signed = SignedRecords(keccak(records), signature)
+        if self._signer(batch, signed) != validator:
+            raise refuse(
+                "bad_outcomes_signature",
+                "the outcomes are not signed by the validator that sent them",
+                "sign the EIP-712 Outcomes of this batch, its root on chain and these records",
+            )
         self.heard_at[validator] = self._clock()
         self.caller.heard(validator)
+        async with self._database.read() as session:
+            held = await session.get(OutcomesRow, (batch_id, validator))
+        await self._require_single(batch, validator, signed, held)
         if batch.records is not None:
             self._note_late(batch, validator, records)
             return
-        if await self._keep(validator, batch, records, signature):
+        held, is_new = await self._keep(validator, batch, records, signature)
+        await self._require_single(batch, validator, signed, held)
+        if is_new:
             logger.info("outcomes received", extra={"batch": batch_id, "validator": validator})
             self._on_received()
 
+    async def _require_single(
+        self, batch: BatchView, validator: Address, signed: SignedRecords, held: OutcomesRow | None
+    ) -> None:
+        """Refuse what contradicts a signature of the same validator: one that we hold, or that is
+        on chain. Both are kept for the court of faults.
+        """
+        earlier = shown_by(batch, validator)
+        if held is not None and held.is_of(batch):
+            earlier.append(SignedRecords(keccak(held.records), held.signature))
+        if batch.records_hash is not None:
+            earlier += [SignedRecords(batch.records_hash, each) for each in batch.signatures]
+        for first in earlier:
+            if first.contradicts(signed) and self._signer(batch, first) == validator:
+                await self._doubles.note_outcomes(batch, validator, first, signed)
+                logger.warning(
+                    "a validator signed two different outcomes for one batch",
+                    extra={"batch": batch.batch_id, "validator": validator},
+                )
+                raise refuse(
+                    "outcomes_conflict",
+                    f"this validator signed other outcomes for batch {batch.batch_id}",
+                    "a validator signs one set of outcomes per batch",
+                )
+
+    def _signer(self, batch: BatchView, signed: SignedRecords) -> Address | None:
+        try:
+            return recover(digest(self._domain, signed.of(batch).struct_hash()), signed.signature)
+        except SignatureError:
+            return None
+
     def _note_late(self, batch: BatchView, validator: Address, records: bytes) -> None:
         """Compare what a validator found that looked after the outcomes were posted."""
+        if not records:
+            return
         agrees = keccak(records) == batch.records_hash
         REAUDITS.labels(result="agreed" if agrees else "differed").inc()
         if not agrees:
@@ -118,8 +164,8 @@ class OutcomeDesk:
         return [agreed async for agreed in self._agreed()]
 
     async def _agreed(self) -> AsyncIterator[Agreed]:
-        quorum = self._projection.run.config.terms.quorum
         for batch, rows in await self._handed_in():
+            quorum = self._projection.quorum_of(batch)
             calls = self._plan(batch, rows)
             if calls.decision is None:
                 continue
@@ -150,7 +196,7 @@ class OutcomeDesk:
                 found[row.batch_id].append(row)
         return [(batch, found[batch.batch_id]) for batch in due]
 
-    def _check_records(self, contents: BatchContents, data: bytes) -> None:
+    def _check_records(self, contents: BatchContents, batch: BatchView, data: bytes) -> None:
         try:
             records = unpack_records(data)
         except EncodingError as error:
@@ -161,27 +207,24 @@ class OutcomeDesk:
             problem = mismatch(record, entry.submission, self._projection.view)
             if problem:
                 raise refuse("bad_records", f"record {position}: {problem}")
-
-    def _check_signature(self, validator: Address, outcomes: Outcomes, signature: bytes) -> None:
-        try:
-            signer = recover(digest(self._domain, outcomes.struct_hash()), signature)
-        except SignatureError as error:
-            raise refuse("bad_outcomes_signature", str(error)) from error
-        if signer != validator:
+        units = sum(record.units for record in records)
+        if units > batch.units:
             raise refuse(
-                "bad_outcomes_signature",
-                "the outcomes are not signed by the validator that sent them",
-                "sign the EIP-712 Outcomes of this batch, its root on chain and these records",
+                "bad_records",
+                f"the records hold {units} units, the batch was committed for {batch.units}",
             )
 
     async def _keep(
         self, validator: Address, batch: BatchView, records: bytes, signature: bytes
-    ) -> bool:
+    ) -> tuple[OutcomesRow | None, bool]:
+        """Keep outcomes, and return true, unless the validator handed in some before; return those.
+
+        Who could see nothing may find out more later; what was judged stays.
+        """
         async with self._database.write() as session:
             held = await session.get(OutcomesRow, (batch.batch_id, validator))
-            if held is not None and held.is_of(batch):
-                _check_same(held, records)
-                return False
+            if held is not None and held.is_of(batch) and (held.records or not records):
+                return held, False
             await self._files.keep_outcomes(
                 StoredOutcomes(
                     batch_id=batch.batch_id,
@@ -201,13 +244,16 @@ class OutcomeDesk:
                     batch_root=batch.root,
                 )
             )
-        return True
+        return None, True
 
 
 @lru_cache(maxsize=1024)
 def _summary(records: bytes) -> tuple[Hash32, bool]:
-    """Return the hash of checked records, and whether all are Accepted."""
-    return keccak(records), all(r.verdict is Verdict.ACCEPTED for r in unpack_records(records))
+    """Return the hash of checked records, and whether all are Accepted; nothing accepts nothing."""
+    accepts = bool(records) and all(
+        record.verdict is Verdict.ACCEPTED for record in unpack_records(records)
+    )
+    return keccak(records), accepts
 
 
 def _statement(row: OutcomesRow) -> Statement:
@@ -230,22 +276,3 @@ def mismatch(record: OutcomeRecord, submission: Submission, view: ChainView) -> 
         if given != expected:
             return f"{name} is {given}, the submission's is {expected}"
     return None
-
-
-def _check_same(held: OutcomesRow, records: bytes) -> None:
-    if held.records != records:
-        # Two signed outcomes for one batch can be punished; both hashes are kept in the log.
-        logger.warning(
-            "a validator signed two different outcomes for one batch",
-            extra={
-                "batch": held.batch_id,
-                "validator": held.validator,
-                "first": keccak(held.records).hex(),
-                "second": keccak(records).hex(),
-            },
-        )
-        raise refuse(
-            "outcomes_conflict",
-            f"other outcomes for batch {held.batch_id} were received from this validator",
-            "a validator signs one set of outcomes per batch",
-        )

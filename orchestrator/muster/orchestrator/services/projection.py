@@ -264,6 +264,10 @@ class Projection:
         batch = self.view.batches.get(batch_id)
         return batch if batch is not None and batch.run_id == self.run_id else None
 
+    def quorum_of(self, batch: BatchView) -> int:
+        """Return how many signatures a batch needs, by the terms of its commitment."""
+        return self.run.terms[batch.terms - 1].quorum
+
     def apply(self, events: Iterable[Event]) -> None:
         """Take in events that the view has taken in."""
         for event in events:
@@ -320,10 +324,12 @@ class Projection:
         self._follow_stream()
 
     def _add_batch(self, batch: BatchView | None) -> None:
-        if batch is None or batch.is_void or batch.batch_id in self._derived.unjudged:
+        if batch is None or batch.batch_id in self._derived.unjudged:
             return
+        # Also of a void one: what it held is not committed again.
         self._derived.batch_of_root.setdefault(batch.root, batch.batch_id)
-        self._derived.unjudged.add(batch.batch_id)
+        if not batch.is_void:
+            self._derived.unjudged.add(batch.batch_id)
 
     def _add_outcomes(self, batch: BatchView | None) -> None:
         if batch is None or batch.batch_id not in self._derived.unjudged:

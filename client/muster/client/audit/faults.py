@@ -1,0 +1,267 @@
+"""Faults that prove themselves and that nobody reported: found, and reported on chain.
+
+A validator that signed two outcomes of one batch, a worker that signed two submissions for one
+slot. The signatures are on chain (posted, shown, in claims and direct submissions) or in a copy of
+the evidence; each is checked here before anything is sent. Nobody earns by a report.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from muster.chain import BatchView, ChainView, Offence, Outcomes
+from muster.client.audit.evidence import EvidenceStore
+from muster.client.audit.ledger import WITHHELD
+from muster.client.audit.statements import kept_outcomes
+from muster.client.audit.work import outcome_signers, recovered
+from muster.protocol.eip712 import Domain, digest
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ContractRevert
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.messages import OutcomeRecord, Submission
+from muster.protocol.messages import Outcomes as SignedOutcomes
+
+if TYPE_CHECKING:
+    from muster.chain import Chain, Receipt
+
+SETTLED = "VaultOffenceSettled"
+"""The vault's word that somebody else was first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleOutcome:
+    """Two different outcomes of one batch, signed by one validator."""
+
+    batch: BatchView
+    """The batch."""
+    account: Address
+    """The validator."""
+    statements: tuple[tuple[Hash32, bytes], tuple[Hash32, bytes]]
+    """Hash of the records and signature, of both."""
+
+    offence = Offence.DOUBLE_OUTCOME
+
+    @property
+    def words(self) -> str:
+        """What it is, in words."""
+        return f"validator {self.account} signed two outcomes of batch {self.batch.batch_id}"
+
+    async def report(self, chain: Chain) -> Receipt:
+        """Prove it on chain; raises ContractRevert."""
+        batch = self.batch
+        (first, one), (second, other) = (
+            (Outcomes(batch.batch_id, batch.root, said), signature)
+            for said, signature in self.statements
+        )
+        return await chain.faults.prove_double_outcome(batch.header(), first, one, second, other)
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleSubmission:
+    """Two submissions for one slot, signed by one worker's node; the first of them was judged."""
+
+    batch: BatchView
+    """The batch of the first."""
+    position: int
+    """Its place there."""
+    account: Address
+    """The worker."""
+    signed: tuple[tuple[Submission, bytes], tuple[Submission, bytes]]
+    """Submission and signature, of both."""
+
+    offence = Offence.DOUBLE_SUBMISSION
+
+    @property
+    def words(self) -> str:
+        """What it is, in words."""
+        slot = self.signed[0][0]
+        return (
+            f"worker {self.account} signed two submissions for step {slot.step}, index {slot.index}"
+        )
+
+    async def report(self, chain: Chain) -> Receipt:
+        """Prove it on chain; raises ContractRevert."""
+        (first, one), (second, other) = self.signed
+        proof = self.batch.prove(self.position)
+        return await chain.faults.prove_double_submission(proof, first, one, second, other)
+
+
+Fault = DoubleOutcome | DoubleSubmission
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A fault, and what came of its report."""
+
+    fault: Fault
+    """What."""
+    tx: str | None = None
+    """The transaction that proved it; None without one."""
+    refused: str | None = None
+    """Why it could not be proven; None when it was, or nobody tried."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "offence": self.fault.offence.name.lower(),
+            "account": self.fault.account,
+            "batch_id": self.fault.batch.batch_id,
+            "words": self.fault.words,
+            "tx": self.tx,
+            "refused": self.refused,
+        }
+
+
+# Found
+
+
+def find_faults(
+    view: ChainView, domain: Domain, run_id: RunId, store: EvidenceStore
+) -> list[Fault]:
+    """Return the faults of a run that the chain or a copy of the evidence proves and that were not
+    reported; `domain` is the ledger's.
+    """
+    settled = {(slash.run_id, slash.owner, slash.offence, slash.tag) for slash in view.slashes}
+    found = [*_double_outcomes(view, domain, run_id, store)]
+    faults: list[Fault] = [
+        fault
+        for fault in found
+        if (run_id, fault.account, fault.offence, fault.batch.batch_id) not in settled
+    ]
+    for double in _double_submissions(view, domain, run_id, store):
+        slot = double.signed[0][0]
+        tag = slot.step << 32 | slot.index
+        if (run_id, double.account, double.offence, tag) not in settled:
+            faults.append(double)
+    return faults
+
+
+def _double_outcomes(
+    view: ChainView, domain: Domain, run_id: RunId, store: EvidenceStore
+) -> Iterator[DoubleOutcome]:
+    seats = view.runs[run_id].seats
+    for batch in view.batches.values():
+        # The ledger forgets void batches: nothing can be proven about them.
+        if batch.run_id != run_id or batch.is_void:
+            continue
+        for who, said in _statements(batch, domain, store).items():
+            if who in seats and len(said) > 1:
+                first, second, *_ = said.items()
+                yield DoubleOutcome(batch, who, (first, second))
+
+
+def _statements(
+    batch: BatchView, domain: Domain, store: EvidenceStore
+) -> dict[Address, dict[Hash32, bytes]]:
+    """Return what each validator signed about a batch, by the hash of its records; to have called
+    it withheld before contradicts nothing.
+    """
+    said: dict[Address, dict[Hash32, bytes]] = defaultdict(dict)
+    posted = batch.records_hash
+    for who, signature in zip(outcome_signers(batch, domain), batch.signatures, strict=False):
+        if who is not None and posted is not None:
+            said[who][posted] = signature
+    for shown, signatures in batch.shown.items():
+        message = digest(domain, _outcomes(batch, shown))
+        for who, signature in signatures.items():
+            if recovered(message, signature) == who:
+                said[who][shown] = signature
+    for kept in kept_outcomes(store, batch, []):
+        if kept.is_signed(domain):
+            said[kept.validator][keccak(kept.records)] = kept.signature
+    for statements in said.values():
+        statements.pop(WITHHELD, None)
+    return said
+
+
+def _outcomes(batch: BatchView, records_hash: Hash32) -> Hash32:
+    return SignedOutcomes(batch.batch_id, batch.root, records_hash).struct_hash()
+
+
+Slot = tuple[Address, int, int]
+
+
+def _double_submissions(
+    view: ChainView, domain: Domain, run_id: RunId, store: EvidenceStore
+) -> Iterator[DoubleSubmission]:
+    by_slot: dict[Slot, dict[Hash32, tuple[Submission, bytes]]] = defaultdict(dict)
+    for submission, signature in _signed(view, run_id, store):
+        slot = (submission.worker, submission.step, submission.index)
+        by_slot[slot][submission.struct_hash()] = (submission, signature)
+    doubles = {slot: signed for slot, signed in by_slot.items() if len(signed) > 1}
+    if not doubles:
+        return
+    for batch in view.batches.values():
+        if batch.run_id != run_id:
+            continue
+        for position, record in enumerate(batch.records or ()):
+            worker = view.worker_by_id.get(record.worker_id)
+            slot = (worker.address if worker else Address(""), record.step, record.index)
+            pair = _pair(view, domain, batch, record, list(doubles.get(slot, {}).values()))
+            if pair is not None:
+                # Once is enough: the vault takes stake for a slot once.
+                del doubles[slot]
+                yield DoubleSubmission(batch, position, slot[0], pair)
+
+
+def _pair(
+    view: ChainView,
+    domain: Domain,
+    batch: BatchView,
+    record: OutcomeRecord,
+    signed: Sequence[tuple[Submission, bytes]],
+) -> tuple[tuple[Submission, bytes], tuple[Submission, bytes]] | None:
+    """Return the judged submission and another one, each signed by a node that answers for it."""
+    answered = [
+        (submission, signature)
+        for submission, signature in signed
+        if _answers(view, domain, batch, submission, signature)
+    ]
+    judged = (record.policy_version, record.file_hash)
+    for first in answered:
+        others = [other for other in answered if other != first]
+        if (first[0].policy_version, first[0].file_hash) == judged and others:
+            return first, others[0]
+    return None
+
+
+def _answers(
+    view: ChainView, domain: Domain, batch: BatchView, submission: Submission, signature: bytes
+) -> bool:
+    member = view.member(batch.run_id, submission.worker)
+    signer = recovered(digest(domain, submission.struct_hash()), signature)
+    return bool(member and signer and member.answers_for(signer, batch.committed_at))
+
+
+def _signed(
+    view: ChainView, run_id: RunId, store: EvidenceStore
+) -> Iterator[tuple[Submission, bytes]]:
+    """Yield the submissions of a run that are on chain, or in a copy, with a signature."""
+    for batch in view.batches.values():
+        if batch.run_id == run_id and batch.work is not None:
+            yield batch.work.submission, batch.work.node_signature
+    for case in view.cases.values():
+        if case.run_id == run_id:
+            yield from ((claim.submission, claim.node_signature) for claim in case.claims)
+    for entry in store.all_entries():
+        if entry.submission.run_id == run_id:
+            yield entry.submission, entry.signature
+
+
+# Reported
+
+
+async def report_faults(chain: Chain, faults: Sequence[Fault]) -> list[Reported]:
+    """Prove faults on chain, one transaction each; a refusal is noted, and the rest goes on."""
+    reported = []
+    for fault in faults:
+        try:
+            reported.append(Reported(fault, tx=(await fault.report(chain)).tx_hash))
+        except ContractRevert as error:
+            is_late = error.name == SETTLED
+            why = "somebody else reported it meanwhile" if is_late else str(error)
+            reported.append(Reported(fault, refused=why))
+    return reported

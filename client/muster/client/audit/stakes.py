@@ -1,0 +1,421 @@
+"""What an auditor recomputes about stake: whose it is, what it was taken for, where it went. Pure.
+
+Nobody lost what it had not signed for: a slash is of one run, for an offence there of somebody who
+joined it, and takes the share of the terms by which that work was committed. On the bench it is for
+a vote that was not cast.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from muster.chain import ZERO_ADDRESS, CaseView, ChainView, SlashState, SlashView
+from muster.chain.structs import Offence
+from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.table import OutcomeTable
+from muster.client.audit.work import terms_of_batch
+from muster.client.quantities import format_tokens
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import EncodingError
+from muster.protocol.ids import Hash32, RunId
+from muster.protocol.jury import BENCH, Ruling
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+
+PPM = 1_000_000
+"""The whole, in millionths."""
+FRAUDS = (Offence.FRAUD, Offence.EXACT_FRAUD)
+"""Offences that are outcomes."""
+MAX_FOLLOWERS = 256
+"""Later offences that stake which comes back is counted for."""
+
+Fixed = Mapping[str, int]
+"""What the contracts were built with, by name."""
+Problems = Iterator[tuple[Kind, str]]
+"""What is wrong, of which kind."""
+
+
+# Roles
+
+
+def roles(view: ChainView, fixed: Fixed) -> Check:
+    """Return whether who works, validates or judges holds the stake, and agreed to the terms."""
+    found = [*_worker_problems(view, fixed), *_judge_problems(view, fixed)]
+    members = sum(len(run.members) for run in view.runs.values())
+    seats = sum(len(run.validators) for run in view.runs.values())
+    return summarise(
+        "who works, validates or judges holds its stake in that run",
+        found,
+        f"{members} members, {seats} seats, {len(view.jurors())} jurors",
+    )
+
+
+def _worker_problems(view: ChainView, fixed: Fixed) -> Iterator[Contradiction]:
+    required = fixed.get("required_worker_stake", 0)
+    for run in view.runs.values():
+        for member in run.members.values():
+            who = f"worker {member.address} of run {run.run_id}"
+            if not 0 < member.terms <= run.terms_number:
+                yield _role(f"{who} agreed to terms {member.terms}, which the run never had")
+            if not member.worker.nodes:
+                yield _role(f"{who} has no node that signs for it")
+            # Active from a later block on is active for the stake's sake.
+            if member.is_active(member.active_from) and member.active_wei < required:
+                yield _role(f"{who} is active with {format_tokens(member.active_wei)} tokens")
+
+
+def _judge_problems(view: ChainView, fixed: Fixed) -> Iterator[Contradiction]:
+    of_seats, of_bench = ("required_validator_stake", "required_juror_stake")
+    seated = ((run.run_id, who) for run in view.runs.values() for who in run.validators)
+    for run_id, who in seated:
+        stake = view.stake(run_id, who).active_wei
+        if stake < fixed.get(of_seats, 0):
+            yield _role(f"validator {who} of run {run_id} sits with {format_tokens(stake)} tokens")
+    for who in view.jurors():
+        stake = view.stake(RunId(BENCH), who).active_wei
+        if stake < fixed.get(of_bench, 0):
+            yield _role(f"juror {who} is on the bench with {format_tokens(stake)} tokens")
+
+
+def _role(detail: str) -> Contradiction:
+    return Contradiction(Kind.ROLE_STAKE, detail)
+
+
+# Slashes
+
+
+def slashes(view: ChainView, table: OutcomeTable, fixed: Fixed) -> Check:
+    """Return whether every slash follows from an offence that its owner answers for."""
+    found = [
+        _of(slash, kind, problem)
+        for slash in view.slashes
+        for kind, problem in _slash_problems(view, table, slash, fixed)
+    ]
+    executed = {(slash.batch_id, slash.position) for slash in view.slashes}
+    places = (table.place(int(row)) for row in np.flatnonzero(table.is_verdict(Verdict.FRAUD)))
+    waiting = sum((batch.batch_id, position) not in executed for batch, position in places)
+    return summarise(
+        "nobody lost what it had not signed for",
+        [*found, *_conviction_problems(view), *_follow_problems(view, table, fixed)],
+        f"{len(view.slashes)} slashes, {waiting} fraud verdicts not executed",
+    )
+
+
+def _of(slash: SlashView, kind: Kind, problem: str) -> Contradiction:
+    return Contradiction(
+        kind,
+        f"{slash.owner}: {problem}",
+        tx=slash.tx_hash,
+        block=slash.block_number,
+        batch_id=slash.batch_id,
+        position=slash.position,
+    )
+
+
+def _slash_problems(
+    view: ChainView, table: OutcomeTable, slash: SlashView, fixed: Fixed
+) -> Problems:
+    if slash.escrow_id != escrow_of(slash):
+        yield Kind.SLASH_UNFOUNDED, "it is filed under another name than its own"
+    if slash.offence in FRAUDS:
+        yield from _fraud_problems(view, slash)
+    elif slash.offence is Offence.ABSENT_JUROR:
+        yield from _absence_problems(view, slash)
+    elif slash.offence is Offence.WRONG_VERDICT:
+        yield from _signer_problems(view, slash)
+    elif slash.offence is Offence.DOUBLE_OUTCOME:
+        yield from _double_outcome_problems(view, slash)
+    elif slash.offence is Offence.DOUBLE_SUBMISSION:
+        yield from _double_submission_problems(view, slash)
+    else:
+        yield Kind.SLASH_UNFOUNDED, "there is no such offence"
+    shares = due_shares(view, table, slash, fixed)
+    if shares is not None and not any(slash.taken == _shares(slash, ppm) for ppm in shares):
+        due = " or ".join(_both(_shares(slash, ppm)) for ppm in sorted(shares)) or "nothing"
+        what = f"{_both(slash.taken)} tokens were taken of {_both(slash.stake_before)}, due {due}"
+        yield Kind.SLASH_SHARE, what
+    if slash.split is not None and slash.reporter not in _reporters(view, slash):
+        yield Kind.SLASH_REPORTER, f"{slash.reporter} is its reporter, and must not be"
+
+
+def escrow_of(slash: SlashView) -> Hash32:
+    """Return what an offence is filed under."""
+    number = list(Offence).index(slash.offence)
+    return keccak(abi_words(slash.run_id, address_bytes(slash.owner), number, slash.tag))
+
+
+def due_shares(
+    view: ChainView, table: OutcomeTable, slash: SlashView, fixed: Fixed
+) -> set[int] | None:
+    """Return what an offence costs, in millionths of the stake; several where it cannot be told
+    which, None where it is not known.
+    """
+    if slash.offence is Offence.DOUBLE_OUTCOME:
+        return {PPM}
+    if slash.offence in (Offence.WRONG_VERDICT, Offence.ABSENT_JUROR):
+        is_verdict = slash.offence is Offence.WRONG_VERDICT
+        ppm = fixed.get("wrong_verdict_ppm" if is_verdict else "absence_ppm")
+        return None if ppm is None else {ppm}
+    if slash.offence is Offence.DOUBLE_SUBMISSION:
+        return _exact_shares(view, table, slash)
+    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
+    terms = terms_of_batch(view, batch) if batch else None
+    if terms is None:
+        return set()
+    if slash.offence is Offence.EXACT_FRAUD:
+        return {terms.exact_fraud_ppm}
+    # Doubled by every conviction that stood.
+    return {min(terms.fraud_ppm << max(0, min(slash.priors, 20)), PPM)}
+
+
+def _exact_shares(view: ChainView, table: OutcomeTable, slash: SlashView) -> set[int]:
+    """Return what two submissions for a slot may cost: by the terms of a batch that judged it."""
+    worker = view.workers.get(slash.owner)
+    if worker is None or not len(table):
+        return set()
+    is_slot = np.logical_and.reduce(
+        [
+            table.is_of(slash.run_id),
+            table.column("worker_id") == worker.worker_id,
+            table.column("step") == slash.tag >> 32,
+            table.column("index") == slash.tag & 0xFFFFFFFF,
+        ]
+    )
+    batches = (table.place(int(row))[0] for row in np.flatnonzero(is_slot))
+    terms = (terms_of_batch(view, batch) for batch in batches)
+    return {each.exact_fraud_ppm for each in terms if each is not None}
+
+
+def _shares(slash: SlashView, ppm: int) -> tuple[int, ...]:
+    return tuple(-(-stake * ppm // PPM) for stake in slash.stake_before)
+
+
+def _fraud_problems(view: ChainView, slash: SlashView) -> Problems:
+    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
+    if batch is None or batch.records is None or slash.position is None:
+        yield Kind.SLASH_UNFOUNDED, "slashed without a posted outcome"
+        return
+    if not 0 <= slash.position < len(batch.records):
+        yield Kind.SLASH_UNFOUNDED, f"batch {batch.batch_id} has no position {slash.position}"
+        return
+    if batch.run_id != slash.run_id:
+        yield Kind.SLASH_OTHER_RUN, f"stake for run {slash.run_id}, work of run {batch.run_id}"
+    record = batch.records[slash.position]
+    if slash.tag != record.step << 32 | record.index:
+        yield Kind.SLASH_UNFOUNDED, "the offence does not name the slot of its outcome"
+    worker = view.worker_by_id.get(record.worker_id)
+    if worker is None or worker.address != slash.owner:
+        yield Kind.SLASH_UNFOUNDED, f"the outcome is about worker {record.worker_id}"
+    member = view.member(slash.run_id, slash.owner)
+    if member is None or member.joined_block > slash.block_number:
+        yield Kind.SLASH_OTHER_RUN, f"it had not joined run {slash.run_id}"
+    leaf = record.leaf(batch.batch_id, slash.position)
+    if slash.leaf != leaf:
+        yield Kind.SLASH_UNFOUNDED, "no execution of a fraud names its outcome"
+    case = view.cases.get(leaf)
+    for problem in _verdict_problems(slash, record, case):
+        yield Kind.SLASH_VERDICT, problem
+
+
+def _verdict_problems(
+    slash: SlashView, record: OutcomeRecord, case: CaseView | None
+) -> Iterator[str]:
+    is_restored, is_overturned = slash.state is SlashState.RESTORED, bool(case and case.overturned)
+    if is_restored and not is_overturned:
+        yield "the stake was given back though the verdict stands"
+    # What is given back was taken for the verdict that was recorded.
+    ruling = _stands(record, None if is_restored else case)
+    if ruling.verdict is not Verdict.FRAUD:
+        yield "the verdict that stands is not fraud"
+    elif ruling.is_exact != (slash.offence is Offence.EXACT_FRAUD):
+        yield f"it is filed as {slash.offence.lower()}, what stands is {ruling}"
+
+
+def _stands(record: OutcomeRecord, case: CaseView | None) -> Ruling:
+    recorded = Ruling(record.verdict, record.reason)
+    if case is None or not case.overturned:
+        return recorded
+    try:
+        return Ruling.of(case.ruling) or recorded
+    except EncodingError:
+        return recorded  # what a tampered chain may say is contradicted as the case's ruling
+
+
+def _conviction_problems(view: ChainView) -> Iterator[Contradiction]:
+    """Yield whose convictions are not the offences that stand against it in the run."""
+    convicting = (*FRAUDS, Offence.DOUBLE_SUBMISSION)
+    standing = Counter(
+        (slash.run_id, slash.owner)
+        for slash in view.slashes
+        if slash.offence in convicting and slash.state is not SlashState.RESTORED
+    )
+    for run in view.runs.values():
+        for member in run.members.values():
+            count = standing[run.run_id, member.address]
+            if member.convictions != count:
+                what = f"{member.address}: {member.convictions} convictions, {count} offences stand"
+                yield Contradiction(Kind.SLASH_VERDICT, what)
+
+
+def _absence_problems(view: ChainView, slash: SlashView) -> Problems:
+    if slash.run_id != BENCH:
+        yield Kind.SLASH_OTHER_RUN, f"a juror's duty, and stake for run {slash.run_id}"
+    case = next((case for case in view.cases.values() if case.number == slash.tag), None)
+    if case is None or slash.owner not in case.jurors:
+        yield Kind.SLASH_UNFOUNDED, f"it is no juror of case {slash.tag}"
+    elif not case.closed or slash.owner in case.votes or slash.owner not in case.fined:
+        yield Kind.SLASH_UNFOUNDED, f"case {slash.tag} did not find that it was absent"
+
+
+def _signer_problems(view: ChainView, slash: SlashView) -> Problems:
+    batch, run = view.batches.get(slash.tag), view.runs.get(slash.run_id)
+    if batch is None or run is None or batch.run_id != slash.run_id:
+        yield Kind.SLASH_OTHER_RUN, f"batch {slash.tag} is none of run {slash.run_id}"
+        return
+    if not run.seats.get(slash.owner, 0) & batch.signers:
+        yield Kind.SLASH_UNFOUNDED, f"it did not sign the outcomes of batch {slash.tag}"
+    if not any(slash.owner in case.fined for case in _lost_cases(view, slash.tag)):
+        yield Kind.SLASH_UNFOUNDED, f"no jury overturned what it signed in batch {slash.tag}"
+
+
+def _lost_cases(view: ChainView, batch_id: int) -> Iterator[CaseView]:
+    """Yield the cases that make a batch's signers pay: not those about what could not be had."""
+    for case in view.cases.values():
+        is_seen = not is_unavailable(case.recorded) and not case.is_summons
+        if case.batch_id == batch_id and case.overturned and is_seen:
+            yield case
+
+
+def is_unavailable(ruling: int) -> bool:
+    """Return whether a ruling says that a file could not be had; who accepts or convicts had it."""
+    said = ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD)
+    return said and ruling & 0xFF == Reason.FILE_UNAVAILABLE
+
+
+def _double_outcome_problems(view: ChainView, slash: SlashView) -> Problems:
+    batch, run = view.batches.get(slash.tag), view.runs.get(slash.run_id)
+    if batch is None or run is None or batch.run_id != slash.run_id:
+        yield Kind.SLASH_OTHER_RUN, f"batch {slash.tag} is none of run {slash.run_id}"
+    elif slash.owner not in run.seats:
+        yield Kind.SLASH_OTHER_RUN, f"it never sat in run {slash.run_id}"
+    yield from _unproven(view, slash)
+
+
+def _double_submission_problems(view: ChainView, slash: SlashView) -> Problems:
+    member = view.member(slash.run_id, slash.owner)
+    if member is None or member.joined_block > slash.block_number:
+        yield Kind.SLASH_OTHER_RUN, f"it had not joined run {slash.run_id}"
+    yield from _unproven(view, slash)
+
+
+def _unproven(view: ChainView, slash: SlashView) -> Problems:
+    # The fault court checked the two signatures, which its event does not repeat.
+    if isinstance(view, Ledger) and slash.escrow_id not in view.proven:
+        yield Kind.SLASH_UNFOUNDED, "the fault court proved nothing of it"
+
+
+def _reporters(view: ChainView, slash: SlashView) -> set[str]:
+    """Return who may have been rewarded: nobody, but where a jury contradicted the record."""
+    if slash.offence is Offence.WRONG_VERDICT:
+        return {case.reporter for case in _lost_cases(view, slash.tag)}
+    batch = view.batches.get(slash.batch_id) if slash.batch_id is not None else None
+    records = batch.records if batch else None
+    if slash.offence not in FRAUDS or batch is None or not records or slash.position is None:
+        return {ZERO_ADDRESS}
+    if not 0 <= slash.position < len(records):
+        return {ZERO_ADDRESS}
+    record = records[slash.position]
+    case = view.cases.get(record.leaf(batch.batch_id, slash.position))
+    if record.verdict is Verdict.FRAUD or case is None or not case.overturned:
+        return {ZERO_ADDRESS}
+    return {case.reporter}
+
+
+# Stake that came back
+
+
+def _follow_problems(view: ChainView, table: OutcomeTable, fixed: Fixed) -> Iterator[Contradiction]:
+    """Yield where later offences took another share of stake that an earlier one gave back."""
+    if not isinstance(view, Ledger):
+        return
+    told: dict[Hash32, list[tuple[Hash32, int]]] = {}
+    for each in view.followed:
+        told.setdefault(each.earlier, []).append((each.later, each.wei))
+    for place, slash in enumerate(view.slashes):
+        if slash.state is SlashState.RESTORED:
+            due = _followers(view, table, place, fixed)
+            if due is not None and told.pop(slash.escrow_id, []) != due:
+                yield _of(slash, Kind.SLASH_FOLLOWED, "its stake did not go where it was due")
+    yield from (
+        Contradiction(Kind.SLASH_FOLLOWED, f"0x{earlier.hex()} gave no stake back")
+        for earlier in told
+        if earlier not in {s.escrow_id for s in view.slashes if s.state is SlashState.RESTORED}
+    )
+
+
+def _followers(
+    view: Ledger, table: OutcomeTable, place: int, fixed: Fixed
+) -> list[tuple[Hash32, int]] | None:
+    """Return what later offences had to take when a slash was restored; None if not known."""
+    restored = view.slashes[place]
+    left = restored.amount_wei
+    until = view.restored_after.get(restored.escrow_id, len(view.slashes))
+    account = (restored.run_id, restored.owner)
+    later = [s for s in view.slashes[place + 1 : until] if (s.run_id, s.owner) == account]
+    due: list[tuple[Hash32, int]] = []
+    for slash in later[:MAX_FOLLOWERS]:
+        shares = due_shares(view, table, slash, fixed)
+        if not left or slash.escrow_id in view.restored_before.get(restored.escrow_id, ()):
+            continue
+        if shares is None or len(shares) != 1:
+            return None
+        share = -(-left * min(shares) // PPM)
+        due.append((slash.escrow_id, share))
+        left -= share
+    return due
+
+
+# Where it went
+
+
+def slash_splits(view: ChainView, fixed: Fixed) -> Check:
+    """Return whether released slashes went where they must."""
+    released = [slash for slash in view.slashes if slash.split is not None]
+    found = (
+        Contradiction(Kind.SLASH_SPLIT, f"{slash.owner}: {problem}", tx=slash.settled_tx)
+        for slash in released
+        for problem in _split_problems(view, slash, fixed)
+    )
+    return summarise(
+        "released slashes are split without profit for judges", found, f"{len(released)} released"
+    )
+
+
+def _split_problems(view: ChainView, slash: SlashView, fixed: Fixed) -> Iterator[str]:
+    assert slash.split is not None  # the caller's filter
+    if sum(slash.split) != slash.amount_wei:
+        split = ", ".join(map(format_tokens, slash.split))
+        yield f"{split} tokens do not add up to {format_tokens(slash.amount_wei)}"
+    # What follows a slash that is final is split by itself, and nobody reported it.
+    parts = view.splits.get(slash.escrow_id, []) if isinstance(view, Ledger) else [slash.split]
+    for number, (burned, insured, rewarded) in enumerate(parts):
+        amount = burned + insured + rewarded
+        if insured != amount * fixed.get("insurance_ppm", 0) // PPM and "insurance_ppm" in fixed:
+            yield f"{format_tokens(insured)} tokens were insured of {format_tokens(amount)}"
+        is_reported = slash.reporter != ZERO_ADDRESS and number == 0
+        most = min(
+            amount * fixed.get("reporter_ppm", PPM) // PPM, fixed.get("reporter_cap", amount)
+        )
+        if rewarded > (most if is_reported else 0):
+            yield (
+                f"{format_tokens(rewarded)} tokens went to the reporter {slash.reporter}, "
+                f"at most {format_tokens(most if is_reported else 0)} may"
+            )
+
+
+def _both(wei: Iterable[int]) -> str:
+    """Return active and unbonding stake, in tokens."""
+    return " + ".join(map(format_tokens, wei))

@@ -1,0 +1,284 @@
+"""`muster worker submit-direct`: what a worker does about silence, by hand.
+
+The worker's process does the same by itself, as far as its node has a bond and gas. This is for a
+worker whose process is stopped, or whose own wallet puts up the bond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.client.options import (
+    FILE,
+    FOLDER,
+    PASSWORD_HELP,
+    chain_options,
+    endpoint,
+    json_option,
+    key_options,
+    open_keystore,
+    orchestrator_option,
+    relay_option,
+    yes_option,
+)
+from muster.client.printing import print_json
+from muster.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from muster.chain import BatchView, Chain, ChainView
+    from muster.client.worker.journal import SignedSubmission, SubmissionJournal
+    from muster.client.worker.silence import SilenceDuty, Step
+    from muster.protocol.ids import Address
+    from muster.wallet import Wallet
+
+MOST_STEPS = 3
+"""Steps that one piece of work can need in a row: out of a batch, before judges, void."""
+ROOM_PAUSE_S = 2.0
+"""Pause before a room is offered the same again: it may not have read the block yet."""
+
+
+@click.command("submit-direct")
+@key_options
+@click.option("--run", type=click.IntRange(min=1), required=True, help="The run.")
+@click.option("--state-dir", type=FOLDER, required=True, help="The worker's: what it signed.")
+@click.option("--payer", type=FILE, help="The worker's wallet, for bond and gas. [default: node]")
+@click.option("--payer-password-file", type=FILE, help=PASSWORD_HELP)
+@orchestrator_option
+@relay_option
+@click.option("--dry-run", is_flag=True, help="Say what it would do; send nothing.")
+@yes_option
+@json_option
+@chain_options
+def submit_direct(
+    keystore: Path,
+    password_file: Path | None,
+    payer: Path | None,
+    payer_password_file: Path | None,
+    **options: Any,
+) -> None:
+    """Have work judged that the run keeps back; --keystore is the node's. Prints transactions.
+
+    Commits what the orchestrator did not, until a minute after the ticket's end; takes work out of
+    a batch that nobody judged, and calls judges of the network. Each piece takes a bond, which
+    comes back unless judges find fault. File and proofs go into the rooms of relays. A worker's
+    process does all of this by itself.
+
+    \b
+    Examples:
+      muster worker submit-direct --run 1 --state-dir worker --keystore node.json --dry-run
+      muster worker submit-direct --run 1 --state-dir worker --keystore node.json \\
+        --payer worker.json --relay http://relay:8700
+    """
+    from muster.wallet import keystore_address
+
+    options["node"] = keystore_address(keystore)
+    node = sender = None
+    if not options["dry_run"]:
+        node = sender = open_keystore(keystore, password_file, "node")
+        if payer is not None:
+            sender = open_keystore(payer, payer_password_file or password_file)
+    asyncio.run(_submit(node, sender, options))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is next about one piece of work."""
+
+    signed: SignedSubmission
+    batch: BatchView | None
+    step: Step | None
+    words: str
+
+    def to_json(self) -> dict[str, Any]:
+        ticket = self.signed.ticket
+        return {
+            "step": ticket.step,
+            "index": ticket.index,
+            "batch": self.batch.batch_id if self.batch else None,
+            "next": self.step,
+            "because": self.words,
+        }
+
+
+async def _submit(node: Wallet | None, sender: Wallet | None, options: dict[str, Any]) -> None:
+    async with _desk(node, sender, options) as (duty, read):
+        plans = await _plans(duty)
+        for plan in plans:
+            ticket = plan.signed.ticket
+            click.echo(f"{ticket.step}:{ticket.index}  {plan.words}", err=True)
+        due = [plan for plan in plans if plan.step is not None]
+        transactions: list[str] = []
+        if due and not options["dry_run"]:
+            await _agree(duty, len(due), options)
+            for plan in due:
+                transactions += await _carry_out(duty, read, plan)
+        elif options["dry_run"]:
+            click.echo("nothing was sent", err=True)
+        else:
+            click.echo("no step is due now", err=True)
+        if not options["dry_run"]:
+            for batch in duty.bonds():
+                await duty.return_bond(batch)
+    if options["as_json"]:
+        print_json({"work": [p.to_json() for p in plans], "transactions": transactions})
+    else:
+        click.echo("".join(f"{each}\n" for each in transactions), nl=False)
+
+
+@asynccontextmanager
+async def _desk(
+    node: Wallet | None, sender: Wallet | None, options: dict[str, Any]
+) -> AsyncIterator[tuple[SilenceDuty, Any]]:
+    """Open the journal, the chain and the rooms; yields the duty, and what brings it up to date."""
+    from muster.api import OrchestratorApi
+    from muster.chain import Chain, ChainView, EventReader, apply_poll
+    from muster.client.preflight import find_run
+    from muster.client.sources import Sources
+    from muster.client.worker.silence import SilenceDuty, SilencePlace, read_times
+
+    async with AsyncExitStack() as stack:
+        journal = stack.enter_context(_open_journal(options["state_dir"]))
+        key = sender.key if sender else None
+        chain = await stack.enter_async_context(await Chain.connect(*endpoint(options), key=key))
+        view, reader = ChainView(), EventReader(chain)
+
+        async def read() -> None:
+            apply_poll(view, await reader.poll())
+
+        await read()
+        run = find_run(view, options["run"])
+        api, relays = None, list(options["relay"])
+        if options["orchestrator"]:
+            api = await stack.enter_async_context(OrchestratorApi(options["orchestrator"]))
+            relays = relays or await _relays(options["orchestrator"], options["run"])
+        rooms = await stack.enter_async_context(Sources(relays))
+        place = SilencePlace(
+            run_id=run.run_id,
+            worker=_worker_of(view, options["node"]),
+            key=node.key if node else b"",
+            domain=chain.domain("ContributionLedger"),
+            view=view,
+            chain=chain,
+            api=api,
+            rooms=rooms,
+            journal=journal,
+            times=await read_times(chain),
+            named=[*relays, *([options["orchestrator"]] if options["orchestrator"] else [])],
+            poll_s=1.0,
+        )
+        yield SilenceDuty(place), read
+
+
+def _open_journal(folder: Path) -> SubmissionJournal:
+    from muster.client.worker.journal import SubmissionJournal
+
+    if not (folder / "submissions.jsonl").exists():
+        raise ConfigError(
+            f"no worker has signed anything in {folder}",
+            hint="--state-dir is that of muster worker run",
+        )
+    try:
+        return SubmissionJournal(folder)
+    except ConfigError as error:
+        raise ConfigError(
+            f"a worker runs in {folder}",
+            hint="it does this by itself as far as its node has a bond and gas; stop it first",
+        ) from error
+
+
+async def _relays(url: str, run: int) -> list[str]:
+    from muster.client.sources import Sources
+    from muster.protocol.ids import RunId
+
+    async with Sources() as asking:
+        info = await asking.run_info(RunId(run), url)
+    return list(info.relays) if info else []
+
+
+def _worker_of(view: ChainView, node: Address) -> Address:
+    worker = view.worker_by_node.get(node)
+    if worker is None:
+        raise ConfigError(
+            f"{node} serves no worker", hint="--keystore is the node's; --payer the worker's"
+        )
+    return worker.address
+
+
+async def _plans(duty: SilenceDuty) -> list[_Plan]:
+    plans = []
+    at = await duty.place.chain.now()
+    for signed in list(duty.place.journal.unfinished().values()):
+        # Who asks by hand does not wait for the orchestrator's last chance.
+        batch, step = await duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
+        plans.append(_Plan(signed, batch, step, _words(duty, signed, batch, step, at)))
+    return plans
+
+
+def _words(
+    duty: SilenceDuty,
+    signed: SignedSubmission,
+    batch: BatchView | None,
+    step: Step | None,
+    at: float,
+) -> str:
+    """Return what is next about a piece of work, or why nothing is."""
+    from muster.client.quantities import format_time, format_tokens
+    from muster.client.worker.silence import Step
+    from muster.protocol.messages import COMMIT_GRACE_S
+
+    bond = format_tokens(duty.place.times.court.bond)
+    if step is Step.SUBMIT:
+        until = format_time(signed.ticket.deadline + COMMIT_GRACE_S)
+        return f"not committed: {step}, with a bond of {bond} tokens, until {until}"
+    if step is not None:
+        name = batch.batch_id if batch else "?"
+        with_bond = f", with a bond of {bond} tokens" if step is Step.SPLIT else ""
+        return f"batch {name} is unjudged: {step}{with_bond}"
+    if batch is None:
+        return "not committed, and its ticket is over, or the run takes nothing: it is lost"
+    if batch.is_void:
+        return f"batch {batch.batch_id} is void"
+    if batch.records is not None:
+        return f"batch {batch.batch_id} is judged: muster explain says how"
+    due_at = batch.due_at(duty.place.times.outcome_deadline_s)
+    if at < due_at:
+        return f"batch {batch.batch_id} waits for its outcomes until {format_time(due_at)}"
+    return f"batch {batch.batch_id} is before judges of the network, or was: muster dispute list"
+
+
+async def _agree(duty: SilenceDuty, count: int, options: dict[str, Any]) -> None:
+    from muster.client.preflight import gas_money, require_gas
+
+    chain: Chain = duty.place.chain
+    assert chain.account is not None  # connected with a key
+    await require_gas(chain, chain.account, "worker submit-direct", await gas_money(chain, "show"))
+    if not options["yes"]:
+        click.confirm(f"Go on with {count} of them?", abort=True, err=True)
+
+
+async def _carry_out(duty: SilenceDuty, read: Any, plan: _Plan) -> list[str]:
+    """Take the steps about a piece of work that are possible now; return the transactions."""
+    from muster.client.worker.silence import ROOM_TRIES
+
+    transactions: list[str] = []
+    batch, step = plan.batch, plan.step
+    for _ in range(MOST_STEPS):
+        if step is None:
+            break
+        transactions.append(await duty.act(step, plan.signed, batch))
+        await read()
+        at = await duty.place.chain.now()
+        own = duty.own_batch(plan.signed)
+        batch, step = await duty.next_of(plan.signed, own, at, is_refused=True)
+    for _ in range(ROOM_TRIES):
+        if await duty.deposit(plan.signed):
+            break
+        await asyncio.sleep(ROOM_PAUSE_S)
+    return transactions
