@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from client_network import (
+    JURORS,
     PARAMETERS,
     RECIPE,
     TOKEN,
@@ -25,9 +27,10 @@ from client_network import (
     world,
 )
 
-from muster.chain import Chain, PauseCause, SlashState, SlashView, WorkerStatus
+from muster.chain import Chain, Offence, PauseCause, SlashState, SlashView, WorkerStatus
+from muster.client.dispute import dispute
 from muster.client.settings import WorkerSettings
-from muster.client.stake import register_worker, take_from_faucet
+from muster.client.stake import join_run, take_from_faucet
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.soundness import Flaw
 from muster.client.worker.loop import WorkerLoop
@@ -37,11 +40,10 @@ from muster.devnet.anvil import Anvil
 from muster.inference import Prefill
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Reason, Ticket, Verdict
 from muster.protocol.recipe import BreakerRecipe
 from muster.protocol.rollouts import Rollout
-from muster.wallet import Wallet
+from muster.wallet import Wallet, save_wallet
 
 PAUSE_S = 300
 WINDOW_S = 300
@@ -96,7 +98,8 @@ class BriefForger(ForgedReward, Brief):
 
 
 async def slashed_workers(network: Network) -> list[SlashView]:
-    return [slash for slash in (await network.view()).slashes if slash.fault is None]
+    frauds = (Offence.FRAUD, Offence.EXACT_FRAUD)
+    return [slash for slash in (await network.view()).slashes if slash.offence in frauds]
 
 
 async def frauds_of(network: Network, *workers: Wallet) -> list[tuple[int, int]]:
@@ -134,9 +137,7 @@ async def register_cheater(network: Network) -> None:
         network.anvil.rpc_url, network.folder / "deployments", key=CHEATER.key
     ) as chain:
         await take_from_faucet(chain, CHEATER.address, STAKE)
-        await register_worker(chain, CHEATER, CHEATERS_NODE, STAKE)
-        # The seeds come from the block of a policy, and a worker must be active before it.
-        await network.publish(PolicyVersion(1))
+        await join_run(chain, CHEATER, CHEATERS_NODE, network.run_id, STAKE)
 
 
 def cheating(network: Network) -> Any:
@@ -155,6 +156,7 @@ async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(
 ) -> None:
     async with open_network(tmp_path, LONG, RUN) as network:
         await network.seat_third()
+        await network.seat_jurors()
         # A quorum computes something else, and does not look at itself.
         async with running(
             *(network.worker(number, Brief) for number in (0, 1)),
@@ -173,7 +175,10 @@ async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(
 
         # Repaired, the validators go on; a cheater joins in the middle of the pause.
         await register_cheater(network)
-        async with running(*(network.validator(number) for number in (0, 1, 2))):
+        async with running(
+            *(network.validator(number) for number in (0, 1, 2)),
+            *(network.juror(number) for number in range(len(JURORS))),
+        ):
             async with running(cheating(network)):
                 await eventually(lambda: are_accused(network, CHEATER), 60)
             await eventually(lambda: is_all_judged(network), 60)
@@ -195,29 +200,37 @@ async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(
         view = await network.view()
         assert view.contradictions == []
         for worker in WORKERS:
-            found = view.workers[worker.address]
+            found = view.runs[network.run_id].members[worker.address]
             assert (found.active_wei, found.status, found.convictions) == (
                 STAKE,
                 WorkerStatus.ACTIVE,
                 0,
             )
-        assert view.workers[CHEATER.address].status is WorkerStatus.BANNED
+        cheater = view.runs[network.run_id].members[CHEATER.address]
+        assert cheater.status is WorkerStatus.BANNED
 
 
 async def overturn(network: Network, places: list[tuple[int, int]]) -> None:
-    """Challenge verdicts, and wait until the sound validator that did not sign has judged."""
-    owner, view = network.owner, await network.view()
-    bonds = len(places) * PARAMETERS.challenge_bond
-    await owner.token.faucet(owner.account, bonds)
-    await owner.token.approve(owner.deployment.contracts["DisputeCourt"], bonds)
+    """Claim that verdicts are wrong, and wait until the network's jurors have ruled."""
+    owner = network.owner
+    await owner.token.faucet(owner.account, len(places) * PARAMETERS.bond)
+    keystore = network.folder / "owner.json"
+    save_wallet(keystore, Anvil.key(0), "secret", light=True)
     for batch_id, position in places:
-        await owner.court.challenge(view.batches[batch_id].prove(position), Verdict.ACCEPTED)
+        words = ["open", f"{batch_id}:{position}", "--ruling", "accepted", "--yes"]
+        words += ["--keystore", str(keystore), "--orchestrator", network.orchestrator]
+        words += ["--rpc", network.anvil.rpc_url]
+        words += ["--deployments", str(network.folder / "deployments")]
+        opened = await asyncio.to_thread(
+            CliRunner().invoke, dispute, words, env={"MUSTER_PASSWORD": "secret"}
+        )
+        assert opened.exception is None, opened.output
 
     async def are_closed() -> bool:
         cases = (await network.view()).cases.values()
         return len(cases) == len(places) and all(case.closed for case in cases)
 
-    await eventually(are_closed, 90)
+    await eventually(are_closed, 240)
     assert all(case.overturned for case in (await network.view()).cases.values())
 
 

@@ -52,8 +52,8 @@ async def test_fraud_bans_the_worker_and_is_finalised_after_the_window(network: 
         await network.judge(url, submission, Verdict.FRAUD, Reason.WRONG_SEED)
 
         async def is_banned() -> bool:
-            account = await network.chain.workers.worker_of(address_of(WORKERS[1]))
-            return account.status is WorkerStatus.BANNED
+            member = await network.chain.workers.member_of(network.run_id, address_of(WORKERS[1]))
+            return member.status is WorkerStatus.BANNED
 
         async def is_settled() -> bool:
             view = ChainView()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from client_network import (
+    JURORS,
     NODES,
     OWNER,
     PARAMETERS,
@@ -26,12 +27,13 @@ from client_network import (
     running,
 )
 
-from muster.chain import Fault
+from muster.chain import Offence
 from muster.client.validator.loop import ValidatorLoop
 from muster.devnet.cli import muster
 from muster.devnet.false_validators import Lazy
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import RunId, Step
+from muster.protocol.jury import Ruling
 from muster.protocol.messages import Verdict
 from muster.protocol.traps import TrapPlan
 from muster.wallet import save_wallet
@@ -137,7 +139,9 @@ async def test_validators_that_check_catch_every_trap_and_its_maker_keeps_its_st
         assert {each["verdict"] for each in laid} == {"rejected"}
         scores = {who: counts["missed"] for who, counts in found["validators"].items()}
         assert scores == {each.address: 0 for each in VALIDATORS}
-        assert await network.owner.vault.active_stake(TRAPPER.address) == WORKER_STAKE
+        assert (
+            await network.owner.vault.active_stake(network.run_id, TRAPPER.address) == WORKER_STAKE
+        )
         text = (await report(network)).stdout
         assert "before every file below" in text
         assert "challenge it" not in text
@@ -149,17 +153,18 @@ async def test_who_accepts_a_trap_unread_is_slashed_by_its_maker(
     monkeypatch.chdir(tmp_path)
     async with open_network(tmp_path, LONGER) as network:
         await network.seat_third()
-        async with trapped(network, (Lazy, Lazy, ValidatorLoop)) as found:
+        await network.seat_jurors()
+        jurors = running(*(network.juror(number) for number in range(len(JURORS))))
+        async with trapped(network, (Lazy, Lazy, ValidatorLoop)) as found, jurors:
             missed = next(each for each in found["traps"] if each["fate"] == "missed")
             place = missed["submission"]
             assert (
-                f"muster dispute open {place} --verdict rejected" in (await report(network)).stdout
+                f"muster dispute open {place} --ruling rejected" in (await report(network)).stdout
             )
-            bond = LONGER.challenge_bond
-            await network.owner.token.faucet(TRAPPER.address, bond)
+            await network.owner.token.faucet(TRAPPER.address, LONGER.bond)
             await run(
-                network, "dispute", "open", place, "--verdict", "rejected", "--wait", "--yes",
-                "--keystore", "trapper.json",
+                network, "dispute", "open", place, "--ruling", "rejected", "--wait", "--yes",
+                "--keystore", "trapper.json", "--orchestrator", network.orchestrator,
             )  # fmt: skip
             after = json.loads((await report(network, "--json")).stdout)
             shown = (await report(network)).stdout
@@ -172,18 +177,24 @@ async def test_who_accepts_a_trap_unread_is_slashed_by_its_maker(
         await lazy_ones_paid(network)
 
 
+async def stake_of_trapper(network: Network) -> int:
+    return await network.owner.vault.active_stake(network.run_id, TRAPPER.address)
+
+
 async def lazy_ones_paid(network: Network) -> None:
     """Both signers lost stake, and the maker of the trap has its bond and the reporter's share."""
     view = await network.view()
-    wrong = [slash for slash in view.slashes if slash.fault is Fault.WRONG_VERDICT]
+    wrong = [slash for slash in view.slashes if slash.offence is Offence.WRONG_VERDICT]
     assert {slash.owner for slash in wrong} == {each.address for each in VALIDATORS}
     assert {slash.reporter for slash in wrong} == {TRAPPER.address}
     share = STAKE * LONGER.wrong_verdict_ppm // 10**6 * LONGER.reporter_ppm // 10**6
     held = await network.owner.token.balance_of(TRAPPER.address)
-    assert held == LONGER.challenge_bond + len(wrong) * share
-    assert await network.owner.vault.active_stake(TRAPPER.address) == WORKER_STAKE
+    assert held == LONGER.bond + len(wrong) * share
+    assert await stake_of_trapper(network) == WORKER_STAKE
     [case] = view.cases.values()
-    assert case.verdict == Verdict.REJECTED
+    ruling = Ruling.of(case.ruling)
+    assert ruling is not None
+    assert ruling.verdict is Verdict.REJECTED
 
 
 async def test_a_plan_for_somebody_else_ends_the_command_with_why(tmp_path: Path) -> None:
