@@ -373,11 +373,6 @@ class OutcomeRecord:
         return self.verdict is Verdict.FRAUD and 30 <= self.reason < 60
 
 
-def overdue_leaf(batch_id: int, submission_leaf: Hash32) -> Hash32:
-    """Return the name, in cases, of a submission that stands as claimed."""
-    return keccak(require_uint("batch_id", batch_id, 64).to_bytes(8, "big") + submission_leaf)
-
-
 def pack_records(records: list[OutcomeRecord]) -> bytes:
     """Return the records of a batch, one after the other, in batch order."""
     return b"".join(record.to_bytes() for record in records)

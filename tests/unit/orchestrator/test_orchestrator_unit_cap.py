@@ -96,7 +96,7 @@ async def test_units_stay_in_flight_from_lease_to_final(bench: Bench) -> None:
     assert isinstance(await ask(bench), Lease)
 
 
-async def test_overdue_units_are_free_once_they_are_final(bench: Bench) -> None:
+async def test_unjudged_units_are_free_once_nobody_can_appeal(bench: Bench) -> None:
     await bench.upload(0)
     await bench.commit()
     bench.set_chain_time(NOW + 1099)

@@ -143,14 +143,12 @@ class Batching:
         """Return how many submissions are received or committed, and not judged, when `waiting` of
         them are in no batch.
 
-        Committed batches whose outcomes are overdue count no more, so that silent validators do
+        Committed batches that are due count no more, so that silent validators do
         not stop the run.
         """
         composed = sum(c.count for c in self._uncommitted.values())
-        overdue_before = self._now() - self._outcome_deadline_s
-        committed = sum(
-            b.count for b in self._projection.unjudged if b.committed_at >= overdue_before
-        )
+        due_before = self._now() - self._outcome_deadline_s
+        committed = sum(b.count for b in self._projection.unjudged if b.committed_at >= due_before)
         return waiting + composed + committed
 
     async def next(self) -> Composition | None:

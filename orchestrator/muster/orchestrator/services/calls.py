@@ -49,8 +49,8 @@ class Caller:
 
     def open_batches(self) -> list[BatchView]:
         """Return the batches for which outcomes are still due, ascending."""
-        overdue_before = self._now() - self._deadline_s
-        return [b for b in self._projection.unjudged if b.committed_at > overdue_before]
+        due_before = self._now() - self._deadline_s
+        return [b for b in self._projection.unjudged if b.committed_at > due_before]
 
     def plan(self, batch: BatchView, statements: Collection[Statement]) -> Calls:
         """Return who is called for a batch, and what is to be posted."""
