@@ -24,7 +24,7 @@ CONTAINERFILE = ROOT / "ops" / "container" / "Containerfile"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "ops" / "container" / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 GUIDE = (ROOT / "docs" / "guides" / "services.md").read_text()
-PROCESSES = {"worker", "validator", "relay", "orchestrator", "trainer"}
+PROCESSES = {"worker", "validator", "juror", "relay", "orchestrator", "trainer"}
 
 
 def require_known(words: list[str]) -> None:
