@@ -149,7 +149,7 @@ async def _join(line: str, folder: Path) -> None:
         assert read, output.decode()
     joining.terminate()
     await joining.communicate()
-    assert b"is a worker, with 1000 test tokens" in output
+    assert b"joined run 2, with 1000 test tokens" in output
     assert joining.returncode == 0
 
 

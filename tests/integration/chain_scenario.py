@@ -18,6 +18,7 @@ from muster.chain import (
     apply_poll,
 )
 from muster.chain.rpc import Rpc
+from muster.chain.structs import ZERO_ADDRESS
 from muster.client.stake import join_bench, join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
@@ -113,7 +114,9 @@ class Scenario:
         """Make somebody a worker of the run."""
         chain = self.of(worker)
         await chain.token.faucet(worker.address, stake)
-        await join_run(chain, worker.wallet, node_of(worker).wallet, self.run_id, stake)
+        _, bound = await chain.workers.worker_of(worker.address)
+        node = node_of(worker).wallet if bound == ZERO_ADDRESS else None
+        await join_run(chain, worker.wallet, node, self.run_id, stake)
 
     async def sit(self, validator: Person) -> None:
         """Have somebody take a seat of the run."""

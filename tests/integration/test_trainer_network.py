@@ -68,7 +68,9 @@ async def test_seed_of_a_record_is_its_ticket_s(trainers: TrainerNetwork) -> Non
     run, view = trainers.scenario.run_id, await trainers.scenario.view()
     ledger = ChainLedger(view, run)
     (item,) = ledger.stream()
-    beacon = view.runs[run].checkpoints[PolicyVersion(0)].beacon
+    # It joined after the policy was published.
+    beacon = view.runs[run].members[HONEST.address].joined_beacon
+    assert beacon != view.runs[run].checkpoints[PolicyVersion(0)].beacon
     assert ledger.seed_of(item.record) == ticket_seed(run, beacon, HONEST.address, Step(1), 3)
 
 
