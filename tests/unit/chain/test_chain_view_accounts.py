@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from chain_fakes import address
 from chain_histories import (
@@ -24,7 +26,7 @@ from chain_histories import (
 
 from muster.chain import SlashState, WorkerStatus
 from muster.protocol.encoding import keccak
-from muster.protocol.ids import RunId
+from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.jury import BENCH, Place
 
 OF_WORKER = {"run_id": RUN, "worker": WORKER}
@@ -224,3 +226,18 @@ def test_bench_keeps_its_places_in_order() -> None:
     view = viewed(history)
     assert view.bench == [Place(address(80), joined + 2), Place(second, joined)]
     assert view.contradictions == []
+
+
+def test_seeds_of_a_member_are_of_the_block_that_came_later() -> None:
+    view = viewed(full())
+    member, checkpoint = (
+        view.runs[RUN].members[WORKER],
+        view.runs[RUN].checkpoints[PolicyVersion(0)],
+    )
+    joined = member.joined_block
+    assert member.joined_beacon != checkpoint.beacon
+    for published in (joined, joined + 1):
+        policy = replace(checkpoint, block_number=published)
+        assert member.beacon_under(policy) == checkpoint.beacon
+    before = replace(checkpoint, block_number=joined - 1)
+    assert member.beacon_under(before) == member.joined_beacon
