@@ -18,10 +18,10 @@ from eth_abi.abi import encode
 from eth_utils.abi import collapse_if_tuple
 
 from muster.chain import (
-    ZERO_ADDRESS,
     BlockId,
     Deployment,
     Funds,
+    Offence,
     RunConfig,
     RunTerms,
     StakeAccount,
@@ -30,7 +30,7 @@ from muster.chain.abi import ARTIFACTS, CONTRACTS, contract_abi, snake_case
 from muster.client.audit.dump import DumpedBlock, DumpEnd, write_dump
 from muster.client.audit.observed import Observed
 from muster.protocol.eip712 import Domain, address_of, digest, sign
-from muster.protocol.encoding import hex0x, keccak
+from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
 from muster.protocol.merkle import merkle_root
 from muster.protocol.messages import (
@@ -123,7 +123,10 @@ class History:
     reserved_wei: int = 0
     funded_wei: int = 0
     stakes: dict[Address, int] = field(default_factory=dict)
+    """What each has staked for the run."""
     slashed_wei: int = 0
+    slashed: set[int] = field(default_factory=set)
+    """Numbers of the workers whose fraud was executed."""
     encoder: EventEncoder = field(default_factory=EventEncoder)
     pending: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Claims to come: when, worker id, slots, units."""
@@ -150,13 +153,22 @@ class History:
         return Observed(
             vault_wei=stake,
             escrow_wei=left,
-            stakes={who: StakeAccount(wei, 0, 0, 0, 0) for who, wei in self.stakes.items()},
+            court_wei=0,
+            stakes=self.accounts(),
             runs=1,
             batches=self.batches,
             funds={RUN: Funds(left - self.reserved_wei, self.reserved_wei)},
             versions={RUN: PolicyVersion(self.version)},
             parameters={"challenge_window_s": WINDOW_S, "outcome_deadline_s": DEADLINE_S},
         )
+
+    def accounts(self) -> dict[tuple[RunId, Address], StakeAccount]:
+        """Return what the vault holds, with the verdicts whose slash waits to be final."""
+        cheaters = {_account(f"worker {number}") for number in self.slashed}
+        return {
+            (RUN, who): StakeAccount(wei, 0, 0, int(who in cheaters))
+            for who, wei in self.stakes.items()
+        }
 
     # Blocks
 
@@ -188,34 +200,34 @@ class History:
         return DumpedBlock(block, self.now, logs)
 
     def _opening(self) -> Iterator[DumpedBlock]:
-        for number in range(1, WORKERS + self.cheaters + 1):
-            who = _account(f"worker {number}")
-            self.stakes[who] = STAKE
-            yield self._block(
-                ("StakeVault", "Deposited", _deposit(who)),
-                (
-                    "WorkerRegistry",
-                    "WorkerRegistered",
-                    {
-                        "worker": who,
-                        "worker_id": number,
-                        "node": _account(f"node {number}"),
-                        "active_from": self.number + 2,
-                    },
-                ),
-            )
-        seats = [
-            ("RunRegistry", "ValidatorSeated", {"run_id": RUN, "validator": v, "seat_bit": 1 << i})
-            for i, v in enumerate(CONFIG.validators)
-        ]
-        for validator in CONFIG.validators:
-            self.stakes[validator] = 0
-        owner = _account("owner")
+        owner, events = _account("owner"), list[tuple[str, str, dict[str, Any]]]()
         created = {"run_id": RUN, "owner": owner, "config": astuple(CONFIG)}
-        yield self._block(("RunRegistry", "RunCreated", created), *seats)
+        events.append(("RunRegistry", "RunCreated", created))
+        for seat, validator in enumerate(CONFIG.validators):
+            of_seat = {"run_id": RUN, "validator": validator}
+            seated = {**of_seat, "seat_bit": 1 << seat, "terms": 1}
+            events += [
+                ("RunRegistry", "ValidatorInvited", {**of_seat, "invited": True}),
+                ("StakeVault", "Deposited", self._deposit(validator)),
+                ("RunRegistry", "ValidatorSeated", seated),
+            ]
+        yield self._block(*events)
+        for number in range(1, WORKERS + self.cheaters + 1):
+            who, node = _account(f"worker {number}"), _account(f"node {number}")
+            joined = {"run_id": RUN, "worker": who, "terms": 1, "active_from": self.number + 2}
+            yield self._block(
+                ("WorkerRegistry", "WorkerRegistered", {"worker": who, "worker_id": number}),
+                ("WorkerRegistry", "NodeBound", {"worker": who, "node": node}),
+                ("StakeVault", "Deposited", self._deposit(who)),
+                ("WorkerRegistry", "WorkerJoined", joined),
+            )
         self.funded_wei = 10**30
         funded = {"run_id": RUN, "from": owner, "amount": self.funded_wei}
         yield self._block(("RewardEscrow", "RunFunded", funded))
+
+    def _deposit(self, who: Address) -> dict[str, Any]:
+        self.stakes[who] = STAKE
+        return {"run_id": RUN, "owner": who, "amount": STAKE, "active": STAKE}
 
     def _publish(self) -> DumpedBlock:
         self.version += 1
@@ -232,7 +244,7 @@ class History:
         self.reserved_wei += units * PRICE
         committed = {
             **{"batch_id": batch_id, "run_id": RUN, "root": root, "count": count, "units": units},
-            **{"price_per_unit": PRICE, "committed_at": committed_at},
+            **{"price_per_unit": PRICE, "terms": 1, "committed_at": committed_at},
         }
         reserved = {"run_id": RUN, "amount": units * PRICE}
         yield self._block(
@@ -307,17 +319,21 @@ class History:
         taken = -(-self.stakes[who] * EXACT_PPM // 10**6)
         self.stakes[who] -= taken
         self.slashed_wei += taken
-        offence = record.offence(RUN)
+        self.slashed.add(record.worker_id)
+        tag = record.step << 32 | record.index
+        verdict = (RUN, who, Offence.EXACT_FRAUD.number, tag, batch_id, position)
+        escrow_id = keccak(abi_words(RUN, address_bytes(who), *verdict[2:4]))
+        of_worker = {"run_id": RUN, "worker": who, "escrow_id": escrow_id}
         slashed = {
-            **{"owner": who, "offence": offence, "from_active": taken, "from_unbonding": 0},
-            "reporter": ZERO_ADDRESS,
+            **{"run_id": RUN, "owner": who, "escrow_id": escrow_id, "verdict": verdict},
+            **{"from_active": taken, "from_unbonding": 0},
         }
         executed = {
-            **{"batch_id": batch_id, "worker": who, "offence": offence, "amount": taken},
+            **{"batch_id": batch_id, "worker": who, "escrow_id": escrow_id, "amount": taken},
             **{"leaf": record.leaf(batch_id, position), "position": position},
         }
         return self._block(
-            ("WorkerRegistry", "WorkerBanned", {"worker": who, "offence": offence}),
+            ("WorkerRegistry", "WorkerBanned", of_worker),
             ("StakeVault", "Slashed", slashed),
             ("ContributionLedger", "FraudExecuted", executed),
         )
@@ -345,7 +361,3 @@ _ACCOUNTS: dict[int, Address] = {}
 
 def _hash_of(block: int) -> Hash32:
     return keccak(b"block %d" % block)
-
-
-def _deposit(who: Address) -> dict[str, Any]:
-    return {"owner": who, "amount": STAKE, "active": STAKE}

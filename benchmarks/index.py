@@ -35,7 +35,7 @@ from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.ids import Address, to_address
+from muster.protocol.ids import Address, RunId, to_address
 
 HERE = Path(__file__).parent
 REFERENCE = [sys.executable, "-P", str(HERE / "index_reference.py")]
@@ -46,6 +46,8 @@ REFERENCE_SHARE = 10
 """The reference reads one of so many owners' deposits: all of them would take minutes."""
 ROUNDS = 3
 KEY = Anvil.key(0)
+RUN = RunId(1)
+"""For which stake is deposited: whether there is such a run is no matter."""
 
 # calldata: how often, whom, then what to call it with; a call that fails fails all of them.
 REPEATER = bytes.fromhex(
@@ -120,7 +122,8 @@ async def deposit_all(chain: Chain) -> tuple[int, int]:
     await send(chain.rpc, [transaction(repeater, repeated(token, approve, 1))])
     deposit = contract_abi("StakeVault").functions["deposit"]
     transactions = [
-        repeated(vault, deposit.encode([RUN, owner(number), 1]), PER_OWNER) for number in range(OWNERS)
+        repeated(vault, deposit.encode([RUN, owner(number), 1]), PER_OWNER)
+        for number in range(OWNERS)
     ]
     first = from_hex(await chain.rpc.call("eth_blockNumber")) + 1
     for start in range(0, OWNERS, 20):

@@ -23,8 +23,7 @@ from typing import Any
 from report import machine, print_table, write
 from rich.console import Console
 
-from muster.chain import ChainView
-from muster.client.rewards import read_view
+from muster.chain import ChainView, read_view
 from muster.devnet.demo import start
 from muster.devnet.display import Progress
 from muster.devnet.keys import cast

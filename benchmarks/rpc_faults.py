@@ -48,11 +48,13 @@ from muster.devnet.rpc_proxy import (
 )
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ChainError
+from muster.protocol.ids import RunId
 
 LASTS_S = 10.0
 POLL_S = 0.1
 KEY = Anvil.key(1)
 PURSE = 10**24
+RUN = RunId(1)
 QUIET: dict[str, float] = dict.fromkeys(("rate", "lost", "late", "lag", "logless", "pending"), 0.0)
 NEVER = 1e9
 
@@ -190,7 +192,7 @@ async def deposit_and_follow(urls: list[str], deployment: Deployment) -> Seen:
     account = address_of(KEY)
 
     def deposits() -> int:
-        return view.stakes[account].active_wei if account in view.stakes else 0
+        return view.stake(RUN, account).active_wei
 
     async def note(_events: list[Event]) -> None:
         seen.append(time.monotonic())
@@ -202,7 +204,7 @@ async def deposit_and_follow(urls: list[str], deployment: Deployment) -> Seen:
         following = asyncio.create_task(follow(other, view, poll_s=POLL_S, on_change=note))
         while time.monotonic() - began < LASTS_S:
             with suppress(ChainError):
-                await chain.once(f"deposit {len(sent)}").vault.deposit(account, 1)
+                await chain.once(f"deposit {len(sent)}").vault.deposit(RUN, account, 1)
                 sent.append(time.monotonic())
             await asyncio.sleep(POLL_S)
         async with asyncio.timeout(60):

@@ -23,8 +23,7 @@ from typing import Any
 import psutil
 from report import machine, print_table, write
 
-from muster.chain import ChainView
-from muster.client.rewards import read_view
+from muster.chain import ChainView, read_view
 from muster.devnet.keys import Member, Role, cast
 from muster.devnet.network import Network, NetworkOptions
 from muster.devnet.processes import Child

@@ -21,15 +21,15 @@ CALLED = {
     " transfer",
     "StakeVault": "accountOf activeStake deposit insurance insurancePpm reporterCap reporterPpm"
     " requestUnbond unbondingPeriod withdraw",
-    "JuryPool": "drawTime isJuror join leave requiredStake",
-    "WorkerRegistry": "activationDelay comeBack exit isActive jailTime join memberOf nonces"
+    "JuryPool": "isJuror join leave requiredStake",
+    "WorkerRegistry": "comeBack exit join memberOf nonces"
     " requiredStake rotateNode workerById workerOf workerOfNode",
     "RunRegistry": "applyChange cancelChange changeDelay checkpointOf closeRun configOf createRun"
-    " dismiss invite isInvited isValidator latestVersion leaveSeat ownerOf pauseSlashing"
+    " dismiss invite isInvited isValidator latestVersion leaveSeat pauseSlashing"
     " proposeChange proposedChange publishCheckpoint requiredValidatorStake rotateOrchestrator rotateTrainer"
     " runCount setSubmissionsPaused slashCooldown slashPause takeSeat termsOf",
     "ContributionLedger": "appealTime batchCount challengeWindow commitBatch executeFraud"
-    " finaliseFraud judgementTime outcomeDeadline postOutcomes showOutcomes splitOff stakePerUnit"
+    " finaliseFraud outcomeDeadline postOutcomes showOutcomes splitOff stakePerUnit"
     " standingOf submitDirect unitCapOf voidBatch",
     "DisputeCourt": "announce claim collectFee commitVote draw fineAbsentJuror fineSigner"
     " returnBond revealVote settle settleSummoned summon terms",

@@ -267,6 +267,15 @@ class Scenario:
         await self.of(worker).court.summon(header, submission, [])
         return summons_of(batch_id)
 
+    async def judge_by_jury(
+        self, batch_id: int, submission: Submission, worker: Person, ruling: Ruling
+    ) -> None:
+        """Have a jury of the network judge what the run left unjudged."""
+        case_id = await self.summon(batch_id, submission, worker)
+        await self.vote(case_id, dict.fromkeys(await self.draw(case_id), ruling))
+        header = (await self.view()).batches[batch_id].header()
+        await self.of(OWNER).court.settle_summoned(header, submission)
+
     async def draw(self, case_id: Hash32) -> list[Person]:
         """Draw a case's jury."""
         await self.rpc.call("anvil_mine", hex(PARAMETERS.draw_delay_blocks + 1))

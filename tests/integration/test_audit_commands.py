@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 from chain_scenario import (
+    ACCEPT,
     CHEATER,
     HONEST,
     ORCHESTRATOR,
+    PARAMETERS,
     VALIDATORS,
     Scenario,
     accepted,
@@ -82,7 +84,8 @@ async def contradict(net: Scenario) -> None:
 
 async def test_a_worker_is_shown_with_everything_that_concerns_it(played: Played) -> None:
     found = await played.json("worker", CHEATER.address)
-    assert found["worker"]["status"] == "banned"
+    (membership,) = found["memberships"]
+    assert (membership["run_id"], membership["status"]) == (1, "banned")
     (outcome,) = found["outcomes"]
     assert (outcome["verdict"], outcome["reason"]) == ("fraud", "wrong_seed")
     (slash,) = found["slashes"]
@@ -112,6 +115,20 @@ async def test_a_submission_is_found_by_place_and_by_hash_with_its_proof(played:
     assert found["slash_tx"] == (await played.net.view()).slashes[0].tx_hash
     for wrong in ("1:9", "77:0", "nonsense", "00" * 32):
         assert (await played.run("submission", wrong)).exit_code == 1
+
+
+async def test_an_outcome_of_jurors_names_their_case_and_no_signer(tmp_path: Path) -> None:
+    async with network() as net:
+        save_deployment(tmp_path, net.deployment)
+        submission = net.submission(HONEST, 0)
+        batch_id = await net.submit_direct(submission, HONEST)
+        await net.pass_time(PARAMETERS.outcome_deadline_s)
+        await net.judge_by_jury(batch_id, submission, HONEST, ACCEPT)
+        found = await Played(net, tmp_path).json("submission", f"{batch_id}:0")
+        (case,) = (await net.view()).cases.values()
+        assert (found["signed_by"], found["drawn_first"]) == ([], None)
+        assert found["signed_on_ground"] == "judged by jurors of the network"
+        assert found["case"]["closed_tx"] == case.closed_tx
 
 
 async def test_slashes_name_what_they_rest_on(played: Played) -> None:
@@ -184,7 +201,7 @@ async def test_the_html_report_is_whole_static_and_names_every_transaction(
     assert html.count("<svg") == 2
     assert "prefers-color-scheme:dark" in html
     assert 'name="viewport"' in html
-    assert "No contradiction in 16 checks" in html
+    assert "No contradiction in 21 checks" in html
 
 
 async def test_the_html_report_escapes_what_it_shows() -> None:

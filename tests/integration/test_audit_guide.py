@@ -15,6 +15,7 @@ from client_network import WORKERS, Network, eventually, open_network, running, 
 from muster.client.doctor import command
 from muster.devnet.cli import muster
 from muster.protocol.ids import PolicyVersion
+from muster.wallet import save_wallet
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "audit.md"
 SAYS = {
@@ -68,19 +69,23 @@ async def test_every_command_of_the_guide_works(
             shutil.copy(path, auditor)
         first = next(iter((await network.view()).batches[1].records or ()))
         (file,) = auditor.glob(f"files/**/{first.file_hash.hex()}*.parquet")
+        keystore = auditor / "me.json"
+        save_wallet(keystore, WORKERS[1].key, "secret", light=True)
         named = {
             "$FILE": str(file),
             **{"$WORKER": WORKERS[0].address, "$ORIGIN": network.origin},
             **{"$ORCHESTRATOR": network.orchestrator, ":8545": f":{port}"},
+            "$KEYSTORE": str(keystore),
         }
         monkeypatch.chdir(auditor)
         environment = {
             "MUSTER_RPC": network.anvil.rpc_url,
             "MUSTER_DEPLOYMENTS": "deployments",
             "HOME": str(auditor / "home"),
+            "MUSTER_PASSWORD": "secret",
         }
         lines = commands()
-        assert len(lines) >= 19
+        assert len(lines) >= 21
         for line in lines:
             words = line
             for name, value in named.items():

@@ -22,6 +22,8 @@ from muster.devnet.anvil import Anvil
 from muster.protocol.errors import ChainInconsistent, ConfigError, EncodingError, MusterError
 from muster.protocol.ids import RunId
 
+CHECKS = 21
+"""Checks of an audit."""
 CLAIMED = next(e.topic for e in contract_abi("RewardEscrow").events if e.name == "RewardClaimed")
 
 
@@ -283,8 +285,8 @@ def cut_off(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines[:-1]
 
 
-def other_version(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**lines[0], "version": 99}, *lines[1:]]
+def of_version(version: int) -> Change:
+    return lambda lines: [{**lines[0], "version": version}, *lines[1:]]
 
 
 def not_a_block(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -313,24 +315,26 @@ async def test_a_dump_says_years_later_what_the_chain_said(tmp_path: Path) -> No
     assert {**archived.to_json(), "checks": 0} == {**live, "checks": 0}
 
 
-GOLDEN = Path(__file__).with_name("data") / "muster-0.1.0.dump.gz"
-"""What `muster audit dump` of version 0.1.0 (86c3814) wrote of the played chain."""
+GOLDEN = Path(__file__).with_name("data") / "dump-2.gz"
+"""What `muster audit dump` wrote of the played chain when dumps became version 2."""
 
 
-async def test_a_dump_of_an_older_version_is_read_and_its_altered_twin_refused(
+async def test_a_dump_of_an_older_program_is_read_and_its_altered_twin_refused(
     tmp_path: Path,
 ) -> None:
     golden = await read(Wanted(dump=GOLDEN))
     report = golden.report(RunId(1))
     assert report.passed
-    assert len(report.checks) == 16
+    assert len(report.checks) == CHECKS
     [slash] = report.to_json()["slashes"]
     assert (slash["amount_wei"], slash["worker"]) == (str(25 * TOKEN), CHEATER.address)
     altered = rewritten(GOLDEN, tmp_path / "altered.gz", more_money)
     assert kinds(await read(Wanted(dump=altered))) == {Kind.SOURCE_LOGS}
-    later = rewritten(GOLDEN, tmp_path / "later.gz", other_version)
-    with pytest.raises(ConfigError, match="is of version 99, not 1"):
-        await read(Wanted(dump=later))
+    for version in (1, 99):
+        other = rewritten(GOLDEN, tmp_path / "other.gz", of_version(version))
+        with pytest.raises(ConfigError, match=f"is of version {version}, not 2") as refused:
+            await read(Wanted(dump=other))
+        assert "muster 0.1.0 reads it" in str(refused.value.hint)
 
 
 async def test_an_altered_dump_is_caught(tmp_path: Path) -> None:
@@ -341,7 +345,7 @@ async def test_an_altered_dump_is_caught(tmp_path: Path) -> None:
     for change, words in (
         (without_a_line, "blocks, "),
         (cut_off, "cut off"),
-        (other_version, "version 99"),
+        (of_version(99), "version 99"),
         (not_a_block, "malformed"),
         (moved_log, "under block"),
     ):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from chain_scenario import (
+    ACCEPT,
     CHALLENGER,
     CHEATER,
     EXACT_FRAUD_PPM,
@@ -36,6 +37,8 @@ from muster.chain import (
     Chain,
     ChainView,
     EventReader,
+    NodeConsent,
+    Permit,
     SlashState,
     WorkerStatus,
     apply_poll,
@@ -44,6 +47,7 @@ from muster.chain import (
     save_deployment,
 )
 from muster.chain.reader import LAG_POLLS
+from muster.client.stake import add_stake, consent_of, sign_permit
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
 from muster.protocol.eip712 import address_of
@@ -54,7 +58,7 @@ from muster.protocol.errors import (
     ContractRevert,
     WrongChain,
 )
-from muster.protocol.ids import PolicyVersion, to_address
+from muster.protocol.ids import PolicyVersion, RunId, to_address
 from muster.protocol.messages import Verdict
 
 STAKE = 100 * TOKEN
@@ -98,10 +102,12 @@ async def test_deployment_has_its_parameters() -> None:
         assert await chain.runs.required_validator_stake() == PARAMETERS.required_validator_stake
         assert await chain.ledger.challenge_window() == PARAMETERS.challenge_window_s
         assert await chain.ledger.outcome_deadline() == PARAMETERS.outcome_deadline_s
-        assert await ask(chain, "DisputeCourt", "juryTime") == (
-            PARAMETERS.vote_commit_s + PARAMETERS.vote_reveal_s
-        )
-        assert (await chain.court.terms()).challenge_bond == PARAMETERS.challenge_bond
+        assert await ask(chain, "JuryPool", "drawTime") == PARAMETERS.vote_commit_s
+        court = await chain.court.terms()
+        assert (court.bond, court.juror_fee) == (PARAMETERS.bond, PARAMETERS.juror_fee)
+        assert await chain.jurors.required_stake() == PARAMETERS.required_juror_stake
+        assert await chain.ledger.appeal_time() == PARAMETERS.challenge_window_s
+        assert await ask(chain, "ContributionLedger", "judgementTime") == PARAMETERS.judgement_s
         assert await chain.vault.unbonding_period() == PARAMETERS.unbonding_s
         assert await ask(chain, "StakeVault", "insurance") == OWNER.address
         assert await ask(chain, "StakeVault", "insurancePpm") == PARAMETERS.insurance_ppm
@@ -203,7 +209,7 @@ async def test_revert_is_decoded_before_anything_is_paid() -> None:
         chain = net.of(CHALLENGER)
         before = await chain.rpc.call("eth_getBalance", CHALLENGER.address, "latest")
         with pytest.raises(ContractRevert) as error:
-            await chain.vault.deposit(CHALLENGER.address, 7)
+            await chain.vault.deposit(RunId(1), CHALLENGER.address, 7)
         assert error.value.name == "ERC20InsufficientAllowance"
         assert error.value.args_ == (net.deployment.contracts["StakeVault"], 0, 7)
         assert error.value.tx is None
@@ -231,19 +237,30 @@ async def test_account_without_gas_money_is_told_so() -> None:
 # ------------------------------------------------------------------------- flow
 
 
-async def test_worker_registers_with_permit_in_one_transaction() -> None:
+async def test_worker_joins_with_permit_in_one_transaction() -> None:
     async with network(with_run=False) as net:
-        await net.register(HONEST)
-        chain = net.of(HONEST)
-        account = await chain.workers.worker_of(HONEST.address)
-        assert (account.worker_id, account.status) == (1, WorkerStatus.ACTIVE)
-        assert account.node == node_of(HONEST).address
-        assert await chain.workers.worker_of_node(account.node) == HONEST.address
-        assert await chain.vault.active_stake(HONEST.address) == STAKE
-        worker = (await net.view()).workers[HONEST.address]
-        assert (worker.node, worker.active_from) == (account.node, account.active_from)
-        assert worker.active_wei == STAKE
-        assert worker.registered_tx.startswith("0x")
+        await net.create_run()
+        await net.join(HONEST)
+        chain, run_id = net.of(HONEST), net.run_id
+        assert await chain.workers.worker_of(HONEST.address) == (1, node_of(HONEST).address)
+        assert await chain.workers.worker_of_node(node_of(HONEST).address) == HONEST.address
+        member = await chain.workers.member_of(run_id, HONEST.address)
+        assert (member.status, member.convictions) == (WorkerStatus.ACTIVE, 0)
+        assert await chain.vault.active_stake(run_id, HONEST.address) == STAKE
+        view = await net.view()
+        seen = view.runs[run_id].members[HONEST.address]
+        assert (seen.node, seen.active_from) == (node_of(HONEST).address, member.active_from)
+        assert (seen.active_wei, seen.terms) == (STAKE, 1)
+        assert view.workers[HONEST.address].registered_tx == seen.joined_tx
+        assert view.contradictions == []
+
+
+async def test_nobody_joins_for_terms_that_are_not_the_runs() -> None:
+    async with network(with_run=False) as net:
+        await net.create_run()
+        chain, consent = net.of(HONEST), NodeConsent(ZERO_ADDRESS, 0, b"")
+        with pytest.raises(ContractRevert, match="RunTermsChanged"):
+            await chain.workers.join(net.run_id, 2, 0, consent, Permit())
 
 
 async def test_run_is_read_back_as_created() -> None:
@@ -252,24 +269,24 @@ async def test_run_is_read_back_as_created() -> None:
         assert await chain.runs.config_of(net.run_id) == net.config()
         run = (await net.view()).runs[net.run_id]
         assert run.config == net.config()
-        assert (run.owner, run.funded_wei) == (OWNER.address, TOKEN)
+        assert (run.owner, run.funded_wei) == (OWNER.address, 10 * TOKEN)
         assert run.validators == [v.address for v in VALIDATORS]
-        assert (await chain.runs.terms_of(net.run_id)).quorum == 2
+        assert await chain.runs.terms_of(net.run_id) == (net.config().terms, 1)
         seat = net.run_id, VALIDATORS[1].address
         assert await ask(chain, "RunRegistry", "seatBitOf", *seat) == 0b10
         admission = await chain.read("RunRegistry", "admissionOf", [net.run_id])
-        assert admission == (ORCHESTRATOR.address, PRICE, True)
+        assert admission == (ORCHESTRATOR.address, True, 1, PRICE)
         assert await chain.runs.latest_version(net.run_id) == 0
-        assert (await chain.escrow.funds_of(net.run_id)).available_wei == TOKEN
+        assert (await chain.escrow.funds_of(net.run_id)).available_wei == 10 * TOKEN
 
 
 async def test_beacon_is_the_hash_of_the_publishing_block() -> None:
     async with network() as net:
-        await net.of(OWNER).write("RunRegistry", "recordBeacon", [net.run_id, 0])
         view = await net.view()
         checkpoint = view.runs[net.run_id].checkpoints[PolicyVersion(0)]
         stored = await net.of(OWNER).runs.checkpoint_of(net.run_id, PolicyVersion(0))
-        assert checkpoint.beacon == stored.beacon
+        block = await net.rpc.call("eth_getBlockByNumber", hex(stored.block_number), False)
+        assert "0x" + checkpoint.beacon.hex() == block["hash"]
         assert checkpoint.manifest_root == stored.manifest_root
         assert view.contradictions == []
 
@@ -289,7 +306,8 @@ async def test_full_flow_slashes_the_cheater_and_pays_the_honest() -> None:
         await play(net)
         view = await net.view()
         assert view.contradictions == []
-        honest, cheater = view.workers[HONEST.address], view.workers[CHEATER.address]
+        members = view.runs[net.run_id].members
+        honest, cheater = members[HONEST.address], members[CHEATER.address]
         assert (honest.status, cheater.status) == (WorkerStatus.ACTIVE, WorkerStatus.BANNED)
         taken = STAKE * EXACT_FRAUD_PPM // 10**6
         assert (cheater.active_wei, cheater.slashed_wei) == (STAKE - taken, taken)
@@ -321,7 +339,6 @@ async def test_views_agree_with_the_ledger() -> None:
         standing = await chain.ledger.standing_of(proof)
         assert (standing.outcome, standing.verdict) == (records[0], Verdict.ACCEPTED)
         assert (standing.leaf, standing.is_final) == (records[0].leaf(1, 0), True)
-        assert standing.offence == records[0].offence(net.run_id)
         assert view.batches[1].signers == 0b11
         assert await net.of(OWNER).escrow.is_paid(net.run_id, HONEST.address, records[0].step, 0)
 
@@ -372,40 +389,96 @@ async def test_overturned_fraud_gives_stake_and_status_back() -> None:
         await net.of(ORCHESTRATOR).ledger.execute_fraud(
             proof, submission, net.node_signature(submission, CHEATER)
         )
-        await net.dispute(proof, Verdict.ACCEPTED)
-        view = await net.view()
+        case_id = await net.dispute(proof, submission, CHEATER, ACCEPT)
+        view, chain = await net.view(), net.of(OWNER)
         assert view.contradictions == []
-        worker = view.workers[CHEATER.address]
-        assert (worker.status, worker.active_wei, worker.slashed_wei) == ("Active", STAKE, 0)
+        member = view.runs[net.run_id].members[CHEATER.address]
+        assert (member.status, member.active_wei, member.slashed_wei) == ("Active", STAKE, 0)
         assert view.slashes[0].state is SlashState.RESTORED
         assert view.standing_verdict(batch_id, 0) is Verdict.ACCEPTED
-        leaf = records[0].leaf(batch_id, 0)
-        chain = net.of(OWNER)
-        case = await ask(chain, "DisputeCourt", "caseOf", leaf)
-        assert (case[5], case[10]) == (3, 1), "overturned, by one vote"
-        stands = await ask(chain, "DisputeCourt", "effectiveVerdict", leaf, Verdict.FRAUD)
-        assert stands == Verdict.ACCEPTED
+        assert case_id == records[0].leaf(batch_id, 0)
+        case = view.cases[case_id]
+        assert (case.overturned, case.ruling) == (True, ACCEPT.number)
+        assert (case.reporter, len(case.votes)) == (CHALLENGER.address, PARAMETERS.jury_size)
+        standing = await chain.ledger.standing_of(proof)
+        assert (standing.outcome, standing.verdict) == (records[0], Verdict.ACCEPTED)
+
+
+async def test_work_that_its_run_left_unjudged_is_judged_by_the_network() -> None:
+    async with network() as net:
+        works = [net.submission(HONEST, 0), net.submission(CHEATER, 0, units=500)]
+        batch_id = await net.commit(works)
+        direct = await net.submit_direct(net.submission(HONEST, 1), HONEST)
+        with pytest.raises(ContractRevert, match="LedgerWrongTime"):
+            await net.summon(direct, net.submission(HONEST, 1), HONEST)
+        await net.pass_time(PARAMETERS.outcome_deadline_s)
+        own = await net.split_off(batch_id, works, 0, HONEST)
+        case_id = await net.summon(own, works[0], HONEST)
+        await net.vote(case_id, dict.fromkeys(await net.draw(case_id), ACCEPT))
+        header = (await net.view()).batches[own].header()
+        court = net.of(OWNER).court
+        await court.settle_summoned(header, works[0])
+        await net.pass_time(WINDOW_S)
+        ledger = net.of(OWNER).ledger
+        for unjudged in (batch_id, direct):
+            await ledger.void_batch((await net.view()).batches[unjudged].header())
+        view = await net.view()
+        assert view.contradictions == []
+        assert {n: b.is_void for n, b in view.batches.items()} == {
+            batch_id: True,
+            direct: True,
+            own: False,
+        }
+        assert (view.batches[own].split_from, view.batches[batch_id].units) == (batch_id, 500)
+        for batch in view.batches.values():
+            stored = await ask(net.of(OWNER), "ContributionLedger", "commitmentOf", batch.batch_id)
+            assert (stored == batch.header().commitment()) is not batch.is_void
+        assert view.standing_verdict(own, 0) is Verdict.ACCEPTED
+        await net.of(HONEST).escrow.claim([view.batches[own].claim([0])])
+        run = (await net.view()).runs[net.run_id]
+        assert (run.paid_wei, run.reserved_wei) == (1000 * PRICE, 0)
+        assert run.court_wei == PARAMETERS.jury_size * PARAMETERS.juror_fee
+        funds = await net.of(OWNER).escrow.funds_of(net.run_id)
+        assert (funds.available_wei, funds.reserved_wei) == (run.available_wei, 0)
+
+
+async def test_quorum_may_say_that_nothing_of_a_batch_can_be_had() -> None:
+    async with network() as net:
+        works = [net.submission(HONEST, 0)]
+        batch_id = await net.commit(works)
+        await net.post(batch_id, works, [])
+        batch = (await net.view()).batches[batch_id]
+        assert batch.header().status == "Withheld"
+        stored = await ask(net.of(OWNER), "ContributionLedger", "commitmentOf", batch_id)
+        assert stored == batch.header().commitment()
+        ledger = net.of(OWNER).ledger
+        with pytest.raises(ContractRevert, match="LedgerWrongTime"):
+            await ledger.void_batch(batch.header())
+        await net.pass_time(WINDOW_S)
+        await ledger.void_batch(batch.header())
+        view = await net.view()
+        assert view.batches[batch_id].is_void
+        assert view.contradictions == []
 
 
 async def test_life_of_a_worker_is_followed_from_jail_to_exit() -> None:
     async with network() as net:
-        chain = net.of(HONEST)
-        await chain.vault.request_unbond(1)
-        assert (await net.view()).workers[HONEST.address].status == "Jailed"
+        chain, run_id = net.of(HONEST), net.run_id
+        await chain.vault.request_unbond(run_id, 1)
+        assert (await net.view()).runs[run_id].members[HONEST.address].status == "Jailed"
         await chain.token.faucet(HONEST.address, 1)
-        await chain.token.approve(net.deployment.contracts["StakeVault"], 1)
-        await chain.vault.deposit(HONEST.address, 1)
+        await add_stake(chain, run_id, HONEST.address, 1)
         await net.pass_time(PARAMETERS.jail_time_s)
-        await chain.workers.unjail()
-        assert (await net.view()).workers[HONEST.address].status == "Active"
-        await chain.workers.exit()
+        await chain.workers.come_back(run_id, 1)
+        assert (await net.view()).runs[run_id].members[HONEST.address].status == "Active"
+        await chain.workers.exit(run_id)
         await net.pass_time(PARAMETERS.unbonding_s)
-        await chain.vault.withdraw()
+        await chain.vault.withdraw(run_id)
         view = await net.view()
-        worker = view.workers[HONEST.address]
-        assert (worker.status, worker.active_wei, worker.unbonding_wei) == ("Exiting", 0, 0)
+        member = view.runs[run_id].members[HONEST.address]
+        assert (member.status, member.active_wei, member.unbonding_wei) == ("Exiting", 0, 0)
         assert view.contradictions == []
-        assert [status for _, status in worker.standings] == [
+        assert [status for _, status in member.standings] == [
             *("Active", "Jailed", "Active", "Exiting")
         ]
 
@@ -426,87 +499,83 @@ async def test_token_does_what_tokens_do() -> None:
         assert await ask(owner, "MusterToken", "totalSupply") == supply - 3
 
 
-async def test_permit_is_used_without_registering() -> None:
+async def test_permit_is_used_without_joining() -> None:
     async with network(with_run=False) as net:
-        chain = net.of(HONEST)
-        await chain.token.faucet(HONEST.address, 20)
-        deadline = await chain.now() + 60
-        v, r, s = await net.permit(HONEST, 8, deadline)
+        chain, run_id = net.of(HONEST), RunId(1)
+        await chain.token.faucet(HONEST.address, 8)
+        permit = await sign_permit(chain, HONEST.wallet, 8, await chain.now() + 60)
         vault = net.deployment.contracts["StakeVault"]
         # Anybody may hand the owner's permit in.
-        permit = [HONEST.address, vault, 8, deadline, v, r, s]
-        await net.of(OWNER).write("MusterToken", "permit", permit)
-        await chain.vault.deposit(OWNER.address, 8)
-        v, r, s = await net.permit(HONEST, 12, deadline)
-        await chain.vault.deposit_with_permit(12, deadline, v, r, s)
-        assert await chain.vault.active_stake(OWNER.address) == 8
-        assert (await chain.vault.account_of(HONEST.address)).active_wei == 12
+        given = [permit.deadline, permit.v, permit.r, permit.s]
+        handed_in = [HONEST.address, vault, 8, *given]
+        await net.of(OWNER).write("MusterToken", "permit", handed_in)
+        await chain.vault.deposit(run_id, OWNER.address, 8)
+        assert await chain.vault.active_stake(run_id, OWNER.address) == 8
+        assert (await chain.vault.account_of(RunId(2), OWNER.address)).active_wei == 0
 
 
-async def test_worker_registers_with_an_allowance_and_rotates_its_node() -> None:
-    async with network(with_run=False) as net:
+async def test_worker_rotates_its_node_in_all_its_runs() -> None:
+    async with network() as net:
         chain, workers = net.of(HONEST), net.of(HONEST).workers
-        await chain.token.faucet(HONEST.address, STAKE)
-        await chain.token.approve(net.deployment.contracts["StakeVault"], STAKE)
-        first, second = node_of(HONEST), node_of(CHEATER)
+        first, second = node_of(HONEST), node_of(OWNER)
         deadline = await chain.now() + 60
-        consent = await net.consent(HONEST, first, deadline)
-        await chain.write("WorkerRegistry", "register", [STAKE, first.address, deadline, consent])
-        consent = await net.consent(HONEST, second, deadline)
-        await workers.rotate_node(second.address, deadline, consent)
+        consent = await consent_of(chain, HONEST.address, second.wallet, deadline)
+        await workers.rotate_node(consent)
         assert await workers.worker_of_node(first.address) == ZERO_ADDRESS
         assert await workers.worker_by_id(1) == HONEST.address
-        was = first.address, HONEST.address, 1
-        assert await ask(chain, "WorkerRegistry", "wasNodeOf", *was)
         assert await workers.nonces(HONEST.address) == 2
-        await chain.write("WorkerRegistry", "jailForLowStake", [HONEST.address])
-        await net.rpc.call("evm_mine")
-        assert await ask(chain, "WorkerRegistry", "isActive", HONEST.address)
+        await net.of(OWNER).write("WorkerRegistry", "jailForLowStake", [net.run_id, HONEST.address])
+        assert await ask(chain, "WorkerRegistry", "isActive", net.run_id, HONEST.address)
         view = await net.view()
         assert view.worker_by_node[second.address].address == HONEST.address
         assert first.address not in view.worker_by_node
+        member = view.runs[net.run_id].members[HONEST.address]
+        assert (member.node, member.node_at(member.joined_block)) == (second.address, first.address)
 
 
-async def test_run_is_paused_and_its_validators_rotated() -> None:
+async def test_run_is_paused_and_its_validators_change() -> None:
     async with network() as net:
         chain, old = net.of(OWNER), VALIDATORS[0].address
         await chain.write("RunRegistry", "setSubmissionsPaused", [net.run_id, True])
-        assert await ask(chain, "RunRegistry", "isPaused", net.run_id)
+        admission = await chain.read("RunRegistry", "admissionOf", [net.run_id])
+        assert admission == (ORCHESTRATOR.address, False, 1, PRICE)
         with pytest.raises(ContractRevert, match="LedgerPaused"):
             await net.commit([net.submission(HONEST, 0)])
-        await net.bond(CHALLENGER)
-        rotation = [net.run_id, old, CHALLENGER.address]
-        await chain.write("RunRegistry", "rotateValidator", rotation)
+        with pytest.raises(ContractRevert, match="RunInvalidValidator"):
+            await net.sit(CHALLENGER)
+        await chain.runs.invite(net.run_id, CHALLENGER.address, True)
+        await net.sit(CHALLENGER)
+        await chain.runs.dismiss(net.run_id, old)
         assert not await chain.runs.is_validator(net.run_id, old)
-        bonded = [*VALIDATORS[1:], CHALLENGER]
+        seated = (*VALIDATORS[1:], CHALLENGER)
         accounts, bits = await chain.read("RunRegistry", "validatorsOf", [net.run_id])
         seats = dict(zip(accounts, bits, strict=True))
-        assert seats == dict(zip((v.address for v in bonded), (0b10, 0b100, 0b1000), strict=True))
-        asked = [net.run_id, [CHALLENGER.address, old]]
-        assert await chain.read("RunRegistry", "quorumAmong", asked) == (2, 0b1000, old)
+        assert seats == dict(zip((v.address for v in seated), (0b10, 0b100, 0b1000), strict=True))
         assert await ask(chain, "RunRegistry", "ownerOf", net.run_id) == OWNER.address
         assert await chain.runs.run_count() == 1
-        assert (await chain.runs.terms_of(net.run_id)).price_per_unit == PRICE
-        run = (await net.view()).runs[net.run_id]
+        view = await net.view()
+        run = view.runs[net.run_id]
         assert run.paused
         assert set(run.validators) == set(seats)
+        assert view.contradictions == []
+        # A dismissed validator's stake is its own.
+        assert view.stake(net.run_id, old).active_wei == PARAMETERS.required_validator_stake
 
 
 async def test_escrow_of_a_slash_is_readable() -> None:
     async with network() as net:
         submission = net.submission(CHEATER, 0)
-        records = [fraud(2, submission)]
         batch_id = await net.commit([submission])
-        await net.post(batch_id, [submission], records)
+        await net.post(batch_id, [submission], [fraud(2, submission)])
         await net.of(ORCHESTRATOR).ledger.execute_fraud(
             await net.proof(batch_id, 0),
             submission,
             net.node_signature(submission, CHEATER),
         )
-        offence = records[0].offence(net.run_id)
-        escrow = await ask(net.of(OWNER), "StakeVault", "escrowOf", offence)
+        (slash,) = (await net.view()).slashes
+        escrow = await ask(net.of(OWNER), "StakeVault", "escrowOf", slash.escrow_id)
         taken = STAKE * EXACT_FRAUD_PPM // 10**6
-        assert escrow == (CHEATER.address, ZERO_ADDRESS, taken, 1), "held"
+        assert (escrow[0], slash.amount_wei) == (taken, taken)
 
 
 # ------------------------------------------------------------------------ reorg
@@ -588,7 +657,7 @@ async def test_follow_lives_through_an_outage(tmp_path: Path) -> None:
     async with Anvil(port=port, state=state):
         await stake_one(chain)
         assert await asyncio.wait_for(changes.get(), 20) >= 1
-        assert view.stakes[OWNER.address].active_wei == 2
+        assert view.stake(RunId(1), OWNER.address).active_wei == 2
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
@@ -596,8 +665,7 @@ async def test_follow_lives_through_an_outage(tmp_path: Path) -> None:
 
 
 async def stake_one(chain: Chain) -> None:
-    await chain.token.approve(chain.deployment.contracts["StakeVault"], 1)
-    await chain.vault.deposit(OWNER.address, 1)
+    await add_stake(chain, RunId(1), OWNER.address, 1)
 
 
 # ------------------------------------------------------------------------ anvil

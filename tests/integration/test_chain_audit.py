@@ -44,7 +44,7 @@ from muster.protocol.eip712 import sign
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
 from muster.protocol.jury import Ruling, summons_of
-from muster.protocol.messages import Reason, Submission, Verdict
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict
 
 CHEATED = Ruling(Verdict.FRAUD, Reason.WRONG_SEED).number
 ROOTS = "batch roots commit to the submissions that were judged"
@@ -462,6 +462,50 @@ async def test_audit_rejects_every_tampered_claim_that_was_lost() -> None:
         assert (slash.run_id, slash.offence) == (0, "absent_juror")
 
 
+async def quarrelled(net: Scenario) -> Recording:
+    """Three cases at once: two claims of which one is right, a jury of no one mind, and work that
+    the run's validators could not see.
+    """
+    submissions = [net.submission(HONEST, index) for index in range(3)]
+    records = [accepted(1, submissions[0]), accepted(1, submissions[1]), unseen(submissions[2])]
+    batch_id = await net.commit(submissions)
+    await net.post(batch_id, submissions, records)
+    court, proofs = net.of(OWNER).court, [await net.proof(batch_id, i) for i in range(3)]
+    two = await net.claim(proofs[0], submissions[0], HONEST, REJECT)
+    await net.claim(proofs[0], submissions[0], HONEST, CONVICT, OWNER)
+    torn = await net.claim(proofs[1], submissions[1], HONEST, REJECT)
+    seen = await net.claim(proofs[2], submissions[2], HONEST, ACCEPT)
+    await net.vote(two, dict.fromkeys(await net.draw(two), REJECT))
+    first, second, third = await net.draw(torn)
+    await net.vote(torn, {first: ACCEPT, second: REJECT, third: None})
+    await net.vote(seen, dict.fromkeys(await net.draw(seen), ACCEPT))
+    for proof in proofs:
+        await court.settle(proof)
+    return await record(net)
+
+
+def unseen(submission: Submission) -> OutcomeRecord:
+    return dataclasses.replace(rejected(1, submission), reason=Reason.FILE_UNAVAILABLE)
+
+
+async def test_audit_follows_every_end_that_a_case_can_have() -> None:
+    async with network() as net:
+        recording = await quarrelled(net)
+        assert kinds(await recording.report()) == set()
+        two, torn, seen = (await net.view()).cases.values()
+        # Who was wrong pays the jurors; nobody does; who was right does.
+        assert list(two.returned_wei.values()) == [10 * TOKEN, 0]
+        assert (list(torn.returned_wei.values()), torn.fee_wei) == ([10 * TOKEN], 0)
+        assert (list(seen.returned_wei.values()), seen.fee_wei) == ([7 * TOKEN], TOKEN)
+        settled = [i for i, e in enumerate(recording.events) if e.name == "ClaimSettled"]
+        for at in settled:
+            event = recording.events[at]
+            twin = list(recording.events)
+            paid_back = event.args["returned"] + TOKEN
+            twin[at] = dataclasses.replace(event, args={**event.args, "returned": paid_back})
+            assert kinds(await recording.report(twin)) == {Kind.CASE_MONEY}
+
+
 # ----------------------------------------------------------------- unjudged work
 
 
@@ -474,21 +518,12 @@ async def unjudged(net: Scenario) -> Recording:
     await net.post(batch_id, submissions, [])
     own = await net.split_off(batch_id, submissions, 0, HONEST)
     await net.pass_time(1)
-    await judged_by_jury(net, own, submissions[0], ACCEPT)
+    await net.judge_by_jury(own, submissions[0], HONEST, ACCEPT)
     await net.pass_time(WINDOW_S)
     view, chain = await net.view(), net.of(OWNER)
     await chain.ledger.void_batch(view.batches[batch_id].header())
     await net.of(HONEST).escrow.claim([(await net.view()).batches[own].claim([0])])
     return await record(net)
-
-
-async def judged_by_jury(
-    net: Scenario, batch_id: int, submission: Submission, ruling: Ruling
-) -> None:
-    case_id = await net.summon(batch_id, submission, HONEST)
-    await net.vote(case_id, dict.fromkeys(await net.draw(case_id), ruling))
-    header = (await net.view()).batches[batch_id].header()
-    await net.of(OWNER).court.settle_summoned(header, submission)
 
 
 async def test_audit_follows_work_that_its_run_left_unjudged() -> None:
@@ -542,7 +577,7 @@ async def test_a_bond_is_lost_when_the_jury_does_not_accept_the_work() -> None:
         submission = net.submission(HONEST, 0)
         batch_id = await net.submit_direct(submission, HONEST)
         await net.pass_time(PARAMETERS.outcome_deadline_s)
-        await judged_by_jury(net, batch_id, submission, REJECT)
+        await net.judge_by_jury(batch_id, submission, HONEST, REJECT)
         recording = await record(net)
         tampered: list[Tampering] = [
             ("CaseClosed", set_to(ruling=ACCEPT.number), Kind.CASE_VERDICT),

@@ -12,10 +12,12 @@ from muster.deploy import DeployParameters, deploy_contracts
 from muster.devnet.anvil import Anvil
 from muster.devnet.rpc_proxy import RpcProxy
 from muster.protocol.eip712 import address_of
+from muster.protocol.ids import RunId
 
 KEY = Anvil.key(1)
 PURSE = 10**20
 DEPOSITS = 3
+RUN = RunId(1)
 SLOW = pytest.mark.slow
 
 
@@ -39,14 +41,14 @@ async def test_fees_that_jump_delay_and_repeat_nothing(block_s: float) -> None:
             try:
                 async with asyncio.timeout(60 + 20 * block_s):
                     receipts = await asyncio.gather(
-                        *(chain.vault.deposit(account, 1) for _ in range(DEPOSITS))
+                        *(chain.vault.deposit(RUN, account, 1) for _ in range(DEPOSITS))
                     )
             finally:
                 mining.cancel()
                 await asyncio.wait([mining])
             after = await chain.rpc.call("eth_getTransactionCount", account, "latest")
             assert int(after, 16) - int(before, 16) == DEPOSITS
-            assert (await chain.vault.account_of(account)).active_wei == DEPOSITS
+            assert (await chain.vault.account_of(RUN, account)).active_wei == DEPOSITS
             for receipt in receipts:
                 found = await chain.rpc.call("eth_getTransactionReceipt", receipt.tx_hash)
                 assert int(found["effectiveGasPrice"], 16) <= SendPolicy().highest_fee_wei

@@ -393,7 +393,7 @@ async def test_handover_sends_all_tokens_once(tmp_path: Path, anvil: Anvil) -> N
     await deployer.json(*DEPLOY)
     words = ("handover", SAFE, "--keystore", "owner.json", "--yes")
     first, second = await deployer.json(*words), await deployer.json(*words)
-    assert first["handed_over_tokens"] == first["holds_tokens"] == "1,000,000,000"
+    assert first["handed_over_tokens"] == first["holds_tokens"] == "300,000,000"
     assert (second["handed_over_tokens"], second["transaction"]) == ("0", None)
     async with Rpc(anvil.rpc_url) as rpc:
         assert len(await sent_by(rpc)) == len(STEPS) + 1

@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from client_network import (
     JUROR_STAKE,
     JURORS,
+    NODES,
     PARAMETERS,
     TOKEN,
     VALIDATOR_STAKE,
@@ -37,7 +38,7 @@ from client_network import (
 )
 
 from muster.api import Lease, NoWork
-from muster.chain import BatchView, Offence, SlashState, WorkerStatus
+from muster.chain import BatchView, CaseView, Offence, SlashState, WorkerStatus
 from muster.client.doctor import command
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.worker.loop import WorkerLoop
@@ -56,7 +57,11 @@ LONGER = PARAMETERS.model_copy(
     update={"challenge_window_s": WINDOW_S, "vote_commit_s": 80, "vote_reveal_s": 30}
 )
 HONEST = (ValidatorLoop, ValidatorLoop)
-FRAUD = Ruling(Verdict.FRAUD, Reason.WRONG_REWARD)
+FRAUD, ACCEPTED = (
+    Ruling(*each)
+    for each in ((Verdict.FRAUD, Reason.WRONG_REWARD), (Verdict.ACCEPTED, Reason.NONE))
+)
+PAY = "muster rewards claim --run 1 --worker $WORKER --keystore node.json"
 
 
 class OneFile(WorkerLoop):
@@ -226,6 +231,7 @@ def says_what_to_do(pages: list[str], shell: Shell) -> None:
     assert "claimed accepted, 10 tokens back" in opened
     assert "overturned" in listed
     assert "nothing was left to do" in settled
+    assert "a jury overturned fraud" in last
     assert "nothing: the case is over" in last
 
 
@@ -301,6 +307,88 @@ async def bond_is_lost(network: Network, supply_before: int) -> None:
     await eventually(are_paid)
     (left,) = await network.owner.read("MusterToken", "totalSupply", [])
     assert supply_before - left == LONGER.bond - len(JURORS) * LONGER.juror_fee
+
+
+# Nobody judged it
+
+
+@asynccontextmanager
+async def unjudged(network: Network, worker: type[WorkerLoop]) -> AsyncIterator[Shell]:
+    """Yield a shell for the worker of a batch that was due, with jurors and no validator awake."""
+    await network.seat_jurors()
+    state = network.folder / "worker-0"
+
+    async def is_committed() -> bool:
+        return bool((await network.view()).batches)
+
+    async with running(network.worker(0, worker)):
+        await eventually(is_committed, 60)
+    node = NODES[0]
+    save_wallet(network.folder / "node.json", node.key, "secret", light=True)
+    await network.anvil.set_balance(node.address, TOKEN)
+    await network.owner.token.faucet(node.address, LONGER.bond)
+    await network.owner.rpc.call("evm_increaseTime", LONGER.outcome_deadline_s + 1)
+    await network.owner.rpc.call("evm_mine")
+    async with running(*(network.juror(number) for number in range(len(JURORS)))):
+        yield Shell(
+            network,
+            {
+                "PLACE": "1:0",
+                "STATE": str(state),
+                "ORCHESTRATOR": network.orchestrator,
+                "WORKER": WORKERS[0].address,
+            },
+        )
+
+
+async def summoned(network: Network) -> CaseView:
+    """Return the case once jurors have closed it and have their fees."""
+    found: list[CaseView] = []
+
+    async def is_settled() -> bool:
+        found[:] = (await network.view()).cases.values()
+        return all(case.closed and len(case.collected) == len(JURORS) for case in found)
+
+    await eventually(is_settled, 100)
+    [case] = found
+    assert case.is_summons
+    return case
+
+
+async def test_work_that_nobody_judged_is_judged_by_the_network_and_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_network(tmp_path, LONGER) as network, unjudged(network, OneFile) as shell:
+        monkeypatch.chdir(tmp_path)
+        [submit] = lines_of("Nobody")
+        said = await shell(submit)
+        assert "batch 1 is unjudged: split off, with a bond of 10 tokens" in said
+        assert shell.codes == [0]
+        case = await summoned(network)
+        assert (case.ruling, case.overturned) == (ACCEPTED.number, True)
+        view = await network.view()
+        batch = view.batches[case.batch_id]
+        assert (batch.split_from, batch.signers, batch.records is not None) == (1, 0, True)
+        assert view.runs[network.run_id].court_wei == len(JURORS) * LONGER.juror_fee
+        await network.owner.rpc.call("evm_increaseTime", WINDOW_S + 1)
+        await network.owner.rpc.call("evm_mine")
+        await is_paid(network, batch, shell, PAY)
+
+
+async def test_work_that_judges_do_not_accept_costs_its_bond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_network(tmp_path, LONGER) as network, unjudged(network, Forger) as shell:
+        monkeypatch.chdir(tmp_path)
+        await shell(lines_of("Nobody")[0])
+        case = await summoned(network)
+        assert case.ruling == FRAUD.number
+        view = await network.view()
+        assert view.runs[network.run_id].court_wei == 0
+        token = network.owner.token
+        assert await token.balance_of(NODES[0].address) == 0
+        held = [await token.balance_of(juror.address) for juror in JURORS]
+        assert held == [LONGER.juror_fee] * len(JURORS)
 
 
 # Sitting on juries

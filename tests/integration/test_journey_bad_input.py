@@ -62,7 +62,7 @@ async def start(
     ("node", "worker", "run", "says"),
     [
         (NODES[0], WORKERS[0].address, 9, "there is no run 9"),
-        (NODES[0], NOBODY, 1, "is not registered as a worker"),
+        (NODES[0], NOBODY, 1, "is no worker of run 1"),
         (NODES[1], WORKERS[0].address, 1, f"is served by node {NODES[0].address}"),
         (WORKERS[0], WORKERS[0].address, 1, "own (cold) key"),
     ],
@@ -102,7 +102,7 @@ async def test_a_validator_without_a_seat_ends_before_a_model_is_loaded(
     )
     with pytest.raises(ConfigError, match="is not a validator of run 1") as caught:
         await asyncio.wait_for(run_validator(settings, THIRD, engine_factory=loads_no_model), 30)
-    assert "appoints validators" in (caught.value.hint or "")
+    assert "muster validator join --run 1" in (caught.value.hint or "")
 
 
 async def test_a_validator_is_told_what_it_will_lack(
@@ -110,14 +110,14 @@ async def test_a_validator_is_told_what_it_will_lack(
 ) -> None:
     async def said_to(account: Address) -> list[str]:
         caplog.clear()
-        await warn_of_little(network.owner, account)
+        await warn_of_little(network.owner, network.run_id, account)
         # The orchestrator beside it may have something to say, too.
         return [r.getMessage() for r in caplog.records if r.name.startswith("muster.client")]
 
     assert await said_to(VALIDATORS[0].address) == []
     said = await said_to(to_address(NOBODY))
     assert [text.split(",")[0] for text in said] == [
-        "too little gas money to vote on a jury",
+        "too little gas money to show outcomes on chain",
         "stake is below what a validator must hold",
     ]
 
@@ -126,10 +126,10 @@ async def test_a_jailed_worker_is_told_the_way_back(network: Network, tmp_path: 
     snapshot = await network.owner.rpc.call("evm_snapshot")
     deployments = network.folder / "deployments"
     async with await Chain.connect(network.anvil.rpc_url, deployments, key=WORKERS[1].key) as chain:
-        await chain.vault.request_unbond(TOKEN)
+        await chain.vault.request_unbond(network.run_id, TOKEN)
     error = await start(network, tmp_path, NODES[1], WORKERS[1].address)
     await network.owner.rpc.call("evm_revert", snapshot)
-    assert "is jailed and may not work" in str(error)
+    assert "is jailed in run 1 and may not work" in str(error)
     assert "muster worker rejoin" in (error.hint or "")
 
 
@@ -142,12 +142,17 @@ ASKS = [
     ("explain", "1:0"),
     ("rewards", "--run", "1", "--worker", NOBODY),
     ("dispute", "list"),
+    ("juror", "status", "--juror", NOBODY),
     ("audit",),
 ]
 SIGNS = [
-    ("stake", "--yes"),
-    ("unstake", "--yes"),
-    ("worker", "rejoin"),
+    ("stake", "--run", "1", "--yes"),
+    ("unstake", "--run", "1", "--yes"),
+    ("worker", "rejoin", "--run", "1"),
+    ("validator", "join", "--run", "1", "--keystore", "{key}", "--yes"),
+    ("validator", "leave", "--run", "1", "--keystore", "{key}", "--yes"),
+    ("juror", "join", "--keystore", "{key}", "--yes"),
+    ("juror", "leave", "--keystore", "{key}", "--yes"),
     ("node", "rotate", "--node", "{key}", "--yes"),
     ("rewards", "claim", "--run", "1"),
     ("run", "pause", "1", "--keystore", "{key}", "--yes"),
@@ -210,6 +215,7 @@ async def test_a_chain_that_is_down_is_an_outage(
         ("rewards", "--run", "9", "--worker", NOBODY),
         ("dispute", "list", "--run", "9"),
         ("stake", "--run", "9", "--amount", "1", "--yes"),
+        ("validator", "join", "--run", "9", "--keystore", "{key}", "--yes"),
     ],
     ids=" ".join,
 )

@@ -124,7 +124,7 @@ async def test_an_engine_that_ignores_seeds_is_unfit(asked: Examination) -> None
     assert "tokens outside the margin" in proof.figure
 
 
-async def test_a_registered_worker_sees_stake_registration_and_node(
+async def test_a_worker_of_the_run_sees_stake_membership_and_node(
     asked: Examination, network: Network, tmp_path: Path
 ) -> None:
     save_wallet(tmp_path / "node.json", NODES[0].key, "s", light=True)
@@ -132,7 +132,7 @@ async def test_a_registered_worker_sees_stake_registration_and_node(
         replace(asked, worker=WORKERS[0].address, keystore=tmp_path / "node.json", proves=False)
     )
     assert find(lines, "stake").figure.startswith("100 of 100 tokens")
-    assert find(lines, "registration").figure.startswith("active")
+    assert find(lines, "membership").figure.startswith("active")
     assert find(lines, "node").state is State.OK
     assert find(lines, "self-proof").state is State.SKIP
 
@@ -161,7 +161,7 @@ async def test_a_newcomer_is_told_what_to_send_and_stake(asked: Examination) -> 
     lines = await look(replace(asked, worker=to_address(b"\x07" * 20), orchestrator=None))
     assert find(lines, "gas").state is State.WARN
     assert "stakes 100 tokens" in find(lines, "tokens").advice
-    assert "muster stake" in find(lines, "registration").advice
+    assert "muster stake" in find(lines, "membership").advice
     assert is_fit(lines)
 
 
@@ -188,11 +188,11 @@ async def test_a_jailed_worker_is_unfit_and_told_the_way_back(
 ) -> None:
     snapshot = await network.owner.rpc.call("evm_snapshot")
     async with await Chain.connect(asked.rpc, asked.deployments, key=WORKERS[1].key) as chain:
-        await chain.vault.request_unbond(TOKEN)
+        await chain.vault.request_unbond(network.run_id, TOKEN)
     lines = await look(replace(asked, worker=WORKERS[1].address, orchestrator=None))
     await network.owner.rpc.call("evm_revert", snapshot)
-    assert find(lines, "stake").advice == "muster stake --keystore FILE --amount 1"
-    assert find(lines, "registration").figure.startswith("jailed until")
+    assert find(lines, "stake").advice == "muster stake --run 1 --keystore FILE --amount 1"
+    assert find(lines, "membership").figure.startswith("jailed until")
     assert not is_fit(lines)
 
 

@@ -163,7 +163,8 @@ async def test_an_accepted_submission_says_when_and_how_it_is_paid_or_disputed(
     text = (await run(network, "explain", place)).stdout
     assert "accepted: paid, and offered to training" in text
     assert text.count("passed") == 7
-    assert f"muster dispute open {place} --keystore FILE --wait" in text
+    assert f"muster dispute open {place} --keystore FILE --orchestrator URL --wait" in text
+    assert "0 of the network's bench could sit on it: nobody would decide" in text
     assert "takes a bond of 10 tokens" in text
 
 
@@ -362,7 +363,7 @@ async def test_status_of_a_slashed_worker_says_why_there_is_no_work(network: Net
     assert found["not_accepted"][0]["reason"] == "WRONG_REWARD"
     text = await run(network, "worker", "status", "--run", "1", "--worker", WORKERS[1].address)
     assert "fraud WRONG_REWARD: muster explain" in text.stdout
-    assert f"slashed    {found['loss']['words']}\n" in text.stdout
+    assert f"slashed     {found['loss']['words']}\n" in text.stdout
     assert "0 units are in flight" not in text.stdout
 
 

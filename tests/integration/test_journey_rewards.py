@@ -1,4 +1,4 @@
-"""Work that nobody judged in time is paid as claimed: real contracts, orchestrator and worker."""
+"""Work that nobody judged is void and pays nobody: real contracts, orchestrator and worker."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from client_network import PARAMETERS, PRICE, WORKERS, Network, eventually, open_network
 
 from muster.api import OrchestratorApi
-from muster.client.quantities import format_tokens
-from muster.devnet.anvil import Anvil
 from muster.devnet.cli import muster
-from muster.wallet import save_wallet
+from muster.protocol.errors import ContractRevert
 
 
 async def run(network: Network, *words: str) -> str:
@@ -50,17 +49,15 @@ async def explain_waiting(network: Network) -> None:
     assert "not yet: outcomes are due by" in text
 
 
-async def explain_overdue(network: Network) -> None:
+async def explain_due(network: Network) -> None:
     text = await run(network, "explain", "1:0", "--orchestrator", network.orchestrator)
-    assert "by nobody in time: it stands as claimed" in text
-    assert "muster rewards claim --run 1" in text
-    assert "the window is closed" in text
+    assert "may call judges of the network until" in text
+    assert "muster worker submit-direct 1:0" in text
 
 
-async def test_overdue_work_is_claimed_once_with_what_the_orchestrator_shows(
+async def test_work_that_nobody_judged_is_void_and_its_funds_are_the_runs_again(
     tmp_path: Path,
 ) -> None:
-    save_wallet(tmp_path / "payer.json", Anvil.key(9), "s", light=True)
     async with open_network(tmp_path, PARAMETERS) as network:
         worker = asyncio.ensure_future(network.worker(0))
 
@@ -72,26 +69,42 @@ async def test_overdue_work_is_claimed_once_with_what_the_orchestrator_shows(
         await asyncio.gather(worker, return_exceptions=True)
         await eventually(lambda: shows_what_it_committed(network), 60)
         await explain_waiting(network)
-        due = PARAMETERS.outcome_deadline_s + PARAMETERS.challenge_window_s
-        await network.owner.rpc.call("evm_increaseTime", due)
-        await network.owner.rpc.call("evm_mine")
+        await pass_time(network, PARAMETERS.outcome_deadline_s)
+        await explain_due(network)
         batches = (await network.view()).batches
-        mine = sum(batch.units for batch in batches.values())
+        reserved = (await network.view()).runs[network.run_id].reserved_wei
+        assert reserved == sum(batch.units for batch in batches.values()) * PRICE > 0
 
-        await explain_overdue(network)
-        blind = await rewards(network)
-        assert blind["overdue_batches_unseen"] == list(batches)
-        assert blind["claimable_slots"] == 0
-        seen = await rewards(network, "--orchestrator", network.orchestrator)
-        assert seen["claimable_slots"] == sum(batch.count for batch in batches.values())
-        before = await network.owner.token.balance_of(WORKERS[0].address)
-        claim = ("claim", "--keystore", str(tmp_path / "payer.json"))
-        claimed = await rewards(network, *claim, "--orchestrator", network.orchestrator)
-        assert claimed["claimed_tokens"] == seen["claimable_tokens"] == format_tokens(mine * PRICE)
-        assert (claimed["claimable_slots"], claimed["worker"]) == (0, WORKERS[0].address)
-        paid = await network.owner.token.balance_of(WORKERS[0].address) - before
-        assert paid == mine * PRICE
-        after = await rewards(network, "--orchestrator", network.orchestrator)
-        assert (after["claimable_slots"], after["paid_slots"]) == (0, seen["claimable_slots"])
+        await pass_time(network, await network.owner.ledger.appeal_time())
+        for batch in batches.values():
+            await network.owner.ledger.void_batch(batch.header())
+        found = await network.view()
+        assert all(batch.is_void for batch in found.batches.values())
+        assert found.runs[network.run_id].reserved_wei == 0
+        assert found.slashes == []
+        assert "void" in await run(network, "explain", "1:0")
+        shown = await rewards(network)
+        assert (shown["claimable_slots"], shown["paid_slots"]) == (0, 0)
         text = await run(network, "rewards", "--run", "1", "--worker", WORKERS[0].address)
         assert "claimable  nothing now" in text
+
+
+async def test_nothing_is_void_while_judges_can_be_called(tmp_path: Path) -> None:
+    async with open_network(tmp_path, PARAMETERS) as network:
+        worker = asyncio.ensure_future(network.worker(0))
+
+        async def has_committed() -> bool:
+            return bool((await network.view()).batches)
+
+        await eventually(has_committed, 60)
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+        batch = (await network.view()).batches[1]
+        with pytest.raises(ContractRevert, match="LedgerWrongTime"):
+            await network.owner.ledger.void_batch(batch.header())
+        assert not (await network.view()).batches[1].is_void
+
+
+async def pass_time(network: Network, seconds: int) -> None:
+    await network.owner.rpc.call("evm_increaseTime", seconds + 1)
+    await network.owner.rpc.call("evm_mine")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from client_network import (
     JURORS,
     NODES,
@@ -29,6 +30,7 @@ from client_network import (
 
 from muster.api import NoWork
 from muster.chain import BatchView, ChainView
+from muster.client.cli import worker
 from muster.client.relay import RelaySettings, serve_relay
 from muster.client.rewards import claim, find_earnings
 from muster.client.validator.loop import ValidatorLoop, ValidatorPlace
@@ -38,6 +40,7 @@ from muster.client.worker.place import WorkerPlace
 from muster.devnet.adversary import ForgedReward
 from muster.protocol.ids import Hash32
 from muster.protocol.messages import Submission, Verdict
+from muster.wallet import save_wallet
 
 LEASE_S = 3
 BOND = PARAMETERS.bond
@@ -134,17 +137,17 @@ def judged(view: ChainView) -> BatchView | None:
 
 async def paid(network: Network, view: ChainView, number: int) -> int:
     """Return what a worker's wallet is paid once everything is final."""
-    worker = WORKERS[number].address
-    before = await network.owner.token.balance_of(worker)
+    account = WORKERS[number].address
+    before = await network.owner.token.balance_of(account)
 
     async def is_final() -> bool:
-        earnings = await find_earnings(network.owner, view, network.run_id, worker)
+        earnings = await find_earnings(network.owner, view, network.run_id, account)
         return not earnings.pending
 
     await eventually(is_final)
-    earnings = await find_earnings(network.owner, view, network.run_id, worker)
+    earnings = await find_earnings(network.owner, view, network.run_id, account)
     await claim(network.owner, earnings, size=8)
-    return await network.owner.token.balance_of(worker) - before
+    return await network.owner.token.balance_of(account) - before
 
 
 @pytest.mark.parametrize(
@@ -213,6 +216,52 @@ async def test_work_that_nobody_judges_is_taken_before_judges_of_the_network(
             bond = await network.owner.token.balance_of(NODES[0].address)
             assert bond == (BOND if is_paid else 0)
             assert view.contradictions == []
+
+
+async def by_hand(network: Network, *words: str) -> Any:
+    """Run the command of a worker whose process is stopped; its own wallet pays."""
+    folder = network.folder
+    for name, wallet in (("node.json", NODES[0]), ("worker.json", WORKERS[0])):
+        if not (folder / name).exists():
+            save_wallet(folder / name, wallet.key, "secret", light=True)
+    place = ("--rpc", network.anvil.rpc_url, "--deployments", str(folder / "deployments"))
+    keys = ("--keystore", str(folder / "node.json"), "--payer", str(folder / "worker.json"))
+    words = ("submit-direct", *words, *keys, *place, "--state-dir", str(folder / "worker-0"))
+    return await asyncio.to_thread(
+        CliRunner().invoke, worker, list(words), env={"MUSTER_PASSWORD": "secret"}
+    )
+
+
+async def test_stopped_worker_submits_by_hand_and_is_paid(tmp_path: Path) -> None:
+    async with open_network(tmp_path) as network, relay_of(network) as relay:
+        uploaded: list[int] = []
+
+        class Noted(swallowed(WorkerLoop)):  # type: ignore[misc]
+            async def _upload(self, signed: Any, data: bytes) -> None:
+                await super()._upload(signed, data)
+                uploaded.append(1)
+
+        async def has_uploaded() -> bool:
+            return bool(uploaded)
+
+        async with running(network.worker(0, Noted)):
+            await eventually(has_uploaded)
+        told = await by_hand(network, "--dry-run")
+        assert "not committed: submit directly, with a bond of 10 tokens, until" in told.stderr
+        assert not (await network.view()).batches
+        poor = await by_hand(network, "--yes")
+        assert "the bond is 10 tokens" in str(poor.exception)
+        stranger = await by_hand(network, "7:0", "--yes")
+        assert "7:0 is no work of this worker" in str(stranger.exception)
+        await network.owner.token.faucet(WORKERS[0].address, BOND)
+        done = await by_hand(network, "--yes", "--relay", relay)
+        assert done.exception is None, done.output
+        assert done.stdout.startswith("0x")
+        async with running(*(network.validator(n, relay=(relay,)) for n in range(2))):
+            view, batch = await see(network, judged)
+        assert [record.verdict for record in batch.records] == [Verdict.ACCEPTED]
+        earned = batch.direct.units * batch.price_per_unit
+        assert await paid(network, view, 0) == earned
 
 
 class Forgetful(ValidatorLoop):

@@ -14,8 +14,8 @@ from muster.client.quantities import format_time, format_tokens
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, RunId
-from muster.protocol.jury import Ruling
-from muster.protocol.messages import Reason, Verdict
+from muster.protocol.jury import Ruling, is_unavailable
+from muster.protocol.messages import Verdict
 
 if TYPE_CHECKING:
     from muster.chain import CaseView, ChainView, CourtTerms
@@ -74,7 +74,7 @@ def penalties_of(view: ChainView, case: CaseView) -> list[Penalty]:
         return []
     batch = view.batches[case.batch_id]
     seats = view.runs[case.run_id].seats
-    is_wrong = case.overturned and not case.is_summons and not _is_unavailable(case.recorded)
+    is_wrong = case.overturned and not case.is_summons and not is_unavailable(case.recorded)
     signers = [who for who, bit in seats.items() if is_wrong and batch.signers & bit]
     fined = {(slash.offence, slash.owner, slash.tag) for slash in view.slashes}
     due = [
@@ -87,10 +87,6 @@ def penalties_of(view: ChainView, case: CaseView) -> list[Penalty]:
         for who in case.jurors
         if who not in case.votes and (Offence.ABSENT_JUROR, who, case.number) not in fined
     ]
-
-
-def _is_unavailable(ruling: int) -> bool:
-    return ruling & 0xFF == Reason.FILE_UNAVAILABLE
 
 
 def fees_due(case: CaseView) -> list[Address]:

@@ -297,7 +297,7 @@ def case_id_of(place: Place) -> Hash32:
     return batch.records[place.position].leaf(batch.batch_id, place.position)
 
 
-async def find_entry(place: Place, case: CaseView | None, sources: Sources) -> Any:
+async def find_entry(place: Place, case: CaseView | None, sources: Sources) -> BatchEntry:
     """Return a submission with its proofs: from the chain where they are there, else as a source
     shows it; raises ApiError when none does.
     """
@@ -308,7 +308,9 @@ async def find_entry(place: Place, case: CaseView | None, sources: Sources) -> A
         return entry_of(batch.work, batch.committed_at)
     if case is not None and case.claims:
         made = case.claims[0]
-        return await sources.work(made.submission.leaf())
+        entry = await sources.work(made.submission.leaf())
+        # The chain has seen the node's signature; what a source shows may be anything.
+        return entry.model_copy(update={"signature": made.node_signature})
     return (await sources.batch(batch.batch_id, batch.root, batch.count))[place.position]
 
 

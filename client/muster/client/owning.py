@@ -349,7 +349,7 @@ def _require_allowed(now: RunTerms, terms: RunTerms, validators: int) -> None:
     if not 1 <= terms.quorum <= validators:
         raise ConfigError(
             f"a quorum of {terms.quorum} of {validators} validators cannot be",
-            hint=f"1 to {validators}; seat more first: muster run seat",
+            hint=f"1 to {validators}; invite more first: muster run invite",
         )
 
 
@@ -393,7 +393,7 @@ async def apply_change(subject: Subject) -> Act:
         raise ConfigError(
             f"the announced quorum of {terms.quorum} needs more than {len(run.validators)} "
             "validators",
-            hint="the owner seats more first: muster run seat",
+            hint="the owner invites more first: muster run invite",
         )
     return Act(
         {**_differences(run.config.terms, terms), "for": "batches that are committed from now on"},

@@ -143,12 +143,10 @@ async def serve_relay(settings: RelaySettings) -> None:
             burst=int(2 * settings.requests_per_s) + 1,
         )
         await mirror.recheck()
-        view, beside = ChainView(), [mirror.run()]
-        room = None
+        view, room = ChainView(), None
+        guard = NamedWork(view, RunId(settings.run), chain.domain("ContributionLedger"))
         if settings.room_bytes:
-            guard = NamedWork(view, RunId(settings.run), chain.domain("ContributionLedger"))
             room = Room(settings.store / "room", max_bytes=settings.room_bytes, admission=guard)
-            beside.append(follow(chain, view, poll_s=settings.poll_s, on_change=guard.on_change))
         async with ShardServer(
             store,
             settings.host,
@@ -160,6 +158,10 @@ async def serve_relay(settings: RelaySettings) -> None:
             room=room,
         ) as server:
             announce(server, settings.ready_file)
+            beside = [mirror.run()]
+            if room is not None:
+                poll_s = settings.poll_s
+                beside.append(follow(chain, view, poll_s=poll_s, on_change=guard.on_change))
             if settings.keep_going:
                 await run_beside(*beside)
             else:

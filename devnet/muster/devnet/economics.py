@@ -333,7 +333,7 @@ def judges_of(terms: Terms, bench: Bench, stake: int) -> list[dict[str, Any]]:
             f"(assumed {bench.recheck_rate:.3%})",
         },
         {
-            "adversary": "false accuser, challenges an honest file",
+            "adversary": "false accuser, claims that an honest file is fraud",
             "profit_wei": str(round(judges.accuser_profit(terms, bench, stake))),
             "deterred_by": "no bond"
             if bond is None
@@ -343,6 +343,16 @@ def judges_of(terms: Terms, bench: Bench, stake: int) -> list[dict[str, Any]]:
             "adversary": "extorting validators, call honest work fraud",
             "profit_wei": str(round(judges.extortion_profit(bench))),
             "deterred_by": "judges get no share of a slash",
+        },
+        {
+            "adversary": "juror that stays away from a case",
+            "profit_wei": str(round(judges.absent_juror_profit(terms, bench))),
+            "deterred_by": f"its fee, and {format_share(bench.absence_ppm)} of its stake",
+        },
+        {
+            "adversary": "juror that votes unseen, guesses",
+            "profit_wei": str(round(judges.guessing_juror_profit(terms, bench))),
+            "deterred_by": f"a fee of {format_tokens(bench.juror_fee)} tokens for who is right",
         },
     ]
 

@@ -123,10 +123,6 @@ class StakeVault(Contract):
 class JuryPool(Contract):
     """The network's bench: who offered itself to judge for any run."""
 
-    async def draw_time(self) -> int:
-        """Seconds after which no open case draws a juror that left."""
-        return await self._read(int, "drawTime")
-
     async def is_juror(self, account: Address) -> bool:
         """Returns whether an account may be drawn for a case that opens now or later."""
         return await self._read(bool, "isJuror", account)
@@ -151,10 +147,6 @@ class JuryPool(Contract):
 class WorkerRegistry(Contract):
     """Who works for which run, and with which key."""
 
-    async def activation_delay(self) -> int:
-        """Blocks from joining or coming back until a worker counts as active."""
-        return await self._read(int, "activationDelay")
-
     async def come_back(self, run_id: RunId, terms: int) -> Receipt:
         """Makes the caller active in a run again, from jail or from leaving, if its stake
         suffices.
@@ -164,14 +156,6 @@ class WorkerRegistry(Contract):
     async def exit(self, run_id: RunId) -> Receipt:
         """Starts to leave a run: no more work, all stake in it unbonds."""
         return await self._write("exit", run_id)
-
-    async def is_active(self, run_id: RunId, worker: Address) -> bool:
-        """Returns whether `worker` may submit to a run in the current block."""
-        return await self._read(bool, "isActive", run_id, worker)
-
-    async def jail_time(self) -> int:
-        """Seconds a jailed worker must wait."""
-        return await self._read(int, "jailTime")
 
     async def join(
         self, run_id: RunId, terms: int, stake: int, consent: NodeConsent, permit: Permit
@@ -269,10 +253,6 @@ class RunRegistry(Contract):
     async def leave_seat(self, run_id: RunId) -> Receipt:
         """Gives up the caller's seat and unbonds all its stake in the run."""
         return await self._write("leaveSeat", run_id)
-
-    async def owner_of(self, run_id: RunId) -> Address:
-        """Returns a run's owner."""
-        return await self._read(Address, "ownerOf", run_id)
 
     async def pause_slashing(
         self, run_id: RunId, cause: PauseCause, reason: int, evidence_hash: Hash32
@@ -380,13 +360,6 @@ class ContributionLedger(Contract):
         reporter.
         """
         return await self._write("finaliseFraud", outcome)
-
-    async def judgement_time(self) -> int:
-        """Returns the seconds from a commitment to the last moment at which its fraud can be
-        left unexecuted by anything but idleness: outcome deadline + appeal + jury + challenge
-        window + jury + pause of slashing. Stake must stay for longer.
-        """
-        return await self._read(int, "judgementTime")
 
     async def outcome_deadline(self) -> int:
         """Returns the seconds after the commitment by which outcomes are due."""

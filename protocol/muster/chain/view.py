@@ -42,8 +42,8 @@ from muster.chain.view_parts import (
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.jury import Place, Ruling
-from muster.protocol.messages import Reason, Verdict
+from muster.protocol.jury import Place, is_same, is_unavailable
+from muster.protocol.messages import Verdict
 
 NO_OFFENCE = Hash32(bytes(32))
 """What a jailing without a fraud verdict is filed under."""
@@ -664,11 +664,9 @@ def _standing(case: CaseView) -> int:
     if not counted or (len(counted) == 2 and counted[0][1] == counted[1][1]):
         return case.recorded
     leading = counted[0][0]
-    if leading == 0 or leading & 0xFF == Reason.FILE_UNAVAILABLE:
+    if leading == 0 or is_unavailable(leading) or is_same(leading, case.recorded):
         return case.recorded
-    ruled, recorded = Ruling.of(leading), Ruling.of(case.recorded)
-    assert ruled is not None  # not zero
-    return case.recorded if recorded is not None and ruled.is_same(recorded) else leading
+    return leading
 
 
 _HANDLERS: dict[tuple[str, str], Callable[[ChainView, Event, dict[str, Any]], None]] = {

@@ -1,4 +1,4 @@
-"""What misjudging is worth: lazy, colluding and extorting validators, and false accusers.
+"""What misjudging is worth: lazy, colluding and extorting validators, jurors, false accusers.
 
 The judges' side of `muster.protocol.economics`; pure, amounts in wei. Validators are not paid by
 the protocol and never get a share of what they slash, so all that they can gain is what they save
@@ -31,8 +31,14 @@ class Bench:
     """The most a reporter gets for one fraud."""
     jury_size: int
     """Jurors of a case."""
+    juror_stake: int = 0
+    """Active stake of a juror of the network."""
+    juror_fee: int = 0
+    """What a juror of the prevailing ruling earns at most."""
+    absence_ppm: int = 0
+    """Millionths of a juror's stake that a vote costs which it did not cast."""
     colluding: float = 0.2
-    """Share of the validators' stake in the adversary's hands."""
+    """Share of the network's bench in the adversary's hands."""
     trap_rate: float = 0.0
     """Share of a validator's work whose answer is known to somebody who would challenge: trap
     submissions, and outcomes that others check again."""
@@ -50,7 +56,7 @@ class Bench:
 def dishonest_majority(share: float, size: int) -> float:
     """Return the probability that most of `size` judges are the adversary's.
 
-    Each is with probability `share`, on its own: draws by stake among many.
+    Each is with probability `share`, on its own: draws by account among many.
     """
     return at_least(size, share, size // 2 + 1)
 
@@ -98,9 +104,9 @@ def reporter_share(terms: Terms, bench: Bench, stake: int) -> float:
 
 
 def accuser_profit(terms: Terms, bench: Bench, stake: int) -> float:
-    """Return what challenging an honest worker's accepted submission as fraud brings.
+    """Return what claiming that an honest worker's accepted submission is fraud brings.
 
-    A dishonest jury gives the accuser its share of the slash; an honest one burns the bond.
+    A dishonest jury gives the accuser its share of the slash; an honest one takes the bond.
     """
     won = dishonest_majority(bench.colluding, bench.jury_size)
     return won * reporter_share(terms, bench, stake) - (1 - won) * bench.bond
@@ -120,3 +126,20 @@ def extortion_profit(bench: Bench) -> float:
     """
     lost = 1 - dishonest_majority(bench.colluding, bench.jury_size)
     return -lost * bench.quorum * bench.signer_loss
+
+
+def absent_juror_profit(terms: Terms, bench: Bench) -> float:
+    """Return what staying away from a case brings a juror: the check it saves, less its fee and
+    the fine.
+    """
+    saved = bench.check_cost * terms.units * terms.price_wei
+    return saved - bench.juror_fee - bench.juror_stake * bench.absence_ppm / PPM
+
+
+def guessing_juror_profit(terms: Terms, bench: Bench) -> float:
+    """Return what voting unseen brings a juror that guesses one of two rulings.
+
+    Who votes with the minority loses nothing but its fee: votes are hidden until all are cast, so
+    that there is none to copy.
+    """
+    return bench.check_cost * terms.units * terms.price_wei - bench.juror_fee / 2

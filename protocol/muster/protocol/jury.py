@@ -40,7 +40,7 @@ class Ruling:
     @property
     def is_exact(self) -> bool:
         """Whether it is a fraud that one look proves."""
-        return self.verdict is Verdict.FRAUD and int(self.reason) in _EXACT_REASONS
+        return is_exact(self.number)
 
     @classmethod
     def of(cls, number: int) -> Self | None:
@@ -57,12 +57,31 @@ class Ruling:
 
     def is_same(self, other: Ruling) -> bool:
         """Return whether another ruling has the same consequences."""
-        return self.verdict is other.verdict and self.is_exact == other.is_exact
+        return is_same(self.number, other.number)
 
     def __str__(self) -> str:
         if self.reason is Reason.NONE:
             return self.verdict.name.lower()
         return f"{self.verdict.name.lower()} for {self.reason.name.lower()}"
+
+
+# By number, for jurors may vote for a reason that nobody knows.
+
+
+def is_exact(ruling: int) -> bool:
+    """Return whether a ruling is a fraud that one look proves."""
+    return ruling >> 8 == Verdict.FRAUD and ruling & 0xFF in _EXACT_REASONS
+
+
+def is_same(a: int, b: int) -> bool:
+    """Return whether two rulings have the same consequences."""
+    return a >> 8 == b >> 8 and is_exact(a) == is_exact(b)
+
+
+def is_unavailable(ruling: int) -> bool:
+    """Return whether a ruling says that a file could not be had; who accepts or convicts had it."""
+    said = ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD)
+    return said and ruling & 0xFF == Reason.FILE_UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)

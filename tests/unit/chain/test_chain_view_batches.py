@@ -266,6 +266,20 @@ def test_what_is_recorded_stands_unless_jurors_find_otherwise(votes: list[int]) 
     assert view.contradictions == []
 
 
+@pytest.mark.parametrize(
+    "ruling",
+    [ACCEPTED | Reason.FILE_UNAVAILABLE, Verdict.REJECTED << 8 | 99],
+    ids=["accepted, so it was had", "for a reason that nobody knows"],
+)
+def test_rulings_stand_whatever_reason_jurors_name(ruling: int) -> None:
+    history = begun()
+    post(history, 1, RECORDS)
+    dispute(history, [ruling, ruling, FRAUD_FOUND], status=OVERTURNED, ruling=ruling)
+    view = viewed(history)
+    assert view.standing_verdict(1, 1) is Verdict(ruling >> 8)
+    assert view.contradictions == []
+
+
 def test_summons_is_a_case_without_a_recorded_ruling() -> None:
     history, case_id = begun(), summons_of(1)
     jurors = seat_jurors(history, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -33,11 +35,12 @@ from muster.client.audit.contradictions import (
     Kind,
     summarise,
 )
+from muster.client.audit.disputes import Decision
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.evidence import EvidenceStore
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.client.audit.lineage import stream_rows, trace
-from muster.client.audit.observed import Observed
+from muster.client.audit.observed import Observed, fixed, parameter
 from muster.client.audit.proving import header_hash, may_hold_logs_of, receipts_root, trie_root
 from muster.client.audit.reexecution import draw
 from muster.client.audit.table import OutcomeTable, tabulate
@@ -45,6 +48,7 @@ from muster.client.audit.uses import TrainerLog, read_trainer_log
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
+from muster.protocol.jury import Ruling
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, pack_records
 from muster.shardcast import Manifest, ManifestFile
 
@@ -249,6 +253,61 @@ def test_what_is_due_is_what_adding_up_gives(
     )
 
 
+# Cases
+
+RULINGS = [
+    0,
+    *(Ruling(verdict, Reason(reason)).number for verdict in Verdict for reason in (0, 15, 30, 60)),
+]
+JURORS = [to_address(bytes([i]) * 20) for i in range(1, 8)]
+
+
+def tallied(votes: list[int]) -> int | None:
+    """Return the ruling with most votes as DisputeCourt counts: vote by vote."""
+    tally: Counter[int] = Counter()
+    leading, most, is_tied = None, 0, False
+    for vote in votes:
+        tally[vote] += 1
+        if tally[vote] > most:
+            leading, most, is_tied = vote, tally[vote], False
+        elif tally[vote] == most:
+            is_tied = True
+    return None if is_tied else leading
+
+
+@given(
+    st.lists(st.sampled_from(RULINGS), max_size=7),
+    st.sampled_from(RULINGS),
+)
+def test_what_votes_decide_is_what_the_court_counts(votes: list[int], recorded: int) -> None:
+    case: Any = SimpleNamespace(
+        votes=dict(zip(JURORS, votes, strict=False)),
+        recorded=recorded,
+        is_summons=recorded == 0,
+    )
+    found = Decision.of(case)
+    assert found.ruling == tallied(votes)
+    assert list(found.right) == [
+        who for who, vote in zip(JURORS, votes, strict=False) if vote == found.ruling
+    ]
+    if found.ruling is None:
+        assert not found.is_overturned
+        return
+    verdict, reason = divmod(found.ruling, 256)
+    was, why = divmod(recorded, 256)
+    is_seen = found.ruling != 0 and (reason != 15 or verdict in (1, 4))
+    is_same = verdict == was and (verdict == 4 and reason == 30) == (was == 4 and why == 30)
+    assert found.is_overturned == (is_seen and not is_same)
+
+
+def test_nothing_is_known_of_what_neither_contracts_nor_deployment_say() -> None:
+    deployment = Deployment(1, 1, {}, {"bond": str(10**19), "name": "muster", "jury_size": 3})
+    assert fixed(deployment, None) == {"bond": 10**19, "jury_size": 3}
+    observed = replace(OBSERVED, parameters={"jury_size": 5})
+    assert fixed(deployment, observed)["jury_size"] == 5
+    assert parameter(deployment, observed, "juror_fee") is None
+
+
 # Samples
 
 
@@ -366,7 +425,7 @@ json_values = st.recursive(
 
 
 @settings(max_examples=40)
-@given(st.lists(json_values | st.just({"format": "muster-chain-dump", "version": 1}), max_size=4))
+@given(st.lists(json_values | st.just({"format": "muster-chain-dump", "version": 2}), max_size=4))
 def test_no_dump_crashes_who_reads_it(lines: list[Any]) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "dump.gz"

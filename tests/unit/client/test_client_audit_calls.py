@@ -112,6 +112,12 @@ def test_grounds_are_what_time_and_verdict_permit(
     assert ground(a_batch(5, places, after_s=after_s, verdict=verdict)) is expected
 
 
+def test_what_jurors_of_the_network_judged_was_called_for_by_nobody() -> None:
+    view = a_view(a_batch(5, (5, 6)), a_batch(6, (), after_s=500))
+    check = calls.signed_by_the_called(view, tabulate(view), DEADLINE_S)
+    assert [note.split(":")[0] for note in check.notes] == ["batch 5"]
+
+
 def test_who_let_an_earlier_call_pass_may_be_absent() -> None:
     order = order_of(5)
     of_four = order_of(4)

@@ -180,13 +180,18 @@ def shows(entry: BatchEntry) -> httpx.MockTransport:
     return httpx.MockTransport(answer)
 
 
-@pytest.mark.parametrize("has_case", [True, False])
-async def test_submission_is_had_from_a_source_once_it_is_claimed_or_with_its_batch(
-    has_case: bool,
-) -> None:
+async def test_submission_is_had_with_its_batch() -> None:
     place = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
     async with Sources(["http://room.example"], transport=shows(ENTRY)) as sources:
-        assert await find_entry(place, make_case() if has_case else None, sources) == ENTRY
+        assert await find_entry(place, None, sources) == ENTRY
+
+
+async def test_claimed_submission_keeps_the_signature_that_the_chain_saw() -> None:
+    place = Place(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
+    made = ClaimView(STRANGER, ACCEPTED.number, SUBMISSION, ENTRY.signature, (), "0x")
+    spoilt = ENTRY.model_copy(update={"signature": bytes(65)})
+    async with Sources(["http://room.example"], transport=shows(spoilt)) as sources:
+        assert await find_entry(place, make_case(claims=[made]), sources) == ENTRY
 
 
 @pytest.mark.parametrize("has_case", [True, False])

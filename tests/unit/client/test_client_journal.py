@@ -173,7 +173,7 @@ def test_changed_file_is_not_handed_out(tmp_path: Path) -> None:
 
 def test_proof_of_where_work_is_comes_back_until_it_is_finished(tmp_path: Path) -> None:
     ticket = make_ticket()
-    proven = Proven(BatchName(3, keccak(b"root")), (keccak(b"a"), keccak(b"b")))
+    proven = Proven(BatchName(3, keccak(b"root")), 1, (keccak(b"a"), keccak(b"b")))
     with SubmissionJournal(tmp_path) as journal:
         recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
         assert journal.proven(recorded) is None

@@ -237,6 +237,15 @@ async def test_batch_that_somebody_shows_is_not_called_withheld(bench: Bench) ->
     assert await bench.at(WITHHOLD_AT) == []
 
 
+async def test_batch_that_a_colleague_had_is_not_called_withheld(bench: Bench) -> None:
+    bench.is_withheld = True
+    show(bench.batch, ACCEPTED, PEER)
+    assert await bench.at(WITHHOLD_AT) == []
+    bench.batch.shown.clear()
+    show(bench.batch, None, PEER)
+    assert await bench.at(WITHHOLD_AT + 0.01) == ["show"]
+
+
 async def test_what_was_judged_or_is_on_chain_with_its_proofs_is_not_withheld(bench: Bench) -> None:
     bench.is_withheld = True
     bench.view.batches[1] = replace(

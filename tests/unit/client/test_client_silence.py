@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from client_chain import UNREACHABLE, WORKER_ID, FakeOrchestrator, make_batch
+from client_chain import UNREACHABLE, WORKER_ID, FakeOrchestrator, make_account, make_batch
 from client_desk import Desk, make_record
 from client_world import (
     DOMAIN,
@@ -25,7 +26,7 @@ from client_world import (
 )
 
 from muster.api import BatchEntry, SubmissionState
-from muster.chain import ZERO_ADDRESS, BatchStatus, CaseStatus, CourtTerms, LeasedWork
+from muster.chain import ZERO_ADDRESS, BatchStatus, CaseStatus, CourtTerms, LeasedWork, WorkerStatus
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.silence import (
@@ -42,7 +43,7 @@ from muster.client.worker.silence import (
 )
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.errors import ApiError, ContractRevert
+from muster.protocol.errors import ApiError, ContractRevert, MusterError
 from muster.protocol.ids import Address, to_address
 from muster.protocol.jury import summons_of
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
@@ -376,17 +377,42 @@ async def test_honest_commitment_is_no_cause_for_words(
     assert not caplog.records
 
 
-async def test_orchestrator_is_asked_again_only_when_there_is_another_batch(
+async def test_orchestrator_is_asked_after_each_batch_and_ever_less_often(
     desk: Silenced,
 ) -> None:
     desk.sign()
     desk.asked.fail("state", UNREACHABLE)
-    for second in range(4):
-        await desk.at(NOW + second)
+    asked = []
+    for second in range(120):
+        desk.chain.time_s, desk.seconds = NOW, float(second)
+        if second == 100:
+            desk.view.batches[2] = make_batch(2, [OTHER])
+        before = desk.asked.calls["state"]
+        await desk.duty.serve()
+        if desk.asked.calls["state"] > before:
+            asked.append(second)
+    assert asked == [0, 2, 6, 14, 30, 62, 100, 102, 106, 114]
+
+
+async def test_orchestrator_that_hangs_does_not_make_own_work_late(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_name: Any) -> SubmissionState:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("muster.client.worker.silence.LOOK_UP_S", 0.01)
+    desk.asked.submission_state = hang  # type: ignore[method-assign]
+    desk.sign()
+    assert await desk.at(LATE) == ["submit"]
+
+
+async def test_batches_of_other_runs_are_no_cause_to_ask(desk: Silenced) -> None:
+    desk.sign()
+    await desk.duty.serve()
+    desk.view.batches[2] = replace(make_batch(2, [OTHER]), run_id=RUN + 1)
+    await desk.duty.serve()
     assert desk.asked.calls["state"] == 1
-    desk.view.batches[2] = make_batch(2, [OTHER])
-    await desk.at(NOW + 5)
-    assert desk.asked.calls["state"] == 2
 
 
 async def test_without_a_bond_nothing_is_sent_and_it_is_said_once(
@@ -579,6 +605,39 @@ async def test_honest_work_that_is_called_fraud_is_claimed_and_fraud_is_not(
         assert desk.chain.allowed == BOND
     assert not desk.journal.unfinished()
     desk.close()
+
+
+async def test_honest_work_that_cannot_be_claimed_says_how_to_do_it_by_hand(
+    desk: Silenced, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.orchestrator.tickets.append(TICKET)
+    await desk.loop.work_once()
+    desk.chain.tokens = BOND - 1
+    [(submission, _, _)] = desk.orchestrator.uploads
+    record = replace(as_claimed(submission, WORKER_ID), verdict=Verdict.FRAUD)
+    desk.view.batches[3] = make_batch(3, [submission], [record])
+    event: Any = SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})
+    await desk.loop.on_change([event])
+    await desk.loop.settle()
+    [said] = [r for r in caplog.records if "could not be claimed" in r.getMessage()]
+    assert "the bond is 10 tokens" in vars(said)["error"]
+    assert "muster dispute open 3:0" in vars(said)["hint"]
+    assert not desk.rooms.given
+
+
+async def test_banned_worker_stays_until_its_bonds_are_back(desk: Silenced) -> None:
+    record = replace(as_claimed(SIGNED.submission, WORKER_ID), verdict=Verdict.FRAUD)
+    desk.view.batches[4] = own(status=BatchStatus.JUDGED, records=[record])
+    desk.chain.bonds[4] = NODE
+    desk.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
+    leaving = asyncio.ensure_future(desk.loop._round())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not leaving.done()
+    await desk.at(NOW)
+    with pytest.raises(MusterError, match="banned"):
+        await leaving
+    assert desk.chain.names == ["return"]
 
 
 async def test_claim_that_somebody_made_is_not_made_again(desk: Silenced) -> None:

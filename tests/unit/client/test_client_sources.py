@@ -127,7 +127,7 @@ async def test_without_sources_nothing_is_shown() -> None:
         with pytest.raises(ApiError, match="no source shows") as caught:
             await sources.document(keccak(b"a"))
 
-    assert caught.value.hint is not None and "--source" in caught.value.hint
+    assert "--source" in (caught.value.hint or "")
 
 
 def test_strangers_do_not_lead_us_into_our_own_network() -> None:
@@ -254,3 +254,20 @@ async def test_a_room_is_given_the_proofs_and_then_the_file() -> None:
     ]
     assert BatchEntry.model_validate_json(ours[0].content) == ENTRY
     assert ours[1].content == FILE
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": {"code": "not_named", "message": "..."}}', "answered 404 (not_named)"),
+        (b'{"error": {"code": "call 0900 123456"}}', "answered 404"),
+        (b'{"error": {"code": 7}}', "answered 404"),
+        (b"[" * 3000, "answered 404"),
+        (b'{"error": {"code": "not_named"}}' + b" " * 5000, "answered 404"),
+        (b"", "answered 404"),
+    ],
+)
+async def test_room_says_why_in_a_word_and_no_strangers_sentences(body: bytes, said: str) -> None:
+    internet = Internet(one=says(body, 404))
+    async with Sources(url("one"), transport=internet, patience=QUICK) as room:
+        assert await room.deposit(FILE, ENTRY) == {"http://one.example": said}

@@ -94,6 +94,21 @@ def test_the_least_noticed_cheat_of_a_kind_stands_for_it(measured: str) -> None:
     assert "constant" in ask(*words, "--all").stdout
 
 
+def test_a_juror_gains_by_looking_while_its_fee_and_its_fine_are_worth_it(measured: str) -> None:
+    found = answer("--recipe", DEMO, "--calibration", measured)
+    away, guess = found["judges"][-2:]
+    terms, bench = found["terms"], found["bench"]
+    saved = bench["check_cost"] * terms["units_per_sample"] * terms["samples"]
+    saved *= int(terms["price_wei"])
+    fee, stake = int(bench["juror_fee"]), int(bench["juror_stake"])
+    fine = stake * bench["absence_ppm"] / 10**6
+    assert int(away["profit_wei"]) == pytest.approx(saved - fee - fine)
+    assert int(guess["profit_wei"]) == pytest.approx(saved - fee / 2)
+    assert int(away["profit_wei"]) < int(guess["profit_wei"]) < 0
+    dear = answer("--recipe", DEMO, "--calibration", measured, "--price", str(10**18))
+    assert all(int(row["profit_wei"]) > 0 for row in dear["judges"][-2:])
+
+
 # What the red team measured
 
 

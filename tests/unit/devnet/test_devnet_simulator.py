@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,11 +19,19 @@ from hypothesis import strategies as st
 
 from muster.devnet.simulator import invariants
 from muster.devnet.simulator.clock import Metered, VirtualLoop, charged, run_virtual
+from muster.devnet.simulator.coalitions import (
+    PROMISES,
+    Found,
+    Stage,
+    play_all,
+    require_other_run_untouched,
+)
 from muster.devnet.simulator.figures import figures_of, spread
 from muster.devnet.simulator.money import require_sound
 from muster.devnet.simulator.network import simulate
-from muster.devnet.simulator.scenario import Scenario
+from muster.devnet.simulator.scenario import Scenario, fixed
 from muster.devnet.simulator.world import World
+from muster.protocol.judges import dishonest_majority
 
 SMALL = Scenario(workers=4, validators=4, duration_s=80.0, conduct=(("forger", 1), ("liar", 1)))
 CHAOS = replace(
@@ -261,6 +270,11 @@ def test_a_worker_accused_by_a_colluding_quorum_is_made_whole(accused: World) ->
         assert whole is (person.conduct == "honest")
 
 
+def test_a_bought_bench_lets_a_false_accusation_stand() -> None:
+    with pytest.raises(AssertionError):
+        simulate(replace(ACCUSED, purchased=ACCUSED.jurors), invariants.hold)
+
+
 def test_a_wrong_that_stays_is_noticed(accused: World) -> None:
     escrow = next(e for e in accused.chain.state.escrows.values() if e.status == 3)
     escrow.status = 1
@@ -331,6 +345,49 @@ def test_a_bond_that_stays_in_the_court_is_noticed(accused: World) -> None:
         require_sound(accused.chain.state)
     balances["DisputeCourt"] -= 1
     require_sound(accused.chain.state)
+
+
+# ---------------------------------------------------------------------- coalitions
+
+
+@pytest.fixture(scope="module")
+def coalitions() -> tuple[list[Found], float]:
+    terms = fixed(Scenario())
+    return play_all(workers=60, validators=5, quorum=3, cases=40, seed=3, fixed=terms)
+
+
+def test_promises_hold_without_bribes_and_none_against_the_whole_bench(
+    coalitions: tuple[list[Found], float],
+) -> None:
+    found, _ = coalitions
+    assert len(found) == len(PROMISES)
+    assert all(each.rates[0.0] == 0 for each in found)
+    assert all(each.rates[1.0] == 1 for each in found)
+
+
+def test_a_promise_breaks_as_often_as_most_of_a_jury_is_bought(
+    coalitions: tuple[list[Found], float],
+) -> None:
+    cases = [each.rates[0.3] for each in coalitions[0]]
+    # 0.216 by the binomial; five standard deviations of 200 cases.
+    assert abs(sum(cases) / len(cases) - dishonest_majority(0.3, 3)) < 0.15
+
+
+def test_outcomes_take_a_quorum(coalitions: tuple[list[Found], float]) -> None:
+    assert coalitions[1] == 3 / 5
+
+
+def test_the_share_from_which_a_promise_breaks_is_the_least_above_a_rate() -> None:
+    found = Found(PROMISES[0], {0.0: 0.0, 0.1: 0.02, 0.2: 0.6})
+    assert [found.breaks_from(rate) for rate in (0.01, 0.5, 0.7)] == [0.1, 0.2, None]
+
+
+def test_stake_that_falls_in_another_run_is_noticed() -> None:
+    stage = Stage(fixed(Scenario()), 2, 2, 1, 0.0, random.Random(1))
+    require_other_run_untouched(stage)
+    stage.state.stakes[2, stage.people[0]].active -= 1
+    with pytest.raises(AssertionError, match=stage.people[0]):
+        require_other_run_untouched(stage)
 
 
 # --------------------------------------------------------------------- determinism

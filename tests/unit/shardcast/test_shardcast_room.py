@@ -213,6 +213,34 @@ async def test_full_room_makes_way_for_what_is_named_and_drops_the_oldest_unname
     assert room.find("files", name_of(second)) is not None
 
 
+async def test_proofs_that_are_no_longer_needed_make_way_and_a_lost_file_is_not_found(
+    http: httpx.AsyncClient, room: Room, named: Named
+) -> None:
+    await room.take("work", LEAF, parts(PROOFS), "a")
+    data = b"a" * (1000 - len(PROOFS) + 1)
+    named.name(data)
+    with pytest.raises(RoomRefusal, match="still open"):
+        await take(room, data)
+    named.work.clear()
+    await take(room, data)
+    assert room.find("work", LEAF) is None
+    kept = room.find("files", name_of(data))
+    assert kept is not None
+    kept.unlink()
+    assert (await http.get(path_of(data))).status_code == 404
+
+
+async def test_large_body_that_is_refused_is_not_read_to_its_end(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.shardcast.server.DRAINED_BYTES", 1000)
+    try:
+        refused = await http.put(path_of(b"junk"), content=bytes(5_000_000))
+    except httpx.TransportError:
+        return  # it was cut off before the answer could be read
+    assert refused.status_code == 404
+
+
 async def test_room_remembers_what_it_holds_and_forgets_what_was_half_received(
     room: Room, named: Named, tmp_path: Path
 ) -> None:

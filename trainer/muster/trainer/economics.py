@@ -53,6 +53,12 @@ class Fixed:
     """The most a reporter gets."""
     jury_size: int
     """Jurors of a case."""
+    juror_stake: int
+    """Active stake that a juror of the network must hold."""
+    juror_fee: int
+    """What a juror of the prevailing ruling earns at most."""
+    absence_ppm: int
+    """Millionths of a juror's stake that a vote costs which it did not cast."""
 
 
 def fixed_by(parameters: DeployParameters) -> Fixed:
@@ -66,6 +72,9 @@ def fixed_by(parameters: DeployParameters) -> Fixed:
         reporter_ppm=parameters.reporter_ppm,
         reporter_cap=parameters.reporter_cap,
         jury_size=parameters.jury_size,
+        juror_stake=parameters.required_juror_stake,
+        juror_fee=parameters.juror_fee,
+        absence_ppm=parameters.absence_ppm,
     )
 
 
@@ -81,6 +90,9 @@ async def read_fixed(chain: Chain) -> Fixed:
         reporter_ppm=await chain.vault.reporter_ppm(),
         reporter_cap=await chain.vault.reporter_cap(),
         jury_size=court.jury_size,
+        juror_stake=await chain.jurors.required_stake(),
+        juror_fee=court.juror_fee,
+        absence_ppm=court.absence_ppm,
     )
 
 
@@ -112,6 +124,9 @@ def bench_of(run: RunTerms, fixed: Fixed) -> Bench:
         reporter_ppm=fixed.reporter_ppm,
         reporter_cap=fixed.reporter_cap,
         jury_size=fixed.jury_size,
+        juror_stake=fixed.juror_stake,
+        juror_fee=fixed.juror_fee,
+        absence_ppm=fixed.absence_ppm,
     )
 
 

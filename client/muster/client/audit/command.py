@@ -111,8 +111,8 @@ for command in (worker, submission, slashes, watch, lineage, verify):
     type=click.IntRange(1),
     help="How long the orchestrator says that it waits for a validator.",
 )
-@click.option("--report", is_flag=True, help="Report faults that prove themselves on chain.")
-@click.option("--keystore", type=FILE, help="With --report: keystore of who pays the gas.")
+@click.option("--report", is_flag=True, help="Have doubly signed outcomes and work punished.")
+@click.option("--keystore", type=FILE, help="With --report: who pays the gas.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
 @copy_options
 @engine_options
@@ -121,15 +121,11 @@ for command in (worker, submission, slashes, watch, lineage, verify):
 def run_command(run: int, as_json: bool, **options: Any) -> None:
     """Audit one run: export, report, run verdicts again from evidence.
 
-    Two outcomes of one batch by one validator, or two submissions of one worker for a slot, prove
-    themselves: with --report they are punished, otherwise named.
-
     \b
     Examples:
       muster audit run 1 --export tables --format parquet --html audit.html
       muster audit run 1 --rpc http://one --rpc http://two --prove chain
       muster audit run 1 --evidence files --evidence documents --sample 20
-      muster audit run 1 --evidence files --report --keystore me.json
     """
     from muster.client.audit.evidence import EvidenceStore
 

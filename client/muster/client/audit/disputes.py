@@ -13,13 +13,19 @@ from muster.chain import ZERO_ADDRESS, CaseView, ChainView, ClaimView
 from muster.client.audit.contradictions import MAX_LISTED, Check, Contradiction, Kind, summarise
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed
-from muster.client.audit.stakes import Fixed, Problems, is_unavailable
+from muster.client.audit.stakes import Fixed, Problems
 from muster.client.audit.work import recovered
 from muster.client.quantities import format_tokens
 from muster.protocol.eip712 import Domain, digest
-from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import Ruling, draw_jury, jury_seed, summons_of
+from muster.protocol.jury import (
+    Ruling,
+    draw_jury,
+    is_same,
+    is_unavailable,
+    jury_seed,
+    summons_of,
+)
 from muster.protocol.messages import Verdict
 
 MAX_CLAIMS = 16
@@ -89,7 +95,7 @@ def _subject_problems(view: ChainView, case: CaseView, domain: Domain) -> Proble
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims about other work"
         elif not _is_evidence(view, case, claim, domain):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} shows no signature of the worker's node"
-        if _same(claim.ruling, case.recorded):
+        if is_same(claim.ruling, case.recorded):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims what is recorded"
 
 
@@ -177,17 +183,8 @@ class Decision:
         return cls(
             ruling=ruling,
             right=tuple(who for who, vote in case.votes.items() if vote == ruling),
-            is_overturned=is_seen and (case.is_summons or not _same(ruling, case.recorded)),
+            is_overturned=is_seen and (case.is_summons or not is_same(ruling, case.recorded)),
         )
-
-
-def _same(a: int, b: int) -> bool:
-    """Return whether two rulings have the same consequences."""
-    try:
-        first, second = Ruling.of(a), Ruling.of(b)
-    except EncodingError:
-        return a >> 8 == b >> 8  # a reason that nobody knows
-    return first is not None and second is not None and first.is_same(second)
 
 
 def _end_problems(view: ChainView, case: CaseView) -> Problems:
@@ -299,7 +296,7 @@ def _right_claims(case: CaseView, decision: Decision) -> list[int]:
     if not decision.is_overturned or decision.ruling is None:
         return []
     stands = decision.ruling
-    return [place for place, claim in enumerate(case.claims) if _same(claim.ruling, stands)]
+    return [place for place, claim in enumerate(case.claims) if is_same(claim.ruling, stands)]
 
 
 def _summons_pot(

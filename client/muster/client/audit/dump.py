@@ -1,6 +1,6 @@
 """A chain dump: one gzip file of JSON lines with all that an audit reads, for years to come.
 
-    {"format": "muster-chain-dump", "version": 1, "chain_id", "deploy_block", "contracts",
+    {"format": "muster-chain-dump", "version": 2, "chain_id", "deploy_block", "contracts",
      "parameters"}
     {"number", "hash", "timestamp", "logs": […], "header", "receipts"}      a block with events
     {"head": {"number", "hash"}, "observed": {…}, "blocks": n}
@@ -24,7 +24,7 @@ from muster.client.audit.observed import Observed
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 from muster.protocol.ids import to_address, to_hash32
 
-FORMAT, VERSION = "muster-chain-dump", 1
+FORMAT, VERSION = "muster-chain-dump", 2
 MAX_LINE_BYTES = 256 << 20
 """One block's events; a block of 30 million gas has less than a tenth of it."""
 
@@ -133,7 +133,10 @@ class DumpReader:
                     f"{self.path} is no chain dump", hint="muster audit dump FILE writes one"
                 )
             if opening["version"] != VERSION:
-                raise ConfigError(f"{self.path} is of version {opening['version']}, not {VERSION}")
+                raise ConfigError(
+                    f"{self.path} is of version {opening['version']}, not {VERSION}",
+                    hint="version 1 is of contracts before stake by run: muster 0.1.0 reads it",
+                )
             self.deployment = Deployment(
                 chain_id=int(opening["chain_id"]),
                 deploy_block=int(opening["deploy_block"]),

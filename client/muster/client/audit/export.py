@@ -62,7 +62,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "posted_block": "their block",
         "posted_tx": "their transaction",
         "signatures": "validators' signatures under the outcomes",
-        "is_direct": "whether a worker committed it without the orchestrator",
+        "is_direct": "whether a worker committed it, or took it out of another",
     },
     "workers": {
         "run_id": "the run",
@@ -81,14 +81,15 @@ COLUMNS: dict[str, dict[str, str]] = {
         "paid_wei": "reward paid",
     },
     "slashes": {
-        "worker": "whose stake it was",
+        "worker": "whose stake it was: a worker's, a validator's or a juror's",
         "amount_wei": "what was taken",
         "reason": "why",
         "state": "escrowed, released or restored",
         "run_id": "run that it was staked for; 0 for the jurors' bench",
         "batch_id": "its batch",
         "position": "its place there",
-        "offence": "what it is filed under",
+        "offence": "fraud, exact_fraud, double_submission, wrong_verdict, double_outcome, "
+        "absent_juror",
         "tx": "transaction that slashed",
         "outcome_tx": "transaction that posted the verdict",
     },

@@ -18,6 +18,7 @@ from muster.client.audit.work import outcome_signers
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32
+from muster.protocol.jury import summons_of
 from muster.protocol.merkle import merkle_proof
 from muster.protocol.messages import Verdict
 
@@ -79,7 +80,7 @@ def submission_facts(history: History, submission: str) -> dict[str, Any]:
     record = table.record(row)
     leaves = batch.leaves()
     leaf = leaves[position]
-    case = ledger.cases.get(leaf)
+    case = ledger.cases.get(leaf) or ledger.cases.get(summons_of(batch.batch_id))
     worker = ledger.worker_by_id.get(record.worker_id)
     slash = next(
         (s for s in ledger.slashes if (s.batch_id, s.position) == (batch.batch_id, position)), None
@@ -109,6 +110,8 @@ def submission_facts(history: History, submission: str) -> dict[str, Any]:
 
 def _called(history: History, batch: BatchView) -> dict[str, Any]:
     """Return who was drawn to check a batch, and on what ground others signed instead."""
+    if not batch.signers:
+        return {"drawn_first": None, "signed_on_ground": "judged by jurors of the network"}
     deadline_s = parameter(history.deployment, history.observed, "outcome_deadline_s")
     if deadline_s is None:
         return {"drawn_first": None, "signed_on_ground": None}
@@ -130,10 +133,12 @@ def _about(
 
 SLASHES = {
     Kind.SLASH_UNFOUNDED,
+    Kind.SLASH_OTHER_RUN,
     Kind.SLASH_VERDICT,
     Kind.SLASH_SHARE,
     Kind.SLASH_REPORTER,
     Kind.SLASH_SPLIT,
+    Kind.SLASH_FOLLOWED,
 }
 
 

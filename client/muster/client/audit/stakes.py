@@ -20,10 +20,9 @@ from muster.client.audit.table import OutcomeTable
 from muster.client.audit.work import terms_of_batch
 from muster.client.quantities import format_tokens
 from muster.protocol.encoding import abi_words, address_bytes, keccak
-from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32, RunId
-from muster.protocol.jury import BENCH, Ruling
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.jury import BENCH, Ruling, is_exact, is_unavailable
+from muster.protocol.messages import OutcomeRecord, Verdict
 
 PPM = 1_000_000
 """The whole, in millionths."""
@@ -228,20 +227,16 @@ def _verdict_problems(
         yield "the stake was given back though the verdict stands"
     # What is given back was taken for the verdict that was recorded.
     ruling = _stands(record, None if is_restored else case)
-    if ruling.verdict is not Verdict.FRAUD:
+    if ruling >> 8 != Verdict.FRAUD:
         yield "the verdict that stands is not fraud"
-    elif ruling.is_exact != (slash.offence is Offence.EXACT_FRAUD):
-        yield f"it is filed as {slash.offence.lower()}, what stands is {ruling}"
+    elif is_exact(ruling) != (slash.offence is Offence.EXACT_FRAUD):
+        yield f"it is filed as {slash.offence.lower()}, what stands is reason {ruling & 0xFF}"
 
 
-def _stands(record: OutcomeRecord, case: CaseView | None) -> Ruling:
-    recorded = Ruling(record.verdict, record.reason)
-    if case is None or not case.overturned:
-        return recorded
-    try:
-        return Ruling.of(case.ruling) or recorded
-    except EncodingError:
-        return recorded  # what a tampered chain may say is contradicted as the case's ruling
+def _stands(record: OutcomeRecord, case: CaseView | None) -> int:
+    if case is not None and case.overturned:
+        return case.ruling
+    return Ruling(record.verdict, record.reason).number
 
 
 def _conviction_problems(view: ChainView) -> Iterator[Contradiction]:
@@ -287,12 +282,6 @@ def _lost_cases(view: ChainView, batch_id: int) -> Iterator[CaseView]:
         is_seen = not is_unavailable(case.recorded) and not case.is_summons
         if case.batch_id == batch_id and case.overturned and is_seen:
             yield case
-
-
-def is_unavailable(ruling: int) -> bool:
-    """Return whether a ruling says that a file could not be had; who accepts or convicts had it."""
-    said = ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD)
-    return said and ruling & 0xFF == Reason.FILE_UNAVAILABLE
 
 
 def _double_outcome_problems(view: ChainView, slash: SlashView) -> Problems:

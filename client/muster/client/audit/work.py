@@ -10,7 +10,15 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchStatus, BatchView, ChainView, LeasedWork, RunTerms, WorkerStatus
+from muster.chain import (
+    BatchStatus,
+    BatchView,
+    ChainView,
+    LeasedWork,
+    MemberView,
+    RunTerms,
+    WorkerStatus,
+)
 from muster.client.audit import leaves
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.ledger import WITHHELD, Ledger
@@ -387,21 +395,26 @@ def _strangers(
     """Return where the worker is no member of the run, and where it was no active one when the
     block of the commitment began.
     """
-    unknown_A, inactive_A = np.zeros(len(rows_A), bool), np.zeros(len(rows_A), bool)
     runs_A, workers_A = table.run_N()[rows_A], table.column("worker_id")[rows_A]
     pairs, place_A = np.unique((runs_A << 32) | workers_A, return_inverse=True)
-    for number, pair in enumerate(pairs.tolist()):
-        worker, of_pair = view.worker_by_id.get(pair & 0xFFFFFFFF), place_A == number
-        member = worker.memberships.get(RunId(pair >> 32)) if worker else None
-        if member is None:
-            unknown_A |= of_pair
-            continue
-        inactive_A |= of_pair & (committed_A <= member.joined_block)
-        if member.standings[1:]:
-            for i in np.flatnonzero(of_pair).tolist():
+    members = [_member_of(view, pair) for pair in pairs.tolist()]
+    joined = np.array([member.joined_block if member else -1 for member in members], np.int64)
+    joined_A = joined[place_A] if len(members) else np.zeros(0, np.int64)
+    unknown_A, inactive_A = joined_A < 0, committed_A <= joined_A
+    by_pair_A = np.argsort(place_A, kind="stable")
+    ends = np.searchsorted(place_A[by_pair_A], np.arange(len(members)), side="right").tolist()
+    for begin, end, member in zip([0, *ends], ends, members, strict=False):
+        if member is not None and member.standings[1:]:
+            for i in by_pair_A[begin:end].tolist():
                 status = member.status_at(int(committed_A[i]) - 1)
                 inactive_A[i] = status is not WorkerStatus.ACTIVE
     return unknown_A, inactive_A
+
+
+def _member_of(view: ChainView, pair: int) -> MemberView | None:
+    """Return a member by its run and its worker's number, joined to one."""
+    worker = view.worker_by_id.get(pair & 0xFFFFFFFF)
+    return worker.memberships.get(RunId(pair >> 32)) if worker else None
 
 
 # Where

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from muster.api import BatchEntry
 from muster.chain import BatchView, CaseView, RunView
 from muster.client.documents import TASK_SETS, read_rules
@@ -25,7 +27,6 @@ from muster.client.validator.judging import Rules, within_declared
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import OutcomeRecord, Reason
@@ -56,6 +57,8 @@ class CaseJudge:
     """Its own relays."""
     allows_private: bool = False
     """Whether strangers' sources may lead into this machine's network: on a devnet."""
+    transport: httpx.AsyncBaseTransport | None = None
+    """Carries the questions to sources; None for the network."""
     _rules: dict[RunId, Rules] = field(default_factory=dict)
     _loaded: tuple[RunId, PolicyVersion, Hash32] | None = None
 
@@ -72,6 +75,7 @@ class CaseJudge:
             named=[*batch.sources, *named],
             allows_private=self.allows_private,
             signer=signer,
+            transport=self.transport,
         ) as sources:
             rules = await self._read_rules(run, sources)
             records = batch.records
@@ -104,14 +108,7 @@ class CaseJudge:
                 == batch.orchestrator
             )
 
-        try:
-            entry = await sources.work(submission.leaf(), accepts)
-        except ApiError:
-            # Some show whole batches only.
-            entries = await sources.batch(batch.batch_id, batch.root, batch.count)
-            entry = entries[case.position]
-            if entry.submission != submission or not accepts(entry):
-                raise
+        entry = await sources.work(submission.leaf(), accepts)
         # The chain has seen the node's signature; of those that a source shows none is needed.
         signed = next((c.node_signature for c in case.claims if c.node_signature), entry.signature)
         return entry.model_copy(update={"signature": signed})

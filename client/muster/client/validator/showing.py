@@ -243,8 +243,8 @@ class ShowingDuty:
         logger.warning("shown on chain", extra={"batch_id": batch.batch_id, "what": what})
 
     async def _withhold(self, batch: BatchView) -> None:
-        """Call a batch withheld, unless somebody shows what it is made of now."""
-        if self.me in batch.shown.get(WITHHELD, {}):
+        """Call a batch withheld, unless somebody shows what it is made of now, or had it."""
+        if self.me in batch.shown.get(WITHHELD, {}) or any(h != WITHHELD for h in batch.shown):
             return
         try:
             await self.place.contents(batch)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from muster.chain import BatchView, Chain, ChainView
     from muster.client.worker.journal import SignedSubmission, SubmissionJournal
     from muster.client.worker.silence import SilenceDuty, Step
-    from muster.protocol.ids import Address
+    from muster.protocol.ids import Address, RunId
     from muster.wallet import Wallet
 
 MOST_STEPS = 3
@@ -46,7 +46,7 @@ ROOM_PAUSE_S = 2.0
 
 @click.command("submit-direct")
 @key_options
-@click.option("--run", type=click.IntRange(min=1), required=True, help="The run.")
+@click.argument("submission", metavar="[SUBMISSION]", required=False)
 @click.option("--state-dir", type=FOLDER, required=True, help="The worker's: what it signed.")
 @click.option("--payer", type=FILE, help="The worker's wallet, for bond and gas. [default: node]")
 @click.option("--payer-password-file", type=FILE, help=PASSWORD_HELP)
@@ -63,17 +63,17 @@ def submit_direct(
     payer_password_file: Path | None,
     **options: Any,
 ) -> None:
-    """Have work judged that the run keeps back; --keystore is the node's. Prints transactions.
+    """Have work judged that its run keeps back; --keystore is the node's. Prints transactions.
 
     Commits what the orchestrator did not, until a minute after the ticket's end; takes work out of
-    a batch that nobody judged, and calls judges of the network. Each piece takes a bond, which
-    comes back unless judges find fault. File and proofs go into the rooms of relays. A worker's
-    process does all of this by itself.
+    a batch that nobody judged, and calls judges of the network: all of it, or SUBMISSION alone
+    (BATCH:POSITION). Each takes a bond, which comes back unless judges find fault. A worker's
+    process does this by itself.
 
     \b
     Examples:
-      muster worker submit-direct --run 1 --state-dir worker --keystore node.json --dry-run
-      muster worker submit-direct --run 1 --state-dir worker --keystore node.json \\
+      muster worker submit-direct --state-dir worker --keystore node.json --dry-run
+      muster worker submit-direct 12:3 --state-dir worker --keystore node.json \\
         --payer worker.json --relay http://relay:8700
     """
     from muster.wallet import keystore_address
@@ -94,6 +94,7 @@ class _Plan:
     signed: SignedSubmission
     batch: BatchView | None
     step: Step | None
+    place: str | None
     words: str
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class _Plan:
         return {
             "step": ticket.step,
             "index": ticket.index,
-            "batch": self.batch.batch_id if self.batch else None,
+            "submission": self.place,
             "next": self.step,
             "because": self.words,
         }
@@ -109,7 +110,7 @@ class _Plan:
 
 async def _submit(node: Wallet | None, sender: Wallet | None, options: dict[str, Any]) -> None:
     async with _desk(node, sender, options) as (duty, read):
-        plans = await _plans(duty)
+        plans = _named(await _plans(duty), options["submission"])
         for plan in plans:
             ticket = plan.signed.ticket
             click.echo(f"{ticket.step}:{ticket.index}  {plan.words}", err=True)
@@ -144,20 +145,20 @@ async def _desk(
     from muster.client.worker.silence import SilenceDuty, SilencePlace, read_times
 
     async with AsyncExitStack() as stack:
-        journal = stack.enter_context(_open_journal(options["state_dir"]))
         key = sender.key if sender else None
         chain = await stack.enter_async_context(await Chain.connect(*endpoint(options), key=key))
+        journal = stack.enter_context(_open_journal(options["state_dir"]))
         view, reader = ChainView(), EventReader(chain)
 
         async def read() -> None:
             apply_poll(view, await reader.poll())
 
         await read()
-        run = find_run(view, options["run"])
+        run = find_run(view, _run_of(journal, options["state_dir"]))
         api, relays = None, list(options["relay"])
         if options["orchestrator"]:
             api = await stack.enter_async_context(OrchestratorApi(options["orchestrator"]))
-            relays = relays or await _relays(options["orchestrator"], options["run"])
+            relays = relays or await _relays(options["orchestrator"], run.run_id)
         rooms = await stack.enter_async_context(Sources(relays))
         place = SilencePlace(
             run_id=run.run_id,
@@ -193,12 +194,36 @@ def _open_journal(folder: Path) -> SubmissionJournal:
         ) from error
 
 
-async def _relays(url: str, run: int) -> list[str]:
+def _run_of(journal: SubmissionJournal, folder: Path) -> RunId:
+    """Return the run of what a worker signed and nobody judged."""
+    runs = {signed.submission.run_id for signed in journal.unfinished().values()}
+    if len(runs) != 1:
+        raise ConfigError(
+            f"nothing in {folder} waits for its outcome",
+            hint="muster explain says what became of a submission",
+        )
+    return runs.pop()
+
+
+def _named(plans: list[_Plan], submission: str | None) -> list[_Plan]:
+    """Return the plans about the submission that was named; all without a name."""
+    if submission is None:
+        return plans
+    named = [plan for plan in plans if plan.place == submission]
+    if not named:
+        places = ", ".join(plan.place for plan in plans if plan.place)
+        raise ConfigError(
+            f"{submission} is no work of this worker that waits for its outcome",
+            hint=f"BATCH:POSITION is one of: {places}" if places else "none is in a batch yet",
+        )
+    return named
+
+
+async def _relays(url: str, run_id: RunId) -> list[str]:
     from muster.client.sources import Sources
-    from muster.protocol.ids import RunId
 
     async with Sources() as asking:
-        info = await asking.run_info(RunId(run), url)
+        info = await asking.run_info(run_id, url)
     return list(info.relays) if info else []
 
 
@@ -215,10 +240,20 @@ async def _plans(duty: SilenceDuty) -> list[_Plan]:
     plans = []
     at = await duty.place.chain.now()
     for signed in list(duty.place.journal.unfinished().values()):
+        await duty.look_up(signed)
         # Who asks by hand does not wait for the orchestrator's last chance.
-        batch, step = await duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
-        plans.append(_Plan(signed, batch, step, _words(duty, signed, batch, step, at)))
+        batch, step = duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
+        words = _words(duty, signed, batch, step, at)
+        plans.append(_Plan(signed, batch, step, _place_of(duty, signed, batch), words))
     return plans
+
+
+def _place_of(duty: SilenceDuty, signed: SignedSubmission, batch: BatchView | None) -> str | None:
+    if batch is None:
+        return None
+    proven = duty.place.journal.proven(signed)
+    position = proven.position if proven and batch.work is None else 0
+    return f"{batch.batch_id}:{position}"
 
 
 def _words(
@@ -276,7 +311,7 @@ async def _carry_out(duty: SilenceDuty, read: Any, plan: _Plan) -> list[str]:
         await read()
         at = await duty.place.chain.now()
         own = duty.own_batch(plan.signed)
-        batch, step = await duty.next_of(plan.signed, own, at, is_refused=True)
+        batch, step = duty.next_of(plan.signed, own, at, is_refused=True)
     for _ in range(ROOM_TRIES):
         if await duty.deposit(plan.signed):
             break

@@ -46,6 +46,8 @@ class Proven:
 
     name: BatchName
     """The batch that holds it."""
+    position: int
+    """Its place there."""
     proof: tuple[Hash32, ...]
     """The siblings from its leaf up to the batch's root."""
 
@@ -71,6 +73,7 @@ class SubmissionJournal(Journal):
         if "proven" in entry:
             self._proven[slot_of(Ticket.from_json(entry["proven"]))] = Proven(
                 BatchName(int(entry["batch_id"]), to_hash32(entry["root"])),
+                int(entry["position"]),
                 tuple(to_hash32(each) for each in entry["proof"]),
             )
             return
@@ -116,6 +119,7 @@ class SubmissionJournal(Journal):
                 "proven": signed.ticket.to_json(),
                 "batch_id": proven.name.batch_id,
                 "root": hex0x(proven.name.root),
+                "position": proven.position,
                 "proof": [hex0x(each) for each in proven.proof],
             }
         )

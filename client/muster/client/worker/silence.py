@@ -51,6 +51,10 @@ PATIENCE_S = 15
 """So long after a ticket's deadline the orchestrator may still commit what it took."""
 RETRY_S = 5.0
 """Shortest time between two tries of one step."""
+ASK_S, LONGEST_ASK_S = 2.0, 60.0
+"""Shortest and longest time between two questions where a submission is."""
+LOOK_UP_S = 5.0
+"""Longest time in which all of it is asked for at once."""
 ROOM_TRIES = 8
 """How often a room is offered work that it did not take: it may not have read the chain yet."""
 HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
@@ -166,7 +170,8 @@ def prove_among(
     leaf = signed.submission.leaf()
     if leaf not in leaves or len(leaves) != batch.count or merkle_root(leaves) != batch.root:
         return None
-    return Proven(batch.name, tuple(merkle_proof(leaves, leaves.index(leaf))))
+    position = leaves.index(leaf)
+    return Proven(batch.name, position, tuple(merkle_proof(leaves, position)))
 
 
 def named_sources(urls: Sequence[str]) -> list[str]:
@@ -273,6 +278,18 @@ def _require_bench(place: SilencePlace) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """When the orchestrator was asked where a submission is."""
+
+    newest: int
+    """The run's newest batch at that time."""
+    pause_s: float
+    """How long it is left in peace."""
+    again_at: float
+    """Until when, of our clock."""
+
+
 class SilenceDuty:
     """One worker's recourse in one run."""
 
@@ -281,7 +298,7 @@ class SilenceDuty:
         self.refused: dict[Slot, str] = {}
         """Work that the orchestrator will not take, and what it said."""
         self._time = ChainClock(place.chain, place.clock)
-        self._asked: dict[Slot, int] = {}
+        self._asked: dict[Slot, _Asked] = {}
         self._not_before: dict[tuple[object, Step], float] = {}
         self._reported: set[tuple[object, str]] = set()
         self._returned: set[int] = set()
@@ -331,6 +348,7 @@ class SilenceDuty:
         bonds = self.bonds()
         if not (waiting or cases or bonds):
             return
+        await self._look_up_all([each for each in waiting if each.submission.leaf() not in own])
         at = await self._time.now()
         for signed in waiting:
             await self._serve_work(signed, own.get(signed.submission.leaf()), at)
@@ -342,7 +360,7 @@ class SilenceDuty:
 
     async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
         journal, is_refused = self.place.journal, signed.slot in self.refused
-        batch, step = await self.next_of(signed, own, at, is_refused=is_refused)
+        batch, step = self.next_of(signed, own, at, is_refused=is_refused)
         if batch is not None and batch.is_void:
             logger.warning("work is void, nobody judged it", extra=_about(signed))
             await asyncio.to_thread(journal.finish, signed, "VOID")
@@ -351,7 +369,7 @@ class SilenceDuty:
         elif batch is None and is_refused and at >= signed.ticket.deadline + COMMIT_GRACE_S:
             await asyncio.to_thread(journal.finish, signed, self.refused.pop(signed.slot))
 
-    async def next_of(
+    def next_of(
         self, signed: SignedSubmission, own: BatchView | None, at: float, *, is_refused: bool
     ) -> tuple[BatchView | None, Step | None]:
         """Return the batch that holds a piece of work, if one is known, and what to do about it;
@@ -359,8 +377,6 @@ class SilenceDuty:
         """
         place = self.place
         batch = find_batch(place.view, own, place.journal.proven(signed))
-        if batch is None:
-            batch = await self._look_up(signed)
         case = place.view.cases.get(summons_of(batch.batch_id)) if batch else None
         step = next_step(signed, batch, case, at, place.times, is_refused=is_refused)
         return batch, None if step is Step.SUBMIT and not self._is_open() else step
@@ -382,38 +398,58 @@ class SilenceDuty:
 
     # Where the work is
 
-    async def _look_up(self, signed: SignedSubmission) -> BatchView | None:
-        """Return the batch in which the orchestrator committed a submission, and keep the proof;
-        None when it did not, or does not show it.
+    async def _look_up_all(self, waiting: Sequence[SignedSubmission]) -> None:
+        """Ask where work is of which that is not known, for a few seconds: an orchestrator that
+        hangs must not make the worker's own submission late.
         """
+        journal, view = self.place.journal, self.place.view
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                for signed in waiting:
+                    if find_batch(view, None, journal.proven(signed)) is None:
+                        await self.look_up(signed)
+        except TimeoutError:
+            logger.debug("the orchestrator is too slow to say where work is")
+
+    async def look_up(self, signed: SignedSubmission) -> None:
+        """Ask the orchestrator in which batch it committed a submission, and keep the proof."""
         place = self.place
-        newest = max(place.view.batches, default=0)
-        if place.api is None or self._asked.get(signed.slot, -1) >= newest:
-            return None
-        self._asked[signed.slot] = newest
+        if place.api is None or not self._is_time_to_ask(signed):
+            return
         try:
             state = await place.api.submission_state(signed.submission.file_hash)
             if state.batch_id is None:
-                return None
+                return
             batch = place.view.batches.get(state.batch_id)
             if batch is None or batch.run_id != place.run_id:
-                # It has read more of the chain than we did.
-                self._asked.pop(signed.slot)
-                return None
+                return  # it has read more of the chain than we did
             entries = (await place.api.batch(batch.batch_id)).submissions
         except ApiError as error:
             logger.debug("the orchestrator does not say", extra={"error": str(error)})
-            return None
+            return
         proven = prove_among(batch, entries, signed)
         if proven is None:
             self._report(batch.name, "the orchestrator shows a batch that is not on chain")
-            return None
+            return
         declared, held = batch.units, sum(entry.submission.units for entry in entries)
         if batch.work is None and not batch.split_off and declared < held:
             what = "a batch was committed to with fewer units than it holds: it will be refused"
             self._report(batch.name, what, declared=declared, holds=held)
         await asyncio.to_thread(place.journal.prove, signed, proven)
-        return batch
+
+    def _is_time_to_ask(self, signed: SignedSubmission) -> bool:
+        """Return whether to ask where a submission is: soon after each new batch, then ever less
+        often, for an orchestrator has many workers, and may be a block behind.
+        """
+        now, batches = self.place.clock(), reversed(self.place.view.batches.values())
+        newest = next((b.batch_id for b in batches if b.run_id == self.place.run_id), 0)
+        asked = self._asked.get(signed.slot)
+        if asked is not None and asked.newest == newest and now < asked.again_at:
+            return False
+        is_news = asked is None or asked.newest != newest
+        pause_s = ASK_S if is_news or asked is None else min(2 * asked.pause_s, LONGEST_ASK_S)
+        self._asked[signed.slot] = _Asked(newest, pause_s, now + pause_s)
+        return True
 
     # Bonds and cases
 

@@ -1,7 +1,8 @@
 """The hostile second run: fifteen attacks by whoever owns a run on the same contracts.
 
-Each is played by forge (`contracts/test/unit/AttacksByRuns.t.sol`, tests `test_R1_…` to `test_R15_…`):
-the play has nothing to draw, so it holds or it does not. Here is what each does and what happens.
+Each is played by forge (`contracts/test/unit/AttacksByRuns.t.sol`, tests `test_R1_…` to
+`test_R15_…`): there is nothing to draw, so it holds or it does not. Here is what each does and what
+happens.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from muster.api.limits import NONCE_LIFE_S, REQUEST_FUTURE_S, REQUEST_VALIDITY_S
 from muster.api.signing import sign_request, verify_request
+from muster.client.tickets import KnownPolicy
 from muster.client.validator.slots import KnownBatch, SlotIndex, SlotOfWorker
 from muster.devnet.redteam.gain import Gain
 from muster.devnet.redteam.stage import (
@@ -24,7 +25,9 @@ from muster.devnet.redteam.stage import (
     NODE,
     NOW,
     ORCHESTRATOR,
+    ROOT,
     THIEF,
+    VERSION,
     Delivery,
     Stage,
     Worker,
@@ -169,9 +172,12 @@ def _copied_under_victims_ticket(stage: Stage, random: Random) -> Outcome:
 
 
 def _too_young(stage: Stage, random: Random) -> Outcome:
-    """An identity registered once the beacon was known, chosen among many."""
+    """An identity that joined once the beacon was known, chosen among many: its own is that of the
+    block in which it joined.
+    """
     delivery = _honest(stage, random)
-    terms = stage.known(active_from=41 + random.randrange(1000))
+    joined = KnownPolicy(ROOT, keccak(random.randbytes(8)))
+    terms = stage.known(policies={VERSION: joined})
     return stage.outcome(delivery, Reason.UNKNOWN_TICKET, terms=terms)
 
 
@@ -469,7 +475,7 @@ ATTACKS = (
 )
 
 YOUNG = (
-    Variant("registered once the beacon was known", _too_young),
+    Variant("joined once the beacon was known", _too_young),
     Variant("a beacon of its own", _own_beacon),
     Variant("a ticket of its own", _own_ticket),
 )

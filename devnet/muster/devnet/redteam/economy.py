@@ -53,8 +53,8 @@ def _ease(beacon: Hash32, worker: Address, stage: Stage, step: int) -> float:
 
 
 def _ground(stage: Stage, random: Random) -> Outcome:
-    """Mint identities, keep the one with the easiest problems under today's beacon; it is active
-    under the next one only.
+    """Mint identities, keep the one with the easiest problems under today's beacon; its seeds
+    are of the block in which it joins.
     """
     minted = [to_address(random.randbytes(20)) for _ in range(MINTED)]
     today, next_one = keccak(random.randbytes(8)), keccak(random.randbytes(8))
@@ -63,7 +63,7 @@ def _ground(stage: Stage, random: Random) -> Outcome:
     advantage = _ease(next_one, best, stage, step) - 0.5
     profit = EASY_COST * advantage
     return Outcome(
-        True, "ACTIVE LATER", "beacon unknown", profit=profit,
+        True, "JOINED LATER", "beacon unknown", profit=profit,
         knobs={"ease hoped for": _ease(today, best, stage, step)},
     )  # fmt: skip
 
@@ -154,7 +154,7 @@ def _disturbed(stage: Stage, random: Random, scale: float) -> tuple[str, float]:
 A13 = Attack(
     "A13",
     "identities minted until one has easy seeds",
-    "the seed contains a beacon that is known only once the identity is active (check 1)",
+    "the seed contains a beacon that is known only once the identity joined the run (check 1)",
     "economic",
     (Variant("chosen under an earlier beacon", _ground), *YOUNG, on_chain("A13")),
     Gain(saved=0.5),

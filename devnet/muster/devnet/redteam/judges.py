@@ -2,7 +2,8 @@
 
 Played on the production schedule (`muster.protocol.schedule`) and jury draw: who is called, who is
 called besides when two disagree, what is checked once more, who of the network's bench sits on the
-jury. Colluding validators accept their worker's forgery, honest ones find fraud and challenge what others accepted.
+jury. Colluding validators accept their worker's forgery, honest ones find fraud and dispute what
+others accepted.
 Profits are of the coalition, in prices of a unit, at the stakes of `make demo`.
 """
 

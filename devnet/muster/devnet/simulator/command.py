@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from muster.client.options import FILE, json_option
-from muster.client.printing import print_facts, print_json
+from muster.client.printing import print_facts, print_json, print_table
 from muster.protocol.errors import ConfigError
 
 CHAOS: dict[str, Any] = {
@@ -35,12 +35,13 @@ CHAOS: dict[str, Any] = {
 @click.option("--seconds", type=float, default=300.0, help="Virtual seconds. [default: 300]")
 @click.option("--seed", type=int, default=0, help="Same seed, same history. [default: 0]")
 @click.option("--chaos", is_flag=True, help="Loss, churn, outages, full disks, reorganisations.")
+@click.option("--coalitions", is_flag=True, help="Bribe ever more jurors: what breaks when.")
 @click.option("--history", type=FILE, help="Write the history here: a line per event.")
 @click.option("--verbose", is_flag=True, help="Show what the programs log.")
 @json_option
 def simulate(
-    cheats: str, judges: str, chaos: bool, history: Path | None, verbose: bool, as_json: bool,
-    **options: Any,
+    cheats: str, judges: str, chaos: bool, coalitions: bool, history: Path | None, verbose: bool,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Simulate a network on the production programs, in virtual time, and check its invariants.
 
@@ -48,7 +49,12 @@ def simulate(
     Examples:
       muster simulate --workers 20 --validators 5 --cheats forger=2,liar=1 --seed 7
       muster simulate --chaos --judges colluding=1 --validators 5 --json
+      muster simulate --coalitions --workers 10000 --validators 9 --quorum 5
     """
+    _require_quorum(options["quorum"], options["validators"])
+    if coalitions:
+        _print_coalitions(options, as_json=as_json)
+        return
     from muster.devnet.simulator.figures import figures_of
     from muster.devnet.simulator.invariants import hold
     from muster.devnet.simulator.network import simulate as play
@@ -64,7 +70,6 @@ def simulate(
         judging=_kinds(judges, ("lazy", "colluding", "accusing")),
         submissions_per_step=max(options["workers"], 4),
     )
-    _require_quorum(scenario.quorum, scenario.validators)
     world = play(scenario, hold)
     if history is not None:
         history.write_text("\n".join(world.history) + "\n")
@@ -73,6 +78,53 @@ def simulate(
         print_json(figures)
     else:
         print_facts(_facts(figures))
+
+
+CASES = 1000
+"""Cases of each promise at each share of the bench."""
+
+
+def _print_coalitions(options: dict[str, Any], *, as_json: bool) -> None:
+    from muster.devnet.simulator.coalitions import BENCH, MOSTLY, RARELY, play_all
+    from muster.devnet.simulator.scenario import Scenario, fixed
+
+    asked = {name: options[name] for name in ("workers", "validators", "quorum", "seed")}
+    found, least = play_all(**asked, cases=min(CASES, options["workers"]), fixed=fixed(Scenario()))
+    if as_json:
+        promises = [
+            {
+                "promise": each.promise.name,
+                "needs": each.promise.needs,
+                "breaks_from": each.breaks_from(RARELY),
+                "mostly_from": each.breaks_from(MOSTLY),
+                "rates": {f"{share:.2f}": rate for share, rate in each.rates.items()},
+            }
+            for each in found
+        ]
+        print_json({**asked, "bench": BENCH, "quorum_share": least, "promises": promises})
+        return
+    print_facts(
+        {
+            "network": f"{asked['workers']:,} workers of two runs, {asked['validators']} "
+            f"validators, a bench of {BENCH}",
+            "quorum": f"outcomes are recorded from {least:.0%} of the run's validators on",
+            "another run": "no coalition of one run took any stake of the other",
+        }
+    )
+    columns = ("promise", "needs besides", "breaks from", "mostly from")
+    rows = [
+        [
+            each.promise.name,
+            each.promise.needs,
+            *map(_share, map(each.breaks_from, (RARELY, MOSTLY))),
+        ]
+        for each in found
+    ]
+    print_table(columns, rows)
+
+
+def _share(value: float | None) -> str:
+    return "never" if value is None else f"{value:.0%} of the bench"
 
 
 def _require_quorum(quorum: int, validators: int) -> None:
