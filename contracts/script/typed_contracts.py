@@ -26,8 +26,8 @@ CALLED = {
     " requiredStake rotateNode workerById workerOf workerOfNode",
     "RunRegistry": "applyChange cancelChange changeDelay checkpointOf closeRun configOf createRun"
     " dismiss invite isInvited isValidator latestVersion leaveSeat pauseSlashing"
-    " proposeChange proposedChange publishCheckpoint requiredValidatorStake rotateOrchestrator rotateTrainer"
-    " runCount setSubmissionsPaused slashCooldown slashPause takeSeat termsOf",
+    " proposeChange proposedChange publishCheckpoint requiredValidatorStake rotateOrchestrator"
+    " rotateTrainer runCount setSubmissionsPaused slashCooldown slashPause takeSeat termsOf",
     "ContributionLedger": "appealTime batchCount challengeWindow commitBatch executeFraud"
     " finaliseFraud outcomeDeadline postOutcomes showOutcomes splitOff stakePerUnit"
     " standingOf submitDirect unitCapOf voidBatch",

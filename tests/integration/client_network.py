@@ -292,21 +292,21 @@ async def _orchestrator(
     network: Network, origin: str, changes: dict[str, Any]
 ) -> AsyncIterator[str]:
     ready = network.folder / "ready"
-    given: dict[str, Any] = dict(
-        run=network.run_id,
-        keystore=network.folder / "unused",
-        rpc=network.anvil.rpc_url,
-        deployments=network.folder / "deployments",
-        documents=network.folder / "documents",
-        files=network.folder / "files",
-        database=network.folder / "orchestrator.sqlite3",
-        port=0,
-        ready_file=ready,
-        origin=origin,
-        poll_s=0.05,
-        commit_interval_s=0.1,
-        retry_after_s=0.1,
-    )
+    given: dict[str, Any] = {
+        "run": network.run_id,
+        "keystore": network.folder / "unused",
+        "rpc": network.anvil.rpc_url,
+        "deployments": network.folder / "deployments",
+        "documents": network.folder / "documents",
+        "files": network.folder / "files",
+        "database": network.folder / "orchestrator.sqlite3",
+        "port": 0,
+        "ready_file": ready,
+        "origin": origin,
+        "poll_s": 0.05,
+        "commit_interval_s": 0.1,
+        "retry_after_s": 0.1,
+    }
     settings = OrchestratorSettings(**given | changes)
     process = asyncio.create_task(serve(settings, ORCHESTRATOR.key))
     async with asyncio.timeout(20):

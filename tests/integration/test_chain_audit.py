@@ -37,6 +37,7 @@ from click.testing import CliRunner
 from muster.chain import Chain, Event, EventReader, Offence, OutcomeProof, save_deployment
 from muster.client.audit.command import audit, read_report
 from muster.client.audit.contradictions import Kind
+from muster.client.audit.disputes import juries
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import observe
 from muster.client.audit.report import AuditReport, build_report
@@ -376,6 +377,26 @@ DISPUTED: list[Tampering] = [
 async def test_audit_rejects_every_tampered_dispute() -> None:
     async with network() as net:
         await reject_twins(await disputed(net), DISPUTED)
+
+
+async def test_a_jury_whose_block_nobody_shows_is_noted_and_its_own_run_still_told() -> None:
+    async with network() as net:
+        recording, view = await disputed(net), Ledger()
+        for event in recording.events:
+            view.apply(event)
+        observed = await observe(recording.chain, view)
+        assert [draw.block_number for draw in view.draws.values()] > list(observed.draw_hashes)
+        unknown = dataclasses.replace(observed, draw_hashes={})
+        check = juries(view, unknown, {"jury_size": 3})
+        assert (check.passed, check.detail) == (True, "0 of 1 juries drawn again")
+        assert "nobody showed the hash of block" in check.notes[0]
+        (case,) = view.cases.values()
+        case.jurors = (VALIDATORS[2].address,)
+        assert not juries(view, unknown, {"jury_size": 3}).passed
+        # Contracts of some L2s count the L1's blocks, whose hashes this chain does not have.
+        elsewhere = dataclasses.replace(observed, draw_hashes={case.draw_block - 999: bytes(32)})
+        case.jurors, case.draw_block = (JURORS[0].address,), case.draw_block - 999
+        assert juries(view, elsewhere, {"jury_size": 3}).notes
 
 
 async def test_audit_contradicts_signers_who_pay_for_what_no_jury_overturned() -> None:

@@ -1,13 +1,15 @@
 """A wrong verdict before the network's jurors: a quorum in league, real contracts and processes.
 
 Three validators with quorum two, three jurors who have nothing to do with the run. The worker
-claims from the command line; jurors' processes do the rest by themselves.
+claims from the command line; jurors' processes do the rest by themselves, also where the
+orchestrator hides the file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from client_network import (
     open_network,
     running,
 )
+from test_silence_network import relay_of
 
 from muster.chain import BatchView, CaseView, ChainView, Offence
 from muster.client.dispute import dispute
@@ -109,6 +112,36 @@ async def test_wrong_rejection_is_overturned_paid_and_its_signers_fined(tmp_path
         assert balance == LONGER.bond + rewards
         await jurors_are_paid(network)
         await has_been_paid(network, view, batch)
+
+
+async def test_file_that_the_orchestrator_hides_reaches_jurors_through_a_relays_room(
+    tmp_path: Path,
+) -> None:
+    async with open_network(tmp_path, LONGER) as network, relay_of(network) as relay:
+        await network.seat_third()
+        await network.seat_jurors()
+        worker = WORKERS[0]
+        mains = (network.worker(0), *(network.validator(n, InLeague) for n in range(2)))
+        async with running(*mains):
+            batch = await judged_batch(network)
+            record = batch.records[0]  # type: ignore[index]
+            kept = tmp_path / "worker-0" / "refused" / f"{record.file_hash.hex()}.parquet"
+
+            async def is_kept() -> bool:
+                return kept.exists()
+
+            await eventually(is_kept, 20)
+        shutil.rmtree(tmp_path / "files")
+        await network.owner.token.faucet(worker.address, LONGER.bond)
+        save_wallet(tmp_path / "worker.json", worker.key, "secret", light=True)
+        opened = await muster(
+            network, "open", f"{batch.batch_id}:0", "--yes", "--file", str(kept),
+            "--keystore", str(tmp_path / "worker.json"), "--relay", relay,
+            "--orchestrator", network.orchestrator,
+        )  # fmt: skip
+        assert "did not take the file" not in opened.stderr
+        async with running(*(network.juror(number) for number in range(len(JURORS)))):
+            await settled_case(network)
 
 
 def addresses(wallets: Any) -> set[str]:

@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 
 MAX_SOURCES = 16
 """Sources that a claim may name on chain."""
+ROOM_TRIES = 5
+"""How often a relay's room is offered the file."""
+ROOM_PAUSE_S = 2.0
+"""Pause in between."""
 BLOCK_PATIENCE_S = 120.0
 """How long the next block after an announcement is waited for."""
 
@@ -419,9 +423,16 @@ async def _deposit(
 
     if data is None or not relays:
         return
-    async with Sources(relays) as rooms:
-        for url, why in (await rooms.deposit(data, entry)).items():
-            say(f"{url} did not take the file: {why}")
+    refused = dict.fromkeys(relays, "")
+    for left in reversed(range(ROOM_TRIES)):
+        async with Sources(list(refused)) as rooms:
+            refused = await rooms.deposit(data, entry)
+        if not refused or not left:
+            break
+        # A room takes what the chain names, and may not have read the claim yet.
+        await asyncio.sleep(ROOM_PAUSE_S)
+    for url, why in refused.items():
+        say(f"{url} did not take the file: {why}")
 
 
 @dispute.command("list")

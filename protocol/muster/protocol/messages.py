@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, Self
 
 from muster.protocol.eip712 import struct_hash
-from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak, require_uint
+from muster.protocol.encoding import address_bytes, hex0x, keccak, require_uint
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address, to_hash32
 
@@ -361,11 +361,6 @@ class OutcomeRecord:
         return keccak(
             prefix + require_uint("position", position, 32).to_bytes(4, "big") + self.to_bytes()
         )
-
-    def offence(self, run_id: int) -> Hash32:
-        """Return the name that the file has in slashes, whatever batch it is in."""
-        words = abi_words(run_id, self.worker_id, self.step, self.index, self.file_hash)
-        return keccak(words)
 
     @property
     def is_exact_fraud(self) -> bool:

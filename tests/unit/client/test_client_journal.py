@@ -19,7 +19,6 @@ from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import BatchName, PolicyVersion
 from muster.protocol.messages import Submission, Ticket
 
-
 SIGNED = b"\1" * 65
 """An orchestrator's signature on a ticket."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
@@ -234,11 +235,11 @@ async def test_large_body_that_is_refused_is_not_read_to_its_end(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.shardcast.server.DRAINED_BYTES", 1000)
-    try:
+    # Whether the answer comes before the connection is cut is the network's matter.
+    with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
         refused = await http.put(path_of(b"junk"), content=bytes(5_000_000))
-    except httpx.TransportError:
-        return  # it was cut off before the answer could be read
-    assert refused.status_code == 404
+        assert refused.status_code == 404
+    assert (await http.get("/healthz")).text == "ok"
 
 
 async def test_room_remembers_what_it_holds_and_forgets_what_was_half_received(

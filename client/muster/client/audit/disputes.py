@@ -6,7 +6,7 @@ Pure. The hash of a case's draw block is no event: it is asked for with the cont
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from muster.chain import ZERO_ADDRESS, CaseView, ChainView, ClaimView
@@ -30,6 +30,8 @@ from muster.protocol.messages import Verdict
 
 MAX_CLAIMS = 16
 """Claims of one case."""
+REMEMBERED_HASHES = 256
+"""Blocks whose hashes contracts can read."""
 
 
 def cases(view: ChainView, domain: Domain) -> Check:
@@ -112,27 +114,36 @@ def _is_evidence(view: ChainView, case: CaseView, claim: ClaimView, domain: Doma
 def juries(view: ChainView, observed: Observed | None, fixed: Fixed) -> Check:
     """Return whether every jury is the one that its draw block drew; notes those not known."""
     drawn = [case for case in view.cases.values() if case.jurors]
-    hashes = observed.draw_hashes if observed else {}
+    hashes = {
+        case.case_id: observed.draw_hashes[case.draw_block]
+        for case in drawn
+        if observed and case.draw_block in observed.draw_hashes and _is_ours(view, case)
+    }
     found = [
         _of(case, Kind.CASE_JUROR, problem)
         for case in drawn
-        for problem in _jury_problems(view, case, hashes, fixed)
+        for problem in _jury_problems(view, case, hashes.get(case.case_id), fixed)
     ]
-    known = sum(case.draw_block in hashes for case in drawn)
     notes = tuple(
         f"the jury of case {case.number}: nobody showed the hash of block {case.draw_block}"
         for case in drawn
-        if case.draw_block not in hashes
+        if case.case_id not in hashes
     )
     name = "juries are drawn from the bench by a block that nobody could choose"
     return replace(
-        summarise(name, found, f"{known} of {len(drawn)} juries drawn again"),
+        summarise(name, found, f"{len(hashes)} of {len(drawn)} juries drawn again"),
         notes=notes[:MAX_LISTED],
     )
 
 
+def _is_ours(view: ChainView, case: CaseView) -> bool:
+    """Return whether a draw block can be of this chain: contracts of some L2s count the L1's."""
+    draw = view.draws.get(case.case_id) if isinstance(view, Ledger) else None
+    return draw is not None and 0 < draw.block_number - case.draw_block <= REMEMBERED_HASHES
+
+
 def _jury_problems(
-    view: ChainView, case: CaseView, hashes: Mapping[int, Hash32], fixed: Fixed
+    view: ChainView, case: CaseView, block_hash: Hash32 | None, fixed: Fixed
 ) -> Iterator[str]:
     run = view.runs.get(case.run_id)
     if run is None or not isinstance(view, Ledger):
@@ -144,11 +155,11 @@ def _jury_problems(
     }
     for juror in sorted(excluded & set(case.jurors)):
         yield f"{juror} judged a case of its own run"
-    block_hash, size = hashes.get(case.draw_block), fixed.get("jury_size")
+    size = fixed.get("jury_size")
     if block_hash is None or size is None:
         return
     due = draw_jury(
-        view.benches.get(case.case_id, ()),
+        view.draws[case.case_id].places,
         opened_at=case.opened_at,
         size=size,
         seed=jury_seed(block_hash, case.case_id),

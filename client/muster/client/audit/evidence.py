@@ -150,6 +150,10 @@ class EvidenceStore:
 
     # What validators said
 
+    def has_outcomes(self, batch_id: int) -> bool:
+        """Return whether there may be validators' outcomes of a batch."""
+        return batch_id in self._outcomes
+
     def outcomes(self, batch_id: int) -> Iterator[tuple[str, bytes]]:
         """Yield the files with validators' outcomes of a batch, by name."""
         for path in self._outcomes.get(batch_id, ()):

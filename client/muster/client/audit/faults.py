@@ -147,6 +147,9 @@ def _double_outcomes(
         # The ledger forgets void batches: nothing can be proven about them.
         if batch.run_id != run_id or batch.is_void:
             continue
+        # Posted outcomes alone contradict nothing: most signatures need not be recovered again.
+        if not batch.shown and not store.has_outcomes(batch.batch_id):
+            continue
         for who, said in _statements(batch, domain, store).items():
             if who in seats and len(said) > 1:
                 first, second, *_ = said.items()

@@ -92,6 +92,16 @@ class Bond:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """What a jury was drawn from, and when."""
+
+    places: tuple[Place, ...]
+    """The bench that there was at the opening, as it was at the draw."""
+    block_number: int
+    """The block of the draw."""
+
+
+@dataclass(frozen=True, slots=True)
 class Followed:
     """What a later offence took of stake that an earlier one gave back."""
 
@@ -123,8 +133,8 @@ class Ledger(HistoryView):
         """Batches in the order in which their outcomes were posted."""
         self.seated_at: dict[tuple[RunId, Address], int] = {}
         """When each account first took a seat of a run."""
-        self.benches: dict[Hash32, tuple[Place, ...]] = {}
-        """The places that a case's jury was drawn from, by case."""
+        self.draws: dict[Hash32, Draw] = {}
+        """What each case's jury was drawn from."""
         self.terms_then: dict[int, int] = {}
         """Number of the run's terms when a batch was committed, as the events before say."""
         self.freed_wei: dict[int, int] = {}
@@ -145,8 +155,6 @@ class Ledger(HistoryView):
         """What a run paid for a case, and what it had then."""
         self.proven: set[Hash32] = set()
         """Escrows of faults that proved themselves."""
-        self.fines: dict[tuple[Hash32, Address], int] = {}
-        """What a case cost an account, by case and account."""
         self._voided: int | None = None
         self._paid_for_court: dict[RunId, tuple[str, int, int]] = {}
 
@@ -305,16 +313,14 @@ class Ledger(HistoryView):
         if paid is not None and paid[0] == event.tx_hash:
             self.court_wei[args["case_id"]] = paid[1:]
 
-    def _note_jury(self, _event: Event, args: dict[str, Any]) -> None:
+    def _note_jury(self, event: Event, args: dict[str, Any]) -> None:
         case = self.cases.get(args["case_id"])
         if case is not None:
-            self.benches[case.case_id] = tuple(self.bench[: case.places])
+            places = tuple(self.bench[: case.places])
+            self.draws[case.case_id] = Draw(places, event.block_number)
 
     def _note_proven(self, _event: Event, args: dict[str, Any]) -> None:
         self.proven.add(args["escrow_id"])
-
-    def _note_fine(self, _event: Event, args: dict[str, Any]) -> None:
-        self.fines[args["case_id"], args["account"]] = args["amount"]
 
 
 _NOTES: dict[str, Callable[[Ledger, Event, dict[str, Any]], None]] = {
@@ -333,5 +339,4 @@ _NOTES: dict[str, Callable[[Ledger, Event, dict[str, Any]], None]] = {
     "JuryDrawn": Ledger._note_jury,
     "DoubleOutcomeProven": Ledger._note_proven,
     "DoubleSubmissionProven": Ledger._note_proven,
-    "Fined": Ledger._note_fine,
 }

@@ -163,15 +163,17 @@ async def _parameters(chain: Chain) -> dict[str, int]:
 
 
 async def _draw_hashes(chain: Chain, view: ChainView) -> dict[int, Hash32]:
+    """Return the hashes of the blocks that juries were drawn of, if the endpoint has them."""
     numbers = sorted({case.draw_block for case in view.cases.values() if case.jurors})
     calls = [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
+    headers = await chain.rpc.batch(calls) if calls else []
     try:
-        headers = await chain.rpc.batch(calls) if calls else []
-        return {at: to_hash32(each["hash"]) for at, each in zip(numbers, headers, strict=True)}
-    except (KeyError, TypeError, ValueError) as error:
+        return {
+            n: to_hash32(each["hash"]) for n, each in zip(numbers, headers, strict=True) if each
+        }
+    except (KeyError, TypeError) as error:
         raise WrongChain(
-            f"the endpoint does not show the blocks that juries were drawn of: {error}",
-            hint="another endpoint: public ones do",
+            f"eth_getBlockByNumber answers what it cannot: {error}", hint="another endpoint"
         ) from error
 
 

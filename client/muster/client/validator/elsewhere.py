@@ -1,14 +1,17 @@
 """What the orchestrator does not show: from relays, and from where workers say that it is.
 
-Nothing that a source shows is believed, and asking all of them takes a bounded time: most are named
-by strangers, one of whom may want validators to wait.
+Nothing that a source shows is believed. Most are named by strangers, one of whom may want
+validators to wait: sources are asked beside the validator's work, a few things at a time, and what
+nobody shows is not asked for again for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import httpx
 
@@ -20,11 +23,20 @@ from muster.protocol.ids import Hash32, RunId
 
 LONGEST_S = 45.0
 """Longest time in which all sources are asked about one thing."""
+WAIT_S = 3.0
+"""How long a validator waits for it; later it asks again, and what came meanwhile is there."""
+REST, LEAST_REST_S, MOST_REST_S = 10, 1.0, 60.0
+"""What nobody showed is not asked for again for so many times as long as it took, within these: a
+source that has it not yet may have it soon, one that hangs will hang again."""
+MOST_ASKED = 8
+"""Things that are asked for at the same time: as many files may be in memory."""
 PATIENCE = Patience(source_s=20.0)
-"""How long each is waited for: 64 MiB at 3.3 MB/s."""
+"""How long each source is waited for: 64 MiB at 3.3 MB/s."""
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Elsewhere:
     """The sources of one run but its orchestrator."""
 
@@ -38,6 +50,15 @@ class Elsewhere:
     """Whether strangers' sources may lead into this machine's network: on a devnet."""
     transport: httpx.AsyncBaseTransport | None = None
     """What requests go through; the network unless given."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, for pauses."""
+    _asking: dict[object, asyncio.Task[Any]] = field(default_factory=dict)
+    _rests_until: dict[object, float] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Stop asking."""
+        for task in self._asking.values():
+            task.cancel()
 
     async def file(self, name: Hash32) -> bytes:
         """Return a submission's file; raises ApiError when no source has it."""
@@ -47,19 +68,58 @@ class Elsewhere:
             if batch.run_id == self.run_id and batch.direct and batch.direct.file_hash == name
             for url in batch.sources
         ]
-        try:
-            async with self._sources(named) as sources, asyncio.timeout(LONGEST_S):
-                return await sources.file(name)
-        except TimeoutError as error:
-            raise _too_slow() from error
+        return await self._answer(name, lambda: self._file(name, named))
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the submissions of a batch; raises ApiError when no source shows them."""
+        return await self._answer(batch.name, lambda: self._contents(batch))
+
+    async def _file(self, name: Hash32, named: Sequence[str]) -> bytes:
+        async with self._sources(named) as sources, asyncio.timeout(LONGEST_S):
+            return await sources.file(name)
+
+    async def _contents(self, batch: BatchView) -> list[BatchEntry]:
+        async with self._sources(batch.sources) as sources, asyncio.timeout(LONGEST_S):
+            return await sources.batch(batch.batch_id, batch.root, batch.count)
+
+    async def _answer(self, about: object, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what was asked for, if it comes soon; raises ApiError otherwise."""
+        task = self._asking.get(about)
+        if task is None:
+            task = self._begin(about, ask)
+        await asyncio.wait([task], timeout=WAIT_S)
+        if not task.done():
+            raise _not_yet()
+        self._asking.pop(about, None)
         try:
-            async with self._sources(batch.sources) as sources, asyncio.timeout(LONGEST_S):
-                return await sources.batch(batch.batch_id, batch.root, batch.count)
+            answer: T = task.result()
         except TimeoutError as error:
-            raise _too_slow() from error
+            raise _not_yet() from error
+        return answer
+
+    async def _noting_failure(self, about: object, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        began = self.clock()
+        try:
+            return await ask()
+        except (ApiError, TimeoutError):
+            now = self.clock()
+            rest_s = min(max(REST * (now - began), LEAST_REST_S), MOST_REST_S)
+            self._rests_until[about] = now + rest_s
+            raise
+
+    def _begin(self, about: object, ask: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        now = self.clock()
+        self._rests_until = {what: at for what, at in self._rests_until.items() if at > now}
+        if len(self._asking) >= MOST_ASKED:
+            # What came and was not asked for again makes way.
+            for what in [what for what, task in self._asking.items() if task.done()]:
+                del self._asking[what]
+        if about in self._rests_until or len(self._asking) >= MOST_ASKED:
+            raise _not_yet()
+        task = self._asking[about] = asyncio.create_task(self._noting_failure(about, ask))
+        # Looked at even where nobody asks again.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     def _sources(self, named: Sequence[str]) -> Sources:
         return Sources(
@@ -71,9 +131,9 @@ class Elsewhere:
         )
 
 
-def _too_slow() -> ApiError:
+def _not_yet() -> ApiError:
     return ApiError(
-        f"no source answered in {LONGEST_S:.0f} s",
+        "no source has shown it yet",
         status=503,
         code="no_source",
         hint="it is asked for again",

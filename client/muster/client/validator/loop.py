@@ -198,6 +198,8 @@ class ValidatorLoop:
             logger.info("run complete", extra={"run_id": self.place.run_id})
         finally:
             self.examiner.close()
+            if self.place.elsewhere is not None:
+                self.place.elsewhere.close()
 
     async def _has_ended(self) -> bool:
         """Return whether nothing of this run can ask for a validator any more; says when it may."""
@@ -247,12 +249,14 @@ class ValidatorLoop:
         return max(self.place.poll_s, ASK_S if may_come else REPOST_S / 2)
 
     async def _judge_or_pass_over(self, batch: BatchView) -> None:
-        """Judge and hand over a batch; one that has failed for long no longer stops the others."""
+        """Judge and hand over a batch; one that has failed for long no longer stops the others, and
+        one of a single worker's never does: it may have been made to.
+        """
         try:
             await self.validate(batch)
         except SURVIVED as error:
             since = self._failing_since.setdefault(batch.batch_id, self.place.clock())
-            if self.place.clock() - since < BATCH_PATIENCE_S:
+            if batch.work is None and self.place.clock() - since < BATCH_PATIENCE_S:
                 raise
             level = logging.DEBUG if batch.batch_id in self._passed_over else logging.WARNING
             self._passed_over.add(batch.batch_id)

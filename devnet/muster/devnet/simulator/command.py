@@ -166,7 +166,7 @@ def _facts(figures: dict[str, Any]) -> dict[str, Any]:
         "slashed": f"{figures['slashed']:g} tokens",
         "processor": ", ".join(f"{name} {s:g} s" for name, s in figures["cpu_s"].items() if s),
         "history": figures["digest"],
-        "invariants": "held: stake conserved, nobody paid twice, no honest worker slashed, every "
+        "invariants": "held: stake conserved, nobody paid twice, nobody honest slashed, every "
         "slash judged again, replay equals state",
     }
 
