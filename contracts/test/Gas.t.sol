@@ -10,7 +10,7 @@ import {CourtTest} from "./CourtTest.sol";
 
 /// @title What the main operations cost as transactions, on a network that is already in use
 /// @dev Isolation runs each top-level call as a transaction of its own: cold storage, 21,000 base and calldata
-///      included. The figures are written to contracts/next/gas/operations.json.
+///      included. The figures are written to contracts/gas/operations.json.
 /// forge-config: default.isolate = true
 contract GasTest is CourtTest {
     uint256 private constant BATCH = 64;
