@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,11 @@ async def test_file_that_the_orchestrator_hides_reaches_jurors_through_a_relays_
                 return kept.exists()
 
             await eventually(is_kept, 20)
-        shutil.rmtree(tmp_path / "files")
+        found = (tmp_path / "files").rglob(f"*{record.file_hash.hex()}*")
+        hidden = [path for path in found if path.is_file()]
+        assert hidden
+        for path in hidden:
+            path.unlink()
         await network.owner.token.faucet(worker.address, LONGER.bond)
         save_wallet(tmp_path / "worker.json", worker.key, "secret", light=True)
         opened = await muster(

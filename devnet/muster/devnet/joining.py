@@ -103,6 +103,9 @@ async def prepare(rpc: str, deployments: Path, worker: Wallet, node: Wallet, run
             await take_gas_money(chain, worker.address)
             stake = await chain.workers.required_stake()
             await take_from_faucet(chain, worker.address, stake)
+            # For bonds, should nobody take or judge what it signs.
+            await take_gas_money(chain, node.address)
+            await take_from_faucet(chain, node.address, (await chain.court.terms()).bond)
             _, bound = await chain.workers.worker_of(worker.address)
             await join_run(chain, worker, node if int(bound, 16) == 0 else None, run_id, stake)
             click.echo(

@@ -250,6 +250,9 @@ class Network:
     async def _join(self, run_id: RunId, member: Member) -> None:
         async with await self.connect(member.wallet) as chain:
             await take_from_faucet(chain, member.wallet.address, WORKER_STAKE)
+            # For bonds, should nobody take or judge what it signs.
+            await self._anvil.set_balance(member.node.address, GAS_MONEY)
+            await take_from_faucet(chain, member.node.address, PARAMETERS.bond)
             _, bound = await chain.workers.worker_of(member.wallet.address)
             node = _wallet(member.node) if bound == ZERO_ADDRESS else None
             await join_run(chain, _wallet(member.wallet), node, run_id, WORKER_STAKE)
