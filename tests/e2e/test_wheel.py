@@ -60,7 +60,7 @@ def test_data_is_found(complete: Installed) -> None:
     assert Path(preset).is_relative_to(prefix)
     assert Path(results).is_relative_to(prefix)
     assert Path(results).exists()
-    assert found == ["~/.muster/deployments", "8", "True", "True"]
+    assert found == ["~/.muster/deployments", "9", "True", "True"]
     shared = prefix / "share" / "muster"
     assert (shared / "ops" / "systemd" / "muster-worker.service").exists()
     assert (shared / "examples" / "countdown-task" / "pyproject.toml").exists()
@@ -158,7 +158,7 @@ def test_demo_fetches_anvil_stays_up_is_audited_and_leaves_no_process_behind(
         report = _wait_for_report(demo, complete.folder / "runs/demo/report.json", output)
         addresses = complete.folder / "home/.muster/deployments"
         where = ("--rpc", report["chain"]["rpc"], "--deployments", str(addresses))
-        audit = base.run("audit", "--json", *where)
+        audit = base.run("audit", "--run", "1", "--json", *where)
         found = json.loads(audit.stdout)
         assert all(check["passed"] for check in found["checks"])
         assert len(found["workers"]) == len(report["workers"]) == 3

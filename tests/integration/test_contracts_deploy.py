@@ -142,7 +142,7 @@ async def test_deployment_that_is_killed_again_and_again_is_made_once(
             if life % 2 == 0:
                 await costs_are_said(process)
             if life == 0:
-                # The factory is there, eight contracts are not.
+                # The factory is there, nine contracts are not.
                 assert process.stderr is not None
                 await process.stderr.readline()
             await asyncio.sleep(moments.uniform(0, 0.6 * block_s))

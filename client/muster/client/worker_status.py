@@ -164,7 +164,7 @@ def _reasons_of_worker(facts: Facts) -> Iterator[str]:
 def _reasons_of_run(facts: Facts) -> Iterator[str]:
     from muster.client.runs import state_of, units_funded
 
-    run, version = facts.run, facts.run.latest_version
+    run = facts.run
     state = state_of(run)
     if state not in ("open", "unfunded"):
         yield f"the run is {state}" if state != "no policy yet" else "the run has no policy yet"

@@ -291,8 +291,10 @@ async def start(network: Network, progress: Progress) -> RunId:
 
 
 async def _start_chain(network: Network, progress: Progress) -> None:
+    from muster.chain.abi import CONTRACTS
+
     await network.start_chain()
-    progress.say(f"chain {network.rpc} with 8 contracts")
+    progress.say(f"chain {network.rpc} with {len(CONTRACTS)} contracts")
 
 
 # ---------------------------------------------------------------------- train

@@ -1,4 +1,4 @@
-"""The ABI of the eight contracts: selectors, topics, argument types, from the committed artifacts.
+"""The ABI of the nine contracts: selectors, topics, argument types, from the committed artifacts.
 
 Addresses and ABIs are never copied by hand: `artifacts/*.json` is written by
 `contracts/script/export_artifacts.py` from the compiled contracts.
