@@ -102,7 +102,7 @@ def test_a_network_is_deployed_verified_and_handed_over(checkout: Path) -> None:
     assert "nothing was sent" in output
     assert len(re.findall(r"^StakeVault +0x\w+  \d+ gas$", output, re.M)) == 1
     assert len(re.findall(r"^StakeVault +0x\w+  there already$", output, re.M)) == 1
-    assert len(re.findall(r"^\w+ +0x\w+  equal$", output, re.M)) == 9
+    assert len(re.findall(r"^\w+ +0x\w+  equal$", output, re.M)) == 10
     assert re.search(r"^challenge_window_s +3 h$", output, re.M)
     assert re.search(r"^handed_over_tokens +50,000,000$", output, re.M)
 
