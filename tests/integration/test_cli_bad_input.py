@@ -113,14 +113,16 @@ async def test_contracts_that_are_not_there_are_noticed(
     assert "MusterToken" in said or "contract" in said
 
 
-@pytest.mark.parametrize("command", [["stake", "--yes"], ["rewards", "claim", "--run", "1"]])
+@pytest.mark.parametrize(
+    "command", [["stake", "--run", "1", "--yes"], ["rewards", "claim", "--run", "1"]]
+)
 def test_a_wrong_password_is_said_to_be_wrong(command: list[str], keystore: Path, say: Say) -> None:
     said = say(*command, "--keystore", str(keystore), password="wrong")
     assert f"error: wrong password for {keystore}" in said
 
 
 def test_a_missing_keystore_says_how_to_make_one(tmp_path: Path, say: Say) -> None:
-    said = say("stake", "--yes", "--keystore", str(tmp_path / "none.json"))
+    said = say("stake", "--run", "1", "--yes", "--keystore", str(tmp_path / "none.json"))
     assert "error: there is no keystore" in said
     assert "muster wallet new" in said
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from client_network import (
-    OWNER,
     THIRD,
     TOKEN,
     VALIDATORS,
@@ -56,14 +55,10 @@ class Liar(ValidatorLoop):
 async def network(tmp_path: Path) -> AsyncIterator[Network]:
     # However many submissions a slow machine puts into one batch, there are batches enough.
     async with open_network(tmp_path, run=Run(recipe=recipe_of(100))) as opened:
-        await opened.owner.token.faucet(OWNER.address, 3000 * TOKEN)
-        vault = opened.owner.deployment.contracts["StakeVault"]
-        await opened.owner.token.approve(vault, 2500 * TOKEN)
         for wallet in BENCH[2:]:
-            await opened.owner.vault.deposit(wallet.address, 500 * TOKEN)
-            await opened.owner.write(
-                "RunRegistry", "seatValidator", [opened.run_id, wallet.address]
-            )
+            await opened.anvil.set_balance(wallet.address, TOKEN)
+            await opened.owner.runs.invite(opened.run_id, wallet.address, True)
+            await opened.take_seat(wallet)
         yield opened
 
 
@@ -176,4 +171,4 @@ async def test_wrong_minority_does_not_hold_things_up(network: Network) -> None:
     assert set(verdicts) == {Verdict.ACCEPTED}
     assert max((b.posted_at or 0) - b.committed_at for b in batches) < 2 * TIMEOUT_S
     view = await network.view()
-    assert view.workers[WORKERS[0].address].slashed_wei == 0
+    assert view.stake(network.run_id, WORKERS[0].address).slashed_wei == 0
